@@ -24,7 +24,7 @@ from waitress.utilities import Error
 
 from harness.host.arrivals import PROGRESS_SECONDS, Arrivals
 from harness.serve.errors import ApiError
-from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options
+from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options, write_byte
 from harness.serve.wsgi_task import ResponseTask
 
 SPARE_THREADS = 16
@@ -250,18 +250,33 @@ class _Poll:
     """Waits for connections that can be read or written, and lets them. Waitress's own loop asks
     every connection through two calls each time, and makes a list of all for the kernel."""
 
-    def __init__(self, connections: dict[int, Any]) -> None:
+    def __init__(self, connections: dict[int, Any], trigger: int) -> None:
+        """``trigger``: the descriptor whose other end is one of the connections."""
         self._connections = connections
+        self._trigger = trigger
+        self._woken = False
         self._poll = select.poll()
         self._registered: dict[int, int] = {}
 
     def once(self, seconds: float) -> None:
         """Wait up to ``seconds``, and handle what is ready."""
+        self._woken = False
         self._register()
         for descriptor, events in self._poll.poll(seconds * 1000):
             one = self._connections.get(descriptor)
             if one is not None:
                 wasyncore.readwrite(one, events)
+
+    def wake(self) -> None:
+        """End the wait, for a connection that another thread changed. All that change one before
+        the next look at them need one wake."""
+        if not self._woken:
+            self._woken = True
+            write_byte(self._trigger)
+
+    def end(self) -> None:
+        """Wake nobody from now on: the descriptor will be closed."""
+        self._woken = True
 
     def _register(self) -> None:
         registered, wanted = self._registered, {}
@@ -314,6 +329,8 @@ class HttpServer:
         self._server.handle_accept = partial(_accept_all, self._server)
         own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
+        self._poll = _Poll(self._map, self._server.trigger.trigger)
+        self._server.pull_trigger = self._poll.wake
         self._stopping = threading.Event()
         self._close_by = math.inf
         self._closing = threading.Lock()
@@ -338,9 +355,10 @@ class HttpServer:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-            self._server.pull_trigger()
+            self._poll.wake()
             if self._thread.ident is not None:
                 self._thread.join()
+            self._poll.end()
             self._server.task_dispatcher.shutdown(timeout=FLUSH_SECONDS)
             wasyncore.close_all(self._map)
 
@@ -349,9 +367,8 @@ class HttpServer:
         return any(channel.requests or channel.total_outbufs_len for channel in channels)
 
     def _run(self) -> None:
-        poll = _Poll(self._map)
         while not self._stopping.is_set():
-            poll.once(MAINTENANCE_SECONDS)
+            self._poll.once(MAINTENANCE_SECONDS)
             self._end_slow_clients()
             self._make_room()
 

@@ -4,7 +4,6 @@ replacement."""
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -274,7 +273,7 @@ class Histogram(Collector):
         self._lock = threading.Lock()
         self._counts = np.zeros(len(self._bounds), np.int64)
         self._sum = 0.0
-        self._pending: deque[float] = deque()
+        self._pending: list[float] = []
 
     def observe(self, *values: float) -> None:
         """Add values. They are counted in batches."""
@@ -292,8 +291,9 @@ class Histogram(Collector):
 
     def _count(self) -> None:
         with self._lock:
-            take = self._pending.popleft
-            values = [take() for _ in range(len(self._pending))]
+            # Other threads only append meanwhile.
+            values = self._pending[:]
+            del self._pending[: len(values)]
             counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._bounds))
             self._counts += counts
             self._sum = sum(values, self._sum)

@@ -40,10 +40,19 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
 
-_send, _recv = ctypes.PyDLL(None).send, ctypes.PyDLL(None).recv
+_LIBRARY = ctypes.PyDLL(None)
+_send, _recv, _write = _LIBRARY.send, _LIBRARY.recv, _LIBRARY.write
 for _function in (_send, _recv):
     _function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
     _function.restype = ctypes.c_ssize_t
+
+
+_write.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t)
+
+
+def write_byte(descriptor: int) -> None:
+    """Write one byte to a pipe that has room, without releasing Python's interpreter lock."""
+    _write(descriptor, b"x", 1)
 
 
 def send_what_fits(connection: socket.socket, data: bytes) -> int:

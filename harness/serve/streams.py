@@ -14,6 +14,7 @@ from harness.serve.caller import Caller, Gone
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError, as_api_error, internal_error, renamed
 from harness.serve.generation import Generation
+from harness.serve.wsgi_task import LastPart
 
 POLL_SECONDS = 0.5
 """Seconds between two checks whether the client is still connected."""
@@ -58,14 +59,14 @@ def event_stream(
                 caller.begin()
             yield data
         end(None)
-        yield shape.end(usage)
+        yield LastPart(shape.end(usage))
     except Exception as error:
         refusal = as_api_error(error)
         if refusal is None:
             log_fault("a stream failed", error)
             refusal = internal_error()
         end(refusal)
-        yield shape.failed(renamed(refusal, caller.client_name))
+        yield LastPart(shape.failed(renamed(refusal, caller.client_name)))
     finally:
         generation.cancel()
         end(CLIENT_LEFT)

@@ -12,6 +12,11 @@ from waitress.utilities import build_http_date
 from harness.serve.caller import BEGIN, SEND_AT_ONCE
 
 LENGTH = "content-length"
+LAST_CHUNK = b"0\r\n\r\n"
+
+
+class LastPart(bytes):
+    """The last part of a body, which is sent together with the mark of the end."""
 
 
 class ResponseTask(WSGITask):  # type: ignore[misc]
@@ -19,6 +24,7 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
     the time, and it sends each part in one piece, from any thread."""
 
     wrote_header: bool
+    _ended = False
 
     def get_environment(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().get_environment()
@@ -86,11 +92,17 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
         if not self.wrote_header:
             head, self.wrote_header = self.build_response_header(), True
         if self.chunked_response:
-            data = _framed(data)
+            self._ended = type(data) is LastPart
+            data = _framed(data) + LAST_CHUNK if self._ended else _framed(data)
         elif self.content_length is not None:
             data = data[: self.content_length - self.content_bytes_written]
             self.content_bytes_written += len(data)
         self.channel.write_soon(head + data if head else data)
+
+    def finish(self) -> None:
+        """Send the head if there is no body, and the mark of the end."""
+        if not self._ended:
+            super().finish()
 
     def _begin(self) -> None:
         """See ``Caller.begin``."""
