@@ -25,10 +25,13 @@ BARRIER_BYTES = 8
 
 
 def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> KernelLaunch | None:
-    """The launch, None where it does not fit: several tokens or devices, other widths."""
+    """The launch, None where it does not fit: several tokens or devices, other widths; or where
+    blocks of other processes might take the places of some that others wait for."""
     gates, downs = ops[block.gates], ops[block.downs]
     width, columns = gates.max_sizes()["rows"], gates.max_sizes()["columns"]
-    if ops[block.norm].count.maximum != 1 or block.gathers or device.capability < MIN_CAPABILITY:
+    if ops[block.norm].count.maximum != 1 or block.gathers:
+        return None
+    if device.capability < MIN_CAPABILITY or device.mps_enabled:
         return None
     if width % UNIT_COLUMNS or -(-unit_count(columns) // CHUNK_UNITS) > WARPS:
         return None

@@ -142,6 +142,8 @@ def compose(
     ``plan_launches``. Of a step that ``devices`` devices share it joins all phases or none."""
     if not choice.blocks or device.capability < choice.min_capability:
         return plan
+    if device.mps_enabled and not choice.with_mps:
+        return plan
     if devices > 1:
         return plan if devices > MAX_PEERS + 1 else _shared(plan, ops, device, choice, local)
     reading = readers_of(ops)

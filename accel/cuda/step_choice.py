@@ -33,7 +33,9 @@ class StepChoice:
     ``min_phases`` phases and at most ``max_tokens`` tokens; the device has at least compute
     capability ``min_capability``. Where the longest row that the run normalizes has fewer than
     ``min_row_units`` units of 256 elements, only steps that sample a position before
-    ``long_position`` run the joined launch."""
+    ``long_position`` run the joined launch. ``with_mps`` says whether launches are joined although
+    kernels of other processes may run at the same time, whose waiting blocks and those of the
+    joined launch might keep each other from running."""
 
     blocks: tuple[Block, ...] = ()
     max_tokens: int = MAX_TOKENS
@@ -41,10 +43,11 @@ class StepChoice:
     min_capability: tuple[int, int] = (0, 0)
     min_row_units: int = 0
     long_position: int = 0
+    with_mps: bool = True
 
 
 NEVER = StepChoice()
-FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9, 2 * KV_TILE + 1)
+FASTEST = StepChoice(BLOCKS, 1, 10, (9, 0), 9, 2 * KV_TILE + 1, with_mps=False)
 """The choice measured to be faster: not with four tokens, nor between launches of other kinds.
 Where a warp normalizes a single unit of a row, it is faster as long as one block computes a whole
 context: with rows of 4 units (0.6B) launches of their own are 6 % slower at context 5 and 5 %
