@@ -37,8 +37,7 @@ log = logging.getLogger("zinc_rt.serve")
 MIN_FLUSH_SECONDS = 1.0
 """Least time for writing the disk cache when a driver closes."""
 FIRST_SECONDS = 0.25
-"""How long ``begin`` waits for the first event before it checks whether the request was
-accepted."""
+"""How long ``begin`` waits before it checks whether the request was accepted."""
 STATISTICS_SECONDS = 0.02
 """Seconds between two updates of the statistics of a working engine."""
 FORKED = (
@@ -104,14 +103,15 @@ class ThreadedDriver(EngineDriver):
                 self._thread.changed.notify_all()
 
     def begin(self, stream: EventStream, submission: Submission) -> None:
-        """Submit, and wait briefly for the first event. If many threads submit at once, each is
-        then woken once, after the others have submitted."""
+        """Submit, and wait until the engine has accepted. The caller makes what it sends first
+        while the device computes the first step."""
         now, accepted = time.monotonic(), list[bool]()
 
         def begin() -> None:
             try:
                 self._begin(self._engine, stream, submission, now)
                 accepted.append(True)
+                stream.wake()
             except BaseException as error:
                 stream._events.fail(error)
 

@@ -63,7 +63,8 @@ class EventQueue:
             self._queue.put(error)
 
     def wake(self) -> None:
-        """End the reader's wait and its offer. Only an offer calls it, which holds the lock."""
+        """End the reader's wait and its offer. An offer, which holds the lock, calls it, or who
+        knows that there is none."""
         self._offer = None
         self._queue.put(None)
 

@@ -88,9 +88,7 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
         if not (data and self.complete and self.has_body):
             super().write(data)
             return
-        head = b""
-        if not self.wrote_header:
-            head, self.wrote_header = self.build_response_header(), True
+        head = self._head()
         if self.chunked_response:
             self._ended = type(data) is LastPart
             data = _framed(data) + LAST_CHUNK if self._ended else _framed(data)
@@ -111,10 +109,18 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
 
     def _send_at_once(self, make: Callable[[], bytes]) -> bool:
         """See ``SendAtOnce``."""
-        if not (self.wrote_header and self.chunked_response):
+        framed = self.version == "1.1" and self.content_length is None and self.has_body
+        if not (self.complete and framed):
             return False
-        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
+        sent: bool = self.channel.send_at_once(lambda: self._head() + _framed(make()))
         return sent
+
+    def _head(self) -> bytes:
+        """The head, at the first call."""
+        if self.wrote_header:
+            return b""
+        self.wrote_header = True
+        return self.build_response_header()
 
 
 @lru_cache(maxsize=256)
