@@ -35,6 +35,7 @@ class Arrivals:
         self._lock = threading.Lock()
         self._reading = 0
         self._changes = 0
+        self._submitted = False
         self._here = threading.local()
 
     def arrived(self) -> None:
@@ -47,19 +48,27 @@ class Arrivals:
         """The current thread reads one that arrived."""
         self._here.reads = True
 
-    def end(self) -> bool:
-        """The current thread has read it, or refuses it. Returns whether an engine need not be told
-        of it, since it waits for others."""
-        if not getattr(self._here, "reads", False):
-            return False
-        self._here.reads = False
-        with self._lock:
-            self._reading -= 1
-            self._changes += 1
-            return self.gathering and self._reading > 0
+    def end(self) -> None:
+        """The current thread has read it, or refuses it."""
+        if getattr(self._here, "reads", False):
+            self._here.reads = False
+            with self._lock:
+                self._reading -= 1
+                self._changes += 1
+
+    def submit(self) -> bool:
+        """The current thread submits what it read. Returns whether the engine need not be woken,
+        since it waits for others."""
+        self._submitted = True
+        self.end()
+        return self.gathering and self._reading > 0
 
     def gather(self, changed: Waits) -> None:
-        """Wait until all have been read. One request alone is never waited for."""
+        """If a request was submitted, wait until all have been read. One request alone is never
+        waited for."""
+        if not self._submitted:
+            return
+        self._submitted = False
         until = time.monotonic() + GATHER_SECONDS
         self.gathering = True
         while self._reading or self.more():
@@ -67,4 +76,4 @@ class Arrivals:
             changed.wait(PROGRESS_SECONDS)
             if self._changes == before or time.monotonic() > until:
                 break
-        self.gathering = False
+        self.gathering = self._submitted = False

@@ -93,13 +93,14 @@ class ThreadedDriver(EngineDriver):
         self._post_or_raise(carry_out)
         return wait()
 
-    def _post_or_raise(self, work: Callable[[], None]) -> None:
-        """Do ``work`` between two steps, without waiting for it. Raises EngineStopped."""
+    def _post_or_raise(self, work: Callable[[], None], begins: bool = False) -> None:
+        """Do ``work`` between two steps, without waiting for it. ``begins``: it submits a request.
+        Raises EngineStopped."""
         with self._thread.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(work)
-            if not self._thread.arrivals.end():
+            if not (begins and self._thread.arrivals.submit()):
                 self._thread.changed.notify_all()
 
     def begin(self, stream: EventStream, submission: Submission) -> None:
@@ -115,7 +116,7 @@ class ThreadedDriver(EngineDriver):
             except BaseException as error:
                 stream._events.fail(error)
 
-        self._post_or_raise(begin)
+        self._post_or_raise(begin, begins=True)
         try:
             while not (stream.wait(FIRST_SECONDS) or accepted):
                 pass
@@ -285,7 +286,7 @@ class EngineThread(ContextManager):
             if not (self._closing or self._posted or not self._models.idle):
                 looking = any(one.memory is not None for one in self._drivers.values())
                 self.changed.wait(POLL_SECONDS if looking else None)
-                if self._posted and not self._closing:
+                if not self._closing:
                     self.arrivals.gather(self.changed)
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
             if busy and not self._posted and all(driver.resting for driver in busy):

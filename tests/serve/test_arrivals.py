@@ -28,7 +28,7 @@ class Turns:
 
 def reading(these: Arrivals) -> Callable[[], bool]:
     """One more request, which a thread of its own reads until the function is called. Returns what
-    ``end`` returns."""
+    ``submit`` returns."""
     these.arrived()
 
     def end() -> bool:
@@ -36,7 +36,7 @@ def reading(these: Arrivals) -> Callable[[], bool]:
 
         def read() -> None:
             these.begin()
-            ended.append(these.end())
+            ended.append(these.submit())
 
         thread = threading.Thread(target=read)
         thread.start()
@@ -57,6 +57,7 @@ def test_one_request_is_not_waited_for() -> None:
 def test_all_that_arrived_are_read_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrivals, "GATHER_SECONDS", PATIENCE_SECONDS)
     these, told = Arrivals(), list[bool]()
+    reading(these)()
     ends = [reading(these) for _ in range(5)]
     changed = Turns(*(lambda end=end: told.append(end()) for end in ends))
     these.gather(changed)
@@ -68,6 +69,7 @@ def test_what_the_kernel_has_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     """A client that connects is one of them before anybody knows of its request."""
     monkeypatch.setattr(arrivals, "GATHER_SECONDS", PATIENCE_SECONDS)
     these, pending = Arrivals(), [True]
+    reading(these)()
     these.more = lambda: bool(pending)
 
     def accept() -> None:
@@ -84,6 +86,7 @@ def test_what_the_kernel_has_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 def test_one_that_is_not_read_on_is_not_waited_for() -> None:
     """Such as a long text that is divided into tokens."""
     these, changed = Arrivals(), Turns()
+    reading(these)()
     end = reading(these)
     these.gather(changed)
     assert changed.waits == 1
@@ -94,10 +97,19 @@ def test_the_wait_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many more arrive."""
     monkeypatch.setattr(arrivals, "GATHER_SECONDS", 0.0)
     these = Arrivals()
+    reading(these)()
     reading(these)
     changed = Turns(*([these.arrived] * 100))
     these.gather(changed)
     assert changed.waits == 1
+
+
+def test_other_work_is_not_held_up() -> None:
+    """Such as reading the counters while a request is read."""
+    these, changed = Arrivals(), Turns()
+    reading(these)
+    these.gather(changed)
+    assert changed.waits == 0
 
 
 def test_a_request_counts_once() -> None:
@@ -106,7 +118,8 @@ def test_a_request_counts_once() -> None:
     these.arrived()
     these.arrived()
     these.begin()
-    these.end()
+    these.submit()
+    these.submit()
     these.end()
     changed = Turns()
     these.gather(changed)
