@@ -112,7 +112,13 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
         framed = self.version == "1.1" and self.content_length is None and self.has_body
         if not (self.complete and framed):
             return False
-        sent: bool = self.channel.send_at_once(lambda: self._head() + _framed(make()))
+
+        def part() -> bytes:
+            # What ``make`` raises is told by another answer, which needs the head.
+            data = _framed(make())
+            return self._head() + data
+
+        sent: bool = self.channel.send_at_once(part)
         return sent
 
     def _head(self) -> bytes:
