@@ -58,7 +58,7 @@ class EventStream:
         return taken
 
     def wake(self) -> None:
-        """Wake the waiting reader. Only an offer calls it, and a driver before the first event."""
+        """Wake the waiting reader. Only an offer calls it."""
         self._events.wake()
 
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:

@@ -20,7 +20,6 @@ from typing import NoReturn, TypeVar
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
-from harness.host.arrivals import Arrivals
 from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, EventStream
 from harness.host.faults import log_fault
 from harness.host.live_memory import POLL_SECONDS, LiveMemory
@@ -37,7 +36,8 @@ log = logging.getLogger("zinc_rt.serve")
 MIN_FLUSH_SECONDS = 1.0
 """Least time for writing the disk cache when a driver closes."""
 FIRST_SECONDS = 0.25
-"""How long ``begin`` waits before it checks whether the request was accepted."""
+"""How long ``begin`` waits for the first event before it checks whether the request was
+accepted."""
 STATISTICS_SECONDS = 0.02
 """Seconds between two updates of the statistics of a working engine."""
 FORKED = (
@@ -93,30 +93,27 @@ class ThreadedDriver(EngineDriver):
         self._post_or_raise(carry_out)
         return wait()
 
-    def _post_or_raise(self, work: Callable[[], None], begins: bool = False) -> None:
-        """Do ``work`` between two steps, without waiting for it. ``begins``: it submits a request.
-        Raises EngineStopped."""
+    def _post_or_raise(self, work: Callable[[], None]) -> None:
+        """Do ``work`` between two steps, without waiting for it. Raises EngineStopped."""
         with self._thread.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(work)
-            if not (begins and self._thread.arrivals.submit()):
-                self._thread.changed.notify_all()
+            self._thread.changed.notify_all()
 
     def begin(self, stream: EventStream, submission: Submission) -> None:
-        """Submit, and wait until the engine has accepted. The caller makes what it sends first
-        while the device computes the first step."""
+        """Submit, and wait briefly for the first event. If many threads submit at once, each is
+        then woken once, after the others have submitted."""
         now, accepted = time.monotonic(), list[bool]()
 
         def begin() -> None:
             try:
                 self._begin(self._engine, stream, submission, now)
                 accepted.append(True)
-                stream.wake()
             except BaseException as error:
                 stream._events.fail(error)
 
-        self._post_or_raise(begin, begins=True)
+        self._post_or_raise(begin)
         try:
             while not (stream.wait(FIRST_SECONDS) or accepted):
                 pass
@@ -202,7 +199,6 @@ class EngineThread(ContextManager):
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
-        self.arrivals = Arrivals()
         self._words = words or EndMessages()
         self._models = Models(no_loader, time.monotonic)
         self._drivers: dict[str, ThreadedDriver] = {}
@@ -286,8 +282,6 @@ class EngineThread(ContextManager):
             if not (self._closing or self._posted or not self._models.idle):
                 looking = any(one.memory is not None for one in self._drivers.values())
                 self.changed.wait(POLL_SECONDS if looking else None)
-                if not self._closing:
-                    self.arrivals.gather(self.changed)
             busy = [driver for driver in self._drivers.values() if not driver.engine.idle]
             if busy and not self._posted and all(driver.resting for driver in busy):
                 self.changed.wait(STALLED_STEP_SECONDS)

@@ -63,8 +63,7 @@ class EventQueue:
             self._queue.put(error)
 
     def wake(self) -> None:
-        """End the reader's wait and its offer. An offer, which holds the lock, calls it, or who
-        knows that there is none."""
+        """End the reader's wait and its offer. Only an offer calls it, which holds the lock."""
         self._offer = None
         self._queue.put(None)
 

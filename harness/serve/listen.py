@@ -22,7 +22,6 @@ from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask
 from waitress.utilities import Error
 
-from harness.host.arrivals import PROGRESS_SECONDS, Arrivals
 from harness.serve.errors import ApiError
 from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options, write_byte
 from harness.serve.wsgi_task import ResponseTask
@@ -123,24 +122,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         """Read available bytes; falls back to the library for none and for errors."""
         return received(self.socket, buffer_size) or super().recv(buffer_size)
 
-    def __init__(self, server: Any, *arguments: Any, **named: Any) -> None:
-        super().__init__(server, *arguments, **named)
-        server.silent.add(self)
-
-    def handle_close(self) -> None:
-        self.server.silent.discard(self)
-        super().handle_close()
-
-    def service(self) -> None:
-        arrivals = self.server.arrivals
-        arrivals.begin()
-        try:
-            super().service()
-        finally:
-            arrivals.end()
-
     def received(self, data: bytes) -> bool:
-        self.server.silent.discard(self)
         taken: bool = super().received(data)
         if self.request is None:
             self.receiving_since = None
@@ -217,24 +199,6 @@ def _accept_all(server: TcpWSGIServer) -> None:
         TcpWSGIServer.handle_accept(server)
 
 
-def _add_task(server: TcpWSGIServer, channel: _Channel) -> None:
-    """Let a thread read a request."""
-    server.arrivals.arrived()
-    server.task_dispatcher.add_task(channel)
-
-
-def _more_arrive(server: TcpWSGIServer, listening: Any) -> bool:
-    """Whether a client connects, or connected just now and has said nothing yet."""
-    latest = time.time() - PROGRESS_SECONDS
-    if any(one.creation_time > latest for one in list(server.silent)):
-        return True
-    descriptor = server._fileno
-    if descriptor is None:
-        return False
-    listening.register(descriptor, select.POLLIN)
-    return any(events & select.POLLIN for _, events in listening.poll(0))
-
-
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
     """``requests``: how many may run or wait. ``max_body``: most bytes of a body. Port 0 is any
@@ -299,9 +263,8 @@ class _Poll:
 class HttpServer:
     """Serves a WSGI application on a socket from ``start`` to ``close``."""
 
-    def __init__(self, app: Any, options: ListenOptions, arrivals: Arrivals | None = None) -> None:
-        """Binds the socket. ``arrivals`` counts the requests that are being read. Raises
-        ConfigError if that fails."""
+    def __init__(self, app: Any, options: ListenOptions) -> None:
+        """Binds the socket. Raises ConfigError if that fails."""
         self._map: dict[int, Any] = {}
         threads = options.requests + SPARE_THREADS
         self.connections = CONNECTIONS_PER_THREAD * threads
@@ -322,10 +285,6 @@ class HttpServer:
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
-        self._server.arrivals = Arrivals() if arrivals is None else arrivals
-        self._server.silent = set()
-        self._server.arrivals.more = partial(_more_arrive, self._server, select.poll())
-        self._server.add_task = partial(_add_task, self._server)
         self._server.handle_accept = partial(_accept_all, self._server)
         own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *own]

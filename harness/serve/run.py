@@ -137,8 +137,7 @@ def running(
         )
         engines = options.replicas or 1
         at_once = engines * (models.service.model.limits.slots + options.model.session.queue_depth)
-        listen = ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES)
-        http = HttpServer(app, listen, models.arrivals)
+        http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
         about_to_listen()
         http.start()
         host = reachable_host(options.host)

@@ -94,7 +94,6 @@ class ServerModels:
         self.names = ModelNames(dict([self.began_with, *on_demand.items()]) if on_demand else {})
         self.accounts = accounts
         self._thread = thread
-        self.arrivals = None if thread is None else thread.arrivals
         self._loading = threading.Lock()
         self._ledger = ledger
         self._open = open_it

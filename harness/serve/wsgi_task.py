@@ -88,7 +88,9 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
         if not (data and self.complete and self.has_body):
             super().write(data)
             return
-        head = self._head()
+        head = b""
+        if not self.wrote_header:
+            head, self.wrote_header = self.build_response_header(), True
         if self.chunked_response:
             self._ended = type(data) is LastPart
             data = _framed(data) + LAST_CHUNK if self._ended else _framed(data)
@@ -109,24 +111,10 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
 
     def _send_at_once(self, make: Callable[[], bytes]) -> bool:
         """See ``SendAtOnce``."""
-        framed = self.version == "1.1" and self.content_length is None and self.has_body
-        if not (self.complete and framed):
+        if not (self.wrote_header and self.chunked_response):
             return False
-
-        def part() -> bytes:
-            # What ``make`` raises is told by another answer, which needs the head.
-            data = _framed(make())
-            return self._head() + data
-
-        sent: bool = self.channel.send_at_once(part)
+        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
         return sent
-
-    def _head(self) -> bytes:
-        """The head, at the first call."""
-        if self.wrote_header:
-            return b""
-        self.wrote_header = True
-        return self.build_response_header()
 
 
 @lru_cache(maxsize=256)

@@ -240,14 +240,13 @@ def waiting(server: Running) -> int:
 
 
 def sent_by_the_engine(server: Running, steps: HeldSteps, senders: Senders) -> None:
-    """One request makes a step whenever its HTTP thread waits, until the engine sent two parts: the
-    first one may be a head alone."""
+    """One request makes a step whenever its HTTP thread waits, until the engine sent a part."""
     senders.clear()
     wait_until(lambda: waiting(server) == 1)
     steps.allow(1)
     wait_until(lambda: running(server) == 1)
     (stream,) = server.service.model.driver._streams.values()
-    while senders[ENGINE] < 2:
+    while not senders[ENGINE]:
         wait_until(lambda: stream._events._offer is not None)
         steps.allow(1)
         wait_until(lambda: steps.left == 0)
