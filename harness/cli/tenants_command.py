@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -183,13 +183,13 @@ def show_usage(args: argparse.Namespace) -> int:
     accounts = read_accounts(_file(args))
     with LedgerStore(ledger) as store:
         if args.name is None:
-            counts = {each.tenant.name: asdict(store.total(each.tenant)) for each in accounts}
+            counts = {each.tenant.name: store.total(each.tenant)._asdict() for each in accounts}
         else:
             account = named_account(accounts, args.name)
             if account is None:
                 raise ConfigError(f"there is no tenant {args.name!r}; see `zinc-rt tenants list`")
             days = store.days(account.tenant)
-            counts = {day: asdict(each) for day, each in days.items()}
+            counts = {day: each._asdict() for day, each in days.items()}
     if args.json:
         print(json.dumps(counts, indent=2))
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from http import HTTPStatus
@@ -13,20 +13,18 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
-import msgspec
 from flask import Flask, Request, Response, g, request
 from flask.globals import request_ctx
 from flask.sessions import NullSession, SessionInterface
-from werkzeug.datastructures import Headers
-from werkzeug.exceptions import HTTPException, MethodNotAllowed, RequestEntityTooLarge
+from werkzeug.exceptions import HTTPException, MethodNotAllowed
 from werkzeug.routing import MapAdapter, Rule
-from werkzeug.utils import get_content_type
 
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error, naming_fields
-from harness.serve.gate import KEYLESS_PATH, HostCheck, caller_of_request, check_body
+from harness.serve.gate import KEYLESS_PATH, HostCheck, caller_of
+from harness.serve.light_answers import LightAnswer, LightRequest, as_answer, body_of
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
@@ -37,7 +35,7 @@ from harness.serve.random_pool import random_bytes
 from harness.serve.receipts.routes import ReceiptHandlers
 from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
 from harness.serve.routes import ROUTES, Handlers
-from harness.serve.server_models import Lease, ServerModels
+from harness.serve.server_models import ServerModels
 from harness.serve.service import FailedWhileRunning
 from harness.serve.tenant_routes import TenantHandlers
 from harness.serve.wire import decode, model_named
@@ -64,10 +62,11 @@ DIALECTS = {
     if route.path.startswith(begin)
 }
 """The error format for unknown paths with these prefixes."""
-STREAM_HEADERS = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 ALWAYS = tuple(HEADERS.items())
 ALWAYS_NAMES = frozenset(name.lower() for name in (*HEADERS, "Request-Id", "X-Request-Id"))
 NO_SESSION = NullSession()
+Answering = Callable[[Any, Request], "Response | LightAnswer"]
+"""Answers a request. Its first argument has the fields that ``_App._admit`` sets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +101,8 @@ class _App(Flask):
         self.session_interface = _NoSessions()
         self.url_map.merge_slashes = False
         self.url_map.strict_slashes = False
+        self.direct: dict[str, tuple[Answering, Rule]] = {}
+        """Routes that are answered without Flask, by path."""
 
     def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
         return func
@@ -114,15 +115,31 @@ class _App(Flask):
         return MapAdapter(self.url_map, *where)
 
     def wsgi_app(self, environ: Any, start_response: Any) -> Any:
+        found = self.direct.get(environ["PATH_INFO"])
+        posted = environ["REQUEST_METHOD"] == "POST" and "wsgi.input_terminated" in environ
+        if found is not None and posted and "HTTP_ORIGIN" not in environ:
+            return self._directly(environ, start_response, *found)
+
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-            request_id = g.request_id
-            always = (*ALWAYS, ("Request-Id", request_id), ("X-Request-Id", request_id))
-            given = {name.lower() for name, _ in headers}
-            if not given.isdisjoint(ALWAYS_NAMES):
-                always = tuple(pair for pair in always if pair[0].lower() not in given)
-            return start_response(status, [*headers, *always], *more)
+            return start_response(status, [*headers, *_always(headers, g.request_id)], *more)
 
         return super().wsgi_app(environ, start)
+
+    def _directly(self, environ: Any, start_response: Any, answer: Answering, rule: Rule) -> Any:
+        """Answer a request without Flask, which takes longer than all other checks."""
+        here = self.app_ctx_globals_class()
+        asked = cast(Request, LightRequest(environ, rule, self._options.max_body))
+        try:
+            try:
+                self._admit(here, asked)
+                answered = answer(here, asked)
+            except Exception as error:
+                answered = _refused(error, here, asked)
+            self._note(answered, here, asked)
+            answered.headers.extend(_always([*answered.headers], here.request_id))
+            return answered(environ, start_response)
+        finally:
+            self._release(here)
 
     def full_dispatch_request(self) -> Response:
         here, asked = g._get_current_object(), request_ctx.request
@@ -131,12 +148,18 @@ class _App(Flask):
             if answer is None:
                 answer = cast(Response, self.dispatch_request())
         except Exception as error:
-            answer = _refused(error)
-        return self._noted(answer, here, asked)
+            answer = _refused(error, here, asked)
+        self._note(answer, here, asked)
+        return answer
 
     def do_teardown_request(self, exc: BaseException | None = None) -> None:
-        if "lease" in g:
-            g.pop("lease").release()
+        self._release(g)
+
+    @staticmethod
+    def _release(here: Any) -> None:
+        lease = here.pop("lease", None)
+        if lease is not None:
+            lease.release()
 
     def _admit(self, here: Any, asked: Request) -> Response | None:
         """Check a request, and set the fields of ``g`` that routes read."""
@@ -159,8 +182,8 @@ class _App(Flask):
         here.account = models.accounts.of(*keys)
         return None
 
-    def _noted(self, response: Response, here: Any, asked: Request) -> Response:
-        """``response`` with the headers that depend on the request; a whole one is logged."""
+    def _note(self, response: Response | LightAnswer, here: Any, asked: Request) -> None:
+        """Add the headers that depend on the request, and log an answer that is not streamed."""
         origin = asked.environ.get("HTTP_ORIGIN")
         if origin is not None and self._options.host_check.shares_with(origin):
             response.headers.extend([*_shared(origin).items()])
@@ -168,7 +191,6 @@ class _App(Flask):
             response.headers.extend([(IGNORED_HEADER, _listed(here.ignored))])
         if not response.is_streamed:
             _log_access(response.status_code, here, asked)
-        return response
 
 
 def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
@@ -190,24 +212,31 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
     texts = (general, LlamaCppHandlers(), *dialects)
     handlers = (*texts, model_routes, TenantHandlers(models), ReceiptHandlers())
 
-    app.register_error_handler(Exception, _refused)
+    def failed(error: Exception) -> Response:
+        return _refused(error, g._get_current_object(), request_ctx.request)
 
-    def choose(body: bytes) -> None:
-        if not (models.names.files or g.account.models):
+    app.register_error_handler(Exception, failed)
+
+    def choose(here: Any, body: bytes) -> None:
+        if not (models.names.files or here.account.models):
             return
         name, lora = model_named(body)
-        allowed, active = g.account.models, models.service.model
+        allowed, active = here.account.models, models.service.model
         name = models.names.permitted(name, allowed, active, lora)
         if not models.names.files:
             return
-        before = g.lease
-        g.lease = models.lease(name)
-        g.service = g.lease.service
+        before = here.lease
+        here.lease = models.lease(name)
+        here.service = here.lease.service
         before.release()
 
     for route in ROUTES:
-        reads_text = route.answer is not None or any(hasattr(each, route.name) for each in texts)
-        view = _view(route, _handler(handlers, route), choose if reads_text else None)
+        answer, reads_text = None, any(hasattr(each, route.name) for each in texts)
+        if route.answer is not None:
+            answer = _answering(route, choose)
+            view = _answer_view(answer)
+        else:
+            view = _view(route, _handler(handlers, route.name), choose if reads_text else None)
         paths = {route.name: route.path}
         if route.name in SHORT:
             paths[f"{route.name}:short"] = route.path.removeprefix(VERSION)
@@ -215,8 +244,19 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
             app.add_url_rule(
                 path, name, view, methods=[route.method], provide_automatic_options=False
             )
+            if answer is not None:
+                app.direct[path] = answer, Rule(path, endpoint=name)
     add_page(app, options.page)
     return app
+
+
+def _always(headers: Iterable[tuple[str, str]], request_id: str) -> list[tuple[str, str]]:
+    """The headers of every answer, without those that it has."""
+    always = [*ALWAYS, ("Request-Id", request_id), ("X-Request-Id", request_id)]
+    given = {name.lower() for name, _ in headers}
+    if given.isdisjoint(ALWAYS_NAMES):
+        return always
+    return [pair for pair in always if pair[0].lower() not in given]
 
 
 def _shared(origin: str) -> dict[str, str]:
@@ -244,139 +284,78 @@ def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
     return ApiError.encoded if begin is None else DIALECTS[begin]
 
 
-def _refused(error: Exception) -> Response:
+def _refused(error: Exception, here: Any, asked: Request) -> Response:
     """The answer to a request that failed."""
     began = isinstance(error, FailedWhileRunning)
     if isinstance(error, FailedWhileRunning):
         error = error.error
-    refusal = _refusal_of(error)
+    refusal = _refusal_of(error, asked)
     if not isinstance(error, ApiError) and refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log_fault(f"{request.method} failed", error)
+        log_fault(f"{asked.method} failed", error)
     if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
         log.error("%s", error.summary)
-    account: Account | None = g.get("account")
-    if account is not None and g.get("generates") and not began:
-        g.service.reject(account.tenant, refusal)
-    encode = _encoder(request.url_rule, request.path)
+    account: Account | None = here.get("account")
+    if account is not None and here.get("generates") and not began:
+        here.service.reject(account.tenant, refusal)
+    encode = _encoder(asked.url_rule, asked.path)
     return Response(
         encode(refusal), refusal.status, headers=refusal.headers, mimetype="application/json"
     )
 
 
-class _Answer:
-    """An answer with status 200, lighter than Flask's ``Response``. Not for routes that answer
-    HEAD."""
-
-    status_code = 200
-
-    def __init__(
-        self, body: Iterable[bytes], kind: str, *headers: tuple[str, str], is_streamed: bool = False
-    ) -> None:
-        self.headers = [("Content-Type", kind), *headers]
-        self.is_streamed = is_streamed
-        self._body = body
-
-    def __call__(self, environ: Any, start_response: Any) -> Iterable[bytes]:
-        start_response("200 OK", self.headers)
-        return self._body
-
-
-def _full_body(body: bytes, kind: str) -> _Answer:
-    return _Answer([body], kind, ("Content-Length", str(len(body))))
-
-
-class _Body:
-    """The body of a stream. It holds ``lease`` until it is closed."""
-
-    def __init__(self, parts: Iterator[bytes], lease: Lease) -> None:
-        self._parts = parts
-        self._lease = lease
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self._parts
-
-    def close(self) -> None:
-        """Ends it, whether or not all of it was taken."""
-        try:
-            if isinstance(self._parts, Generator):
-                self._parts.close()
-        finally:
-            self._lease.release()
-
-
 def _view(
-    route: Route, handle: Callable[..., Any], choose: Callable[[bytes], None] | None
-) -> Callable[..., Response | _Answer]:
+    route: Route, handle: Callable[..., Any], choose: Callable[[Any, bytes], None] | None
+) -> Callable[..., Response | LightAnswer]:
     """The Flask view of a route. ``choose`` selects the model that a body names."""
-    events, posted = get_content_type(route.streams, "utf-8"), route.method == "POST"
 
-    def view(**arguments: str) -> Response | _Answer:
+    def view(**arguments: str) -> Response | LightAnswer:
+        here = g._get_current_object()
         if route.body is not None:
-            asked = request_ctx.request
-            check_body(asked.environ)
-            raw = _body_of(asked)
+            raw = body_of(request_ctx.request)
             arguments["raw"] = raw  # type: ignore[assignment]
             if choose is not None:
-                choose(raw)
-        answered = handle(**arguments)
-        if isinstance(answered, Response):
-            return answered
-        if isinstance(answered, dict | list):
-            answered = msgspec.json.encode(answered)
-            if posted:
-                return _full_body(answered, "application/json")
-            return Response(answered, mimetype="application/json")
-        if isinstance(answered, bytes):
-            return Response(answered, mimetype=route.produces)
-        # Streams outlive the request that Flask knows of.
-        body = _Body(answered, g.pop("lease"))
-        if posted:
-            return _Answer(body, events, *STREAM_HEADERS, is_streamed=True)
-        kind, headers = route.streams, Headers(STREAM_HEADERS)
-        return Response(body, mimetype=kind, headers=headers, direct_passthrough=True)
+                choose(here, raw)
+        return as_answer(handle(**arguments), route, here)
 
     return view
 
 
-def _body_of(asked: Request) -> bytes:
-    """The body of a request. Raises RequestEntityTooLarge."""
-    most = asked.max_content_length
-    if most is None or not asked.environ.get("wsgi.input_terminated"):
-        return asked.get_data(cache=False)
-    # It has arrived: the server in front reads it before it calls.
-    raw: bytes = asked.environ["wsgi.input"].read(most + 1)
-    if len(raw) > most:
-        raise RequestEntityTooLarge
-    return raw
-
-
-def _handler(handlers: Iterable[object], route: Route) -> Callable[..., Any]:
-    """The function that handles a route: its ``answer``, or the method of its name in one of
-    ``handlers``."""
+def _answering(route: Route, choose: Callable[[Any, bytes], None]) -> Answering:
+    """A function that answers the requests of a route by its ``answer``, without Flask."""
     answer, kind, prepare, sent_name = route.answer, route.body, route.prepare, route.sent_name
-    if answer is None or kind is None:
-        name = route.name
-        (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
-        return cast(Callable[..., Any], handler)
+    assert answer is not None
+    assert kind is not None
 
-    def handle(raw: bytes) -> Any:
-        here = g._get_current_object()
+    def answering(here: Any, asked: Request) -> Response | LightAnswer:
+        raw = body_of(asked)
+        choose(here, raw)
         here.generates = True
-        caller = caller_of_request()
+        caller = caller_of(asked.environ, here.ignored)
         if sent_name is not None:
             caller = replace(caller, client_name=partial(sent_name, raw))
         with naming_fields(caller.client_name):
             body = decode(raw, kind, here.ignored, prepare)
-            return answer(here.service, body, here.account.tenant, caller)
+            answered = answer(here.service, body, here.account.tenant, caller)
+        return as_answer(answered, route, here)
 
-    return handle
+    return answering
 
 
-def _refusal_of(error: Exception) -> ApiError:
+def _answer_view(answer: Answering) -> Callable[[], Response | LightAnswer]:
+    return lambda: answer(g._get_current_object(), request_ctx.request)
+
+
+def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
+    """The method of a route's name in one of ``handlers``."""
+    (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
+    return cast(Callable[..., Any], handler)
+
+
+def _refusal_of(error: Exception, asked: Request) -> ApiError:
     if isinstance(error, HTTPException):
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
-        text = f"{request.method} {request.path[:256]}: {error.name}"
+        text = f"{asked.method} {asked.path[:256]}: {error.name}"
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()

@@ -109,8 +109,12 @@ def service_of_request() -> Service:
 
 
 def caller_of_request() -> Caller:
-    """The client of the current request. Without the server's callbacks it counts as connected."""
-    environ, ignored = request.environ, g.ignored
+    """The client of the current request."""
+    return caller_of(request.environ, g.ignored)
+
+
+def caller_of(environ: Mapping[str, Any], ignored: list[str] | None) -> Caller:
+    """The client of a request. Without the server's callbacks it counts as connected."""
     known = {way: environ[name] for way, name in WAYS.items() if name in environ}
     return Caller(**known, ignored=[] if ignored is None else ignored)
 

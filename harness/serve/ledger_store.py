@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from operator import add, attrgetter
+from operator import add
 from pathlib import Path
+from typing import NamedTuple
 
 from contract.types import Tenant
 from harness.serve.storage import Database
@@ -20,8 +20,7 @@ from harness.serve.storage import Database
 SCHEMA_VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """Counters of requests; ``cached_tokens`` are among the ``prompt_tokens``."""
 
     requests: int = 0
@@ -35,10 +34,9 @@ class Counts:
     preemptions: int = 0
 
 
-NAMES = tuple(field.name for field in fields(Counts))
+NAMES = Counts._fields
 MAX_DAYS = 31
 """Most days whose counts are returned."""
-values_of = attrgetter(*NAMES)
 SUMS = ", ".join(f"COALESCE(SUM({name}), 0)" for name in NAMES)
 OF_TENANT = (
     f"(SELECT tenant, '' AS name, day, {', '.join(NAMES)} FROM usage"
@@ -88,8 +86,8 @@ class LedgerStore(Database):
 
     def _wait(self, key: tuple[int, str, str], counts: Counts) -> None:
         """Add to the counts in memory. The caller holds ``_counting``."""
-        before = self._waiting.get(key, Counts())
-        self._waiting[key] = Counts(*map(add, values_of(before), values_of(counts)))
+        before = self._waiting.get(key)
+        self._waiting[key] = counts if before is None else Counts(*map(add, before, counts))
 
     def _write(self) -> None:
         """Write the counts in memory; without any, rewrite the version, to test that the file can
@@ -99,7 +97,7 @@ class LedgerStore(Database):
             self._attempted = self._counted
         try:
             if waiting:
-                rows = [(*key, *values_of(counts)) for key, counts in waiting.items()]
+                rows = [(*key, *counts) for key, counts in waiting.items()]
                 self._apply([(self._add, row) for row in rows])
             else:
                 super()._write()

@@ -5,11 +5,8 @@ request, and do not notice that a client disconnects while it waits."""
 
 from __future__ import annotations
 
-import ctypes
-import errno
 import math
-import os
-import socket
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +19,12 @@ from waitress import wasyncore
 from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import ErrorTask, WSGITask
+from waitress.task import ErrorTask
 from waitress.utilities import Error
 
-from contract.errors import ConfigError
-from harness.serve.caller import BEGIN, SEND_AT_ONCE
 from harness.serve.errors import ApiError
+from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options, write_byte
+from harness.serve.wsgi_task import ResponseTask
 
 SPARE_THREADS = 16
 """Threads for short requests, beside one for each request that may run or wait."""
@@ -54,6 +51,7 @@ MAINTENANCE_SECONDS = 1
 CONTINUE = "100-continue"
 """The only expectation that HTTP has."""
 FLUSH_SECONDS = 2.0
+READABLE = select.POLLIN | select.POLLPRI
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]
@@ -110,54 +108,11 @@ class _TooSlow(Error):  # type: ignore[misc]
     reason = "Request Timeout"
 
 
-class _Task(WSGITask):  # type: ignore[misc]
-    """Writes an answer. Frames and sends each part in one piece, from any thread."""
-
-    wrote_header: bool
-
-    def get_environment(self) -> dict[str, Any]:
-        environ: dict[str, Any] = super().get_environment()
-        environ[BEGIN] = self._begin
-        environ[SEND_AT_ONCE] = self._send_at_once
-        return environ
-
-    def write(self, data: bytes) -> None:
-        if not (data and self.complete and self.has_body):
-            super().write(data)
-            return
-        head = b""
-        if not self.wrote_header:
-            head, self.wrote_header = self.build_response_header(), True
-        if self.chunked_response:
-            # Head and first part in one send: a send costs as much as making a token's line.
-            self.channel.write_soon(head + _framed(data))
-            return
-        self.channel.write_soon(head)
-        super().write(data)
-
-    def _begin(self) -> None:
-        """See ``Caller.begin``."""
-        if self.complete and not self.wrote_header:
-            self.write(b"")
-
-    def _send_at_once(self, make: Callable[[], bytes]) -> bool:
-        """See ``SendAtOnce``."""
-        if not (self.wrote_header and self.chunked_response):
-            return False
-        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
-        return sent
-
-
-def _framed(data: bytes) -> bytes:
-    """A chunk of a chunked body. No bytes for no data, since an empty chunk would end the body."""
-    return b"" if not data else b"%X\r\n%b\r\n" % (len(data), data)
-
-
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection. Knows since when a request has been arriving, and sends without buffering if
     possible."""
 
-    task_class = _Task
+    task_class = ResponseTask
     error_task_class = _RefusalTask
     parser_class = _Parser
     request: HTTPRequestParser | None
@@ -255,6 +210,56 @@ class ListenOptions:
     max_body: int
 
 
+class _Poll:
+    """Waits for connections that can be read or written, and lets them. Waitress's own loop asks
+    every connection through two calls each time, and makes a list of all for the kernel."""
+
+    def __init__(self, connections: dict[int, Any], trigger: int) -> None:
+        """``trigger``: the descriptor whose other end is one of the connections."""
+        self._connections = connections
+        self._trigger = trigger
+        self._woken = False
+        self._poll = select.poll()
+        self._registered: dict[int, int] = {}
+
+    def once(self, seconds: float) -> None:
+        """Wait up to ``seconds``, and handle what is ready."""
+        self._woken = False
+        self._register()
+        for descriptor, events in self._poll.poll(seconds * 1000):
+            one = self._connections.get(descriptor)
+            if one is not None:
+                wasyncore.readwrite(one, events)
+
+    def wake(self) -> None:
+        """End the wait, for a connection that another thread changed. All that change one before
+        the next look at them need one wake."""
+        if not self._woken:
+            self._woken = True
+            write_byte(self._trigger)
+
+    def end(self) -> None:
+        """Wake nobody from now on: the descriptor will be closed."""
+        self._woken = True
+
+    def _register(self) -> None:
+        registered, wanted = self._registered, {}
+        for descriptor, one in list(self._connections.items()):
+            if type(one) is not _Channel:
+                events = READABLE if one.readable() else 0
+            elif one.total_outbufs_len or one.will_close or one.close_when_flushed:
+                events = select.POLLOUT
+            else:
+                events = READABLE if len(one.requests) <= LOOKAHEAD_REQUESTS else 0
+            if events:
+                wanted[descriptor] = events
+                if events != registered.get(descriptor):
+                    self._poll.register(descriptor, events)
+        for descriptor in registered.keys() - wanted.keys():
+            self._poll.unregister(descriptor)
+        self._registered = wanted
+
+
 class HttpServer:
     """Serves a WSGI application on a socket from ``start`` to ``close``."""
 
@@ -266,7 +271,7 @@ class HttpServer:
         self._server = create_server(
             app,
             map=self._map,
-            sockets=[_bound(options.host, options.port)],
+            sockets=[bound_socket(options.host, options.port)],
             threads=threads,
             ident=None,
             connection_limit=self.connections,
@@ -277,12 +282,14 @@ class HttpServer:
             channel_timeout=IDLE_SECONDS,
             cleanup_interval=MAINTENANCE_SECONDS,
             outbuf_high_watermark=UNSENT_BYTES,
-            asyncore_use_poll=True,
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
         self._server.handle_accept = partial(_accept_all, self._server)
-        self._server.adj.socket_options = [*self._server.adj.socket_options, *_socket_options()]
+        own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
+        self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
+        self._poll = _Poll(self._map, self._server.trigger.trigger)
+        self._server.pull_trigger = self._poll.wake
         self._stopping = threading.Event()
         self._close_by = math.inf
         self._closing = threading.Lock()
@@ -307,9 +314,10 @@ class HttpServer:
             if self._stopping.is_set():
                 return
             self._stopping.set()
-            self._server.pull_trigger()
+            self._poll.wake()
             if self._thread.ident is not None:
                 self._thread.join()
+            self._poll.end()
             self._server.task_dispatcher.shutdown(timeout=FLUSH_SECONDS)
             wasyncore.close_all(self._map)
 
@@ -319,7 +327,7 @@ class HttpServer:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            wasyncore.loop(timeout=MAINTENANCE_SECONDS, use_poll=True, map=self._map, count=1)
+            self._poll.once(MAINTENANCE_SECONDS)
             self._end_slow_clients()
             self._make_room()
 
@@ -343,55 +351,3 @@ class HttpServer:
         for seconds, channel in silent[:excess]:
             if seconds > SILENT_SECONDS:
                 channel.handle_close()
-
-
-def _socket_options() -> list[tuple[int, int, int]]:
-    """Options of every connection: a limit of the kernel's send buffer, and on Linux of the time
-    until a vanished client's connection ends."""
-    options = [(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BYTES)]
-    user_timeout = getattr(socket, "TCP_USER_TIMEOUT", None)
-    if user_timeout is not None:
-        options.append((socket.IPPROTO_TCP, user_timeout, UNREAD_SECONDS * 1000))
-    return options
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket bound to the first address of ``host``."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        # ``error.strerror`` contains the address; the errno of an unknown name is negative.
-        number = error.errno or -1
-        problem = os.strerror(number) if number > 0 else error.strerror
-        taken = ", see zinc-rt ps" if number == errno.EADDRINUSE else ""
-        raise ConfigError(
-            f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
-        ) from None
-
-
-FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)
-
-_send, _recv = ctypes.PyDLL(None).send, ctypes.PyDLL(None).recv
-for _function in (_send, _recv):
-    _function.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
-    _function.restype = ctypes.c_ssize_t
-
-
-def send_what_fits(connection: socket.socket, data: bytes) -> int:
-    """Send the first bytes of ``data`` that the kernel accepts, and return their number; 0 also for
-    a closed connection, which the next send reports.
-
-    ``socket.send`` releases Python's interpreter lock. A computing thread then takes it for some
-    milliseconds, at every send of a step. This call keeps the lock, since it never waits."""
-    # No other thread can close the descriptor meanwhile: that takes the interpreter lock.
-    return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
-
-
-def received(connection: socket.socket, most: int) -> bytes:
-    """Up to ``most`` available bytes, without releasing Python's interpreter lock. Empty if there
-    are none, at the end of the stream and after an error."""
-    data = ctypes.create_string_buffer(most)
-    return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, most, FLAGS))))

@@ -4,14 +4,12 @@ replacement."""
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from itertools import accumulate
 from typing import TypeVar
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
@@ -260,7 +258,7 @@ class _EngineGauges(Collector):
         return families.values()
 
 
-AT_ONCE = 256
+AT_ONCE = 1024
 """Values in a batch."""
 
 
@@ -271,11 +269,11 @@ class Histogram(Collector):
     def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
         self._name = name
         self._text = text
-        self._bounds = [*bounds, float("inf")]
+        self._bounds = np.array([*bounds, float("inf")])
         self._lock = threading.Lock()
-        self._counts = [0] * len(self._bounds)
+        self._counts = np.zeros(len(self._bounds), np.int64)
         self._sum = 0.0
-        self._pending: deque[float] = deque()
+        self._pending: list[float] = []
 
     def observe(self, *values: float) -> None:
         """Add values. They are counted in batches."""
@@ -286,14 +284,16 @@ class Histogram(Collector):
     def collect(self) -> Iterable[Metric]:
         self._count()
         with self._lock:
-            counts, total = list(accumulate(self._counts)), self._sum
-        names = map(floatToGoString, self._bounds)
+            counts, total = np.cumsum(self._counts).tolist(), self._sum
+        names = map(floatToGoString, self._bounds.tolist())
         buckets = list(zip(names, counts, strict=True))
         yield HistogramMetricFamily(self._name, self._text, buckets=buckets, sum_value=total)
 
     def _count(self) -> None:
         with self._lock:
-            while self._pending:
-                value = self._pending.popleft()
-                self._counts[bisect_left(self._bounds, value)] += 1
-                self._sum += value
+            # Other threads only append meanwhile.
+            values = self._pending[:]
+            del self._pending[: len(values)]
+            counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._bounds))
+            self._counts += counts
+            self._sum = sum(values, self._sum)

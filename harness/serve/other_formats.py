@@ -15,6 +15,10 @@ EFFORT = "reasoning_effort"
 STRUCTURED = "structured_outputs"
 GUIDED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
 KINDS = ("json", "regex", "choice", "grammar", "json_object")
+TRANSLATED = frozenset(
+    (*GUIDED, *("tools", "tool_choice", "messages", "reasoning"), FORMAT, STRUCTURED, "json_schema")
+)
+"""The fields that ``own_chat_fields`` looks at."""
 NAME = "answer"
 """The name of a schema that has none."""
 
@@ -23,6 +27,8 @@ def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
     """A chat body with this server's fields: only tools that the client runs, refusals as text,
     ``reasoning`` renamed, and structured outputs as ``response_format`` or ``grammar``. Raises
     ApiError."""
+    if TRANSLATED.isdisjoint(value):
+        return value
     return own_format(_with_own_turns(offered_tools(value, ignored)))
 
 

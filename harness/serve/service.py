@@ -235,8 +235,8 @@ class Service:
         days = self.ledger.days(account.tenant)
         return {
             "tenant": {"id": tenant, "name": account.tenant.name, "qos": account.tenant.qos.value},
-            "total": asdict(self.ledger.total(account.tenant)),
-            "days": {day: asdict(counts) for day, counts in days.items()},
+            "total": self.ledger.total(account.tenant)._asdict(),
+            "days": {day: counts._asdict() for day, counts in days.items()},
             "since_start": running,
             "now": now._asdict(),
         }

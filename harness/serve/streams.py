@@ -5,16 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from contract.types import TokenEvent
 from harness.host.answer_text import Piece
 from harness.host.faults import log_fault
+from harness.host.reply import Part, joined
 from harness.serve.answers import AnswerShape, Json
 from harness.serve.caller import Caller, Gone
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError, as_api_error, internal_error, renamed
 from harness.serve.generation import Generation
+from harness.serve.wsgi_task import LastPart
 
 POLL_SECONDS = 0.5
 """Seconds between two checks whether the client is still connected."""
+JOINED_PARTS = 64
+"""Parts of a whole answer that are joined to one. To join all would copy the text each time."""
 PING_SECONDS = 15.0
 """A stream that was silent for this long sends a comment, so that proxies keep the connection
 open. Some clients cannot read comments, so there are no others."""
@@ -54,14 +59,14 @@ def event_stream(
                 caller.begin()
             yield data
         end(None)
-        yield shape.end(usage)
+        yield LastPart(shape.end(usage))
     except Exception as error:
         refusal = as_api_error(error)
         if refusal is None:
             log_fault("a stream failed", error)
             refusal = internal_error()
         end(refusal)
-        yield shape.failed(renamed(refusal, caller.client_name))
+        yield LastPart(shape.failed(renamed(refusal, caller.client_name)))
     finally:
         generation.cancel()
         end(CLIENT_LEFT)
@@ -93,13 +98,13 @@ def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json
 
     Cheap text is made on the engine's thread: waking this thread for every token would take the
     interpreter lock from the engine in every step."""
-    parts: list[list[Piece]] = [[] for _ in generation.choices]
+    answers = [_JoinedPieces() for _ in generation.choices]
 
     def add(make: Callable[[], Sequence[Piece]]) -> bool:
         if gone():
             return False
         for piece in make():
-            parts[piece.choice].append(piece)
+            answers[piece.choice].add(piece)
         return True
 
     try:
@@ -108,4 +113,31 @@ def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json
                 raise CLIENT_LEFT
     finally:
         generation.cancel()
-    return shape.whole(parts)
+    return shape.whole([[answer.piece(index)] for index, answer in enumerate(answers)])
+
+
+class _JoinedPieces:
+    """The pieces of one choice, joined to one. Objects kept for each token would make Python's
+    collector look at all of them again and again."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._parts: list[Part] = []
+        self._latest: list[Part] = []
+        self._events: list[TokenEvent] = []
+        self._finish: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        """Add the next piece."""
+        self._texts.append(piece.text)
+        self._events += piece.events
+        self._finish = piece.finish
+        self._latest += piece.parts
+        if len(self._latest) >= JOINED_PARTS:
+            self._parts += joined(self._latest)
+            self._latest = []
+
+    def piece(self, choice: int) -> Piece:
+        """All of them as one."""
+        parts, events = (*self._parts, *joined(self._latest)), tuple(self._events)
+        return Piece(choice, "".join(self._texts), parts, events, self._finish)

@@ -122,7 +122,9 @@ def with_floats(value: Any) -> Any:
     if isinstance(value, Decimal):
         return float(value)
     if isinstance(value, dict):
-        return {name: with_floats(one) for name, one in value.items()}
+        return {
+            name: with_floats(one) if type(one) in ROUNDED else one for name, one in value.items()
+        }
     if isinstance(value, list):
         # A prompt may be a hundred thousand token ids: no call for each of them.
         return [with_floats(one) if type(one) in ROUNDED else one for one in value]

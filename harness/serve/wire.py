@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError, unsupported
-from harness.serve.strict_json import BadJson, known_type, loads, parsing, with_floats
+from harness.serve.strict_json import ROUNDED, BadJson, known_type, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
@@ -307,7 +307,12 @@ def decode(
         except BadJson as error:
             raise ApiError(400, f"the body {error}", code="invalid_json") from None
         if isinstance(value, dict) and isinstance(kind, type):
-            value = {k: one if k in SCHEMA_FIELDS else with_floats(one) for k, one in value.items()}
+            value = {
+                name: with_floats(one)
+                if type(one) in ROUNDED and name not in SCHEMA_FIELDS
+                else one
+                for name, one in value.items()
+            }
             if prepare is not None and ignored is not None:
                 value = prepare(value, ignored)
             value = served_fields(value, kind, ignored)

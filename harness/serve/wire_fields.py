@@ -152,7 +152,7 @@ def served_fields(
     node = _object_of(kind)
     unserved = [
         ApiError(400, f"{name} is not served here; leave it out", param=name, code="unsupported")
-        for name in sorted(UNSERVED.keys() & value.keys() - node.fields.keys())
+        for name in sorted(name for name in value if name in UNSERVED and name not in node.fields)
         if value[name] is not None and value[name] not in UNSERVED[name]
         # The server returns all choices, so best_of equal to n changes nothing.
         if name != "best_of" or value[name] != value.get("n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,8 @@ from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams
 from zinc_rt.batches import BUFFERED_EVENTS
+from zinc_rt.outputs import Output
+from zinc_rt.pending import Pending
 
 PROMPTS = ["one", "two and more", "three", "", "a" * 40, "six", "seven", "eight"]
 SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True)
@@ -216,3 +219,24 @@ def test_the_reader_is_woken_where_its_events_may_end_something(
     (output,) = llm.generate("one", asked)
     assert len(output.tokens) == tokens
     assert len(taken) == (tokens if stop else 4)
+
+
+@pytest.mark.parametrize("listed", [None, 1])
+def test_no_object_is_kept_for_each_token(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, listed: int | None
+) -> None:
+    """Objects that live make Python's collector look at the whole heap of the caller's process.
+    Log-probabilities need them."""
+    count, kept = 3 * BUFFERED_EVENTS, []
+    output = Pending.output
+
+    def counted(pending: Pending, stream: EventStream) -> Output:
+        kept.append(sum(type(one) is TokenEvent for one in gc.get_objects()))
+        return output(pending, stream)
+
+    monkeypatch.setattr(Pending, "output", counted)
+    asked = SamplingParams(max_tokens=count, ignore_end=True, log_probabilities=listed)
+    gc.collect()
+    before = sum(type(one) is TokenEvent for one in gc.get_objects())
+    assert len(llm.generate("one", asked)[0].tokens) == count
+    assert (kept[0] - before >= count) is (listed is not None)

@@ -133,9 +133,9 @@ def test_an_answer_that_ended_in_time_is_sent_whole(
     """Sending has the rest of the time that a server gives its answers, however late its thread."""
     monkeypatch.setattr(listen, "FLUSH_SECONDS", 0.0)
     writing, waiting, go_on = (threading.Event() for _ in range(3))
-    write, busy = listen._Task.write, listen.HttpServer._busy
+    write, busy = listen.ResponseTask.write, listen.HttpServer._busy
 
-    def late(task: listen._Task, data: bytes) -> None:
+    def late(task: listen.ResponseTask, data: bytes) -> None:
         writing.set()
         assert go_on.wait(PATIENCE_SECONDS)
         write(task, data)
@@ -144,7 +144,7 @@ def test_an_answer_that_ended_in_time_is_sent_whole(
         waiting.set()
         return busy(http)
 
-    monkeypatch.setattr(listen._Task, "write", late)
+    monkeypatch.setattr(listen.ResponseTask, "write", late)
     monkeypatch.setattr(listen.HttpServer, "_busy", looking)
     with serve() as server, ThreadPoolExecutor(2) as threads:
         reply = threads.submit(Http(server.url).post, COMPLETIONS, {**LONG, "max_tokens": 3})

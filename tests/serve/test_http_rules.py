@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from harness.serve import streams
@@ -171,3 +173,35 @@ def test_a_body_of_another_kind_is_refused_on_every_route(server: Running, body:
         if "post" in methods and "{" not in path:
             reply = http.send("POST", path, body, JSON)
             assert reply.status < 500, (path, reply.body)
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/completions", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    ("body", "headers"),
+    [
+        (b'{"prompt": "a", "input": "a", "max_tokens": 2, "seed": 1, "made_up": 1}', JSON),
+        (b'{"prompt": "a", "input": "a", "max_tokens": 2, "seed": 1, "stream": true}', JSON),
+        (b'{"prompt": 1.5, "input": 1.5}', JSON),
+        (b'{"prompt": "a", "input": "a", "model": "no such model"}', JSON),
+        (b"{", JSON),
+        (b"{}", {"Content-Type": "text/plain"}),
+        (b"{}", {**JSON, "Content-Encoding": "gzip"}),
+        (b"{}", {**JSON, "Host": "evil.example"}),
+        (b"{}", {**JSON, "Origin": "http://evil.example"}),
+        (b"{}", {**JSON, "X-Request-Id": "mine"}),
+    ],
+)
+def test_a_route_answers_with_and_without_flask_alike(
+    http: Http, path: str, body: bytes, headers: dict[str, str]
+) -> None:
+    """Flask answers paths with a slash at the end."""
+    own = ("date", "request-id", "x-request-id")
+    told = []
+    for asked in (path, f"{path}/"):
+        reply = http.send("POST", asked, body, headers)
+        named = {name.lower(): value for name, value in reply.headers.items()}
+        assert named["request-id"] == named["x-request-id"]
+        assert reply.headers["X-Request-Id"] == headers.get("X-Request-Id", named["request-id"])
+        kept = {name: value for name, value in named.items() if name not in own}
+        told.append((reply.status, kept, re.sub(rb'"(id|created)":("[^"]*"|\d+)', b"", reply.body)))
+    assert told[0] == told[1]

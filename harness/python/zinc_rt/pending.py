@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from contract.errors import RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
+from harness.host.answer_text import Piece as AnswerPiece
 from harness.host.collectors import ExpertChoices
 from harness.host.driver import EventStream
 from harness.host.harmony_reply import content_of
@@ -29,14 +30,25 @@ if TYPE_CHECKING:
 @dataclass(slots=True)
 class _Choice:
     """One continuation: its answer so far, and the data of its completion. The text of a ``framed``
-    (harmony) answer comes from its parts."""
+    (harmony) answer comes from its parts. Without ``listed`` log-probabilities its events are not
+    kept: an object for each token would make Python's collector look at the whole heap."""
 
     answer: AnswerText
     framed: bool = False
+    listed: bool = False
     parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
+    tokens: int = 0
     logits: list[NDArray[np.float32]] = field(default_factory=list)
     experts: ExpertChoices = field(default_factory=ExpertChoices)
+
+    def take(self, piece: AnswerPiece) -> None:
+        """Add a piece of the answer."""
+        self.parts += piece.parts
+        if piece.token is not None:
+            self.tokens += len(piece.events)
+            if self.listed:
+                self.events += piece.events
 
     def keep(self, first: int, rows: NDArray[np.float32]) -> None:
         """Store logits. Called on the engine's thread, which reuses ``rows``."""
@@ -71,7 +83,7 @@ class _Choice:
             log_probabilities=listed[0],
             top_tokens=listed[1],
             top_log_probabilities=listed[2],
-            logits=np.array(self.logits[: len(events)]) if parameters.logits else None,
+            logits=np.array(self.logits[: self.tokens]) if parameters.logits else None,
             experts=self._experts_used() if parameters.experts else None,
             message=self.message(),
             index=index,
@@ -141,6 +153,7 @@ class Pending:
                     masks=masks.get(request.id),
                 ),
                 framed,
+                parameters.listed is not None,
             )
             for request in requests
         }
@@ -175,9 +188,7 @@ class Pending:
             raise RequestError("response_format", str(broke)) from None
         if piece is None:
             return None
-        choice.parts += piece.parts
-        if piece.token is not None:
-            choice.events += piece.events
+        choice.take(piece)
         self._left -= piece.finish is not None
         text = content_of(piece.parts) if choice.framed else piece.text
         return Piece(text, piece.token) if text or piece.token is not None else None

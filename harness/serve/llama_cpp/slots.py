@@ -32,17 +32,47 @@ NO_FOLDER = "slots are not saved here; start the server with --slot-save-path DI
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """The tokens of the latest conversation, and the answers being generated. ``used`` numbers its
-    last use among the uses of all slots."""
+    """The tokens of the latest conversation, and the answers being generated. ``number``: its index
+    in the tenant's slots."""
 
+    number: int
     tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
-    used: int = 0
     answers: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
 
     @property
     def is_processing(self) -> bool:
         """Whether an answer is being generated."""
         return len(self.answers) > 0 and not all(answer.done for answer in self.answers)
+
+
+class TenantSlots:
+    """The slots of a tenant for one model. ``by_age`` has them in the order of their last use."""
+
+    def __init__(self, count: int) -> None:
+        self.slots = [Slot(number) for number in range(count)]
+        self.by_age = dict.fromkeys(self.slots)
+
+    def use(self, slot: Slot) -> None:
+        """The slot, if it is one of these, is used now."""
+        if slot in self.by_age:
+            del self.by_age[slot]
+            self.by_age[slot] = None
+
+    def best(self, prompt: Sequence[int]) -> Slot:
+        """The slot whose conversation shares the longest prefix with a prompt, else the least
+        recently used one. Idle slots come first."""
+        oldest = next((slot for slot in self.by_age if not slot.is_processing), None)
+        common: dict[Slot, int] = {}
+        for slot in self.by_age:
+            if slot.tokens is NO_TOKENS or not len(slot.tokens) or slot.tokens[0] != prompt[0]:
+                continue
+            if oldest is None or not slot.is_processing:
+                common[slot] = _common(slot.tokens, np.array(prompt, np.int32))
+        # Ties go to the slot used last.
+        best = max(reversed(common), key=lambda slot: common[slot], default=None)
+        if best is not None and common[best] > SIMILAR * len(prompt):
+            return best
+        return next(iter(self.by_age)) if oldest is None else oldest
 
 
 class SlotTable:
@@ -52,13 +82,12 @@ class SlotTable:
     def __init__(self, files: SlotFolder | None = None) -> None:
         self.files = files
         self._lock = threading.Lock()
-        self._slots: dict[tuple[int, str], list[Slot]] = {}
-        self._uses = 0
+        self._slots: dict[tuple[int, str], TenantSlots] = {}
 
     def of(self, model: ServedModel, tenant: Tenant, number: int | None, name: str) -> Slot:
         """A tenant's slot ``number``, which the client calls ``name``. Raises ApiError."""
         with self._lock:
-            slots = self._slots_of(model, tenant.id)
+            slots = self._slots_of(model, tenant.id).slots
         if number is None or number >= len(slots):
             raise invalid_value(
                 "id_slot", f"there is no slot {name}; they are 0 to {len(slots) - 1}"
@@ -69,37 +98,37 @@ class SlotTable:
         """For each slot of a tenant whether an answer is being generated, and how many tokens its
         conversation has."""
         with self._lock:
-            slots = self._slots_of(model, tenant.id)
+            slots = self._slots_of(model, tenant.id).slots
             return [(slot.is_processing, len(slot.tokens)) for slot in slots]
 
     def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
         """The slot of a new answer: ``asked``, or for -1 the best match. Raises ApiError."""
         with self._lock:
-            slots = self._slots_of(model, tenant.id)
-            if asked >= len(slots):
+            own = self._slots_of(model, tenant.id)
+            if asked >= len(own.slots):
                 raise invalid_value(
-                    "id_slot", f"id_slot is {asked}, and there are {len(slots)} slots"
+                    "id_slot", f"id_slot is {asked}, and there are {len(own.slots)} slots"
                 )
             prompt = answer.choices[0].request.prompt
-            number = asked if asked >= 0 else _best(slots, prompt)
-            slot = slots[number]
+            slot = own.slots[asked] if asked >= 0 else own.best(prompt)
             slot.answers.add(answer)
-            self._use(slot)
-            return number
+            own.use(slot)
+            return slot.number
 
     def end(self, model: ServedModel, tenant: Tenant, answer: Generation, number: int) -> None:
         """Keep the conversation of an ended answer."""
         if self.files is None:
             with self._lock:
-                self._slots_of(model, tenant.id)[number].answers.discard(answer)
+                self._slots_of(model, tenant.id).slots[number].answers.discard(answer)
             return
         choice = answer.choices[0]
         tokens = np.array([*choice.request.prompt, *choice.sampled], np.int32)
         with self._lock:
-            slot = self._slots_of(model, tenant.id)[number]
+            own = self._slots_of(model, tenant.id)
+            slot = own.slots[number]
             slot.tokens = tokens
             slot.answers.discard(answer)
-            self._use(slot)
+            own.use(slot)
 
     def only(self, tenants: Sequence[Tenant]) -> None:
         """Delete the slots and files of all tenants but these."""
@@ -145,7 +174,7 @@ class SlotTable:
             raise try_again("there is no room for the saved slot now", "no_room", 1)
         with self._lock:
             slot.tokens = tokens[:count]
-            self._use(slot)
+            self._slots_of(model, tenant.id).use(slot)
         return count, nbytes
 
     def erase(self, model: ServedModel, tenant: Tenant, slot: Slot) -> int:
@@ -162,33 +191,11 @@ class SlotTable:
             raise ApiError(501, NO_FOLDER, code="not_supported", retry=False)
         return self.files
 
-    def _slots_of(self, model: ServedModel, tenant: int) -> list[Slot]:
+    def _slots_of(self, model: ServedModel, tenant: int) -> TenantSlots:
         key = tenant, model.name
         if key not in self._slots:
-            self._slots[key] = [Slot() for _ in range(model.driver.statistics.slots)]
+            self._slots[key] = TenantSlots(model.driver.statistics.slots)
         return self._slots[key]
-
-    def _use(self, slot: Slot) -> None:
-        self._uses += 1
-        slot.used = self._uses
-
-
-def _best(slots: Sequence[Slot], prompt: Sequence[int]) -> int:
-    """The slot whose conversation shares the longest prefix with a prompt, else the least recently
-    used one. Idle slots come first."""
-    by_age = sorted(range(len(slots)), key=[slot.used for slot in slots].__getitem__)
-    oldest = next((number for number in by_age if not slots[number].is_processing), -1)
-    common: dict[int, int] = {}
-    for number in [number for number in by_age if slots[number].tokens is not NO_TOKENS]:
-        slot = slots[number]
-        similar = len(slot.tokens) > 0 and slot.tokens[0] == prompt[0]
-        if similar and (oldest < 0 or not slot.is_processing):
-            common[number] = _common(slot.tokens, np.array(prompt, np.int32))
-    # Ties go to the slot used last.
-    best = max(reversed(common), key=lambda number: common[number], default=-1)
-    if best >= 0 and common[best] > SIMILAR * len(prompt):
-        return best
-    return by_age[0] if oldest < 0 else oldest
 
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
