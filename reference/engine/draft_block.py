@@ -186,18 +186,19 @@ class DraftBlock:
         return [placeholders(one.limit) for one in bounded]
 
     def begin_ahead(self, one: DraftRequest, steps: int) -> None:
-        """Submit the first ``steps`` steps of ``begin`` for a sequence, right after the step that
-        computes the last of its ``tokens``; those still on the device are placeholders. If the
-        tokens turn out different, ``begin`` drafts again, and nothing of these steps is read."""
+        """Submit the first ``steps`` steps of ``begin`` for a sequence, those that were not, right
+        after the step that computes the last of its ``tokens``; those still on the device are
+        placeholders. If the tokens or the number of drafts turn out different, ``begin`` drafts
+        again, and nothing of these steps is read."""
         one = self._bounded(one)
-        steps = min(steps, one.limit)
-        if not steps:
+        one = replace(one, limit=min(steps, one.limit))
+        if not one.limit:
             return
         own, filled = self._followed[one.key], self._followed[one.key].filled
-        for step in self._steps([replace(one, limit=steps)], unread=True):
+        for step in self._steps([one], self._ahead_of([one]), unread=True):
             self._runner.submit(step.inputs)
         own.filled = filled
-        self._ahead = _Ahead(own, len(one.tokens), steps)
+        self._ahead = _Ahead(own, len(one.tokens), one.limit)
 
     def _ahead_of(self, active: list[DraftRequest]) -> int:
         """The number of steps of a draft that were submitted ahead."""

@@ -102,6 +102,7 @@ class Pipeline:
         self._observer = observer
         self._cost = cost
         self._speculative = speculative
+        self._next_round = None if speculative is None else speculative.next_round
         self._mask_words = mask_words(runner.model.config.vocab)
         self._in_flight: deque[Step] = deque()
         self._latest: Step | None = None
@@ -138,6 +139,8 @@ class Pipeline:
             return None
         step = self._in_flight[0]
         output = self._runner.collect(step.submission)
+        if self._next_round is not None:
+            self._next_round.after_result(step.sequences[0], step.admissions[0], output)
         self._in_flight.popleft()
         self.steps_read = step.number + 1
         self._count(step)

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from contract.lazy_dataclass import dataclass
-from contract.tier import TierInfo
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
-from reference.engine.draft_block import DraftBlock, placeholders
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, SpeculationStatistics
+from reference.engine.next_round import NextRound
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
@@ -22,12 +22,6 @@ from reference.sched.cost import StepCost
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import FIRST_DRAFTS, DraftPolicy
 from reference.sched.planner import Chunk
-
-
-def draft_steps_ahead(info: TierInfo) -> int:
-    """The number of steps of a draft block that the device computes while the host reads which
-    drafts were accepted. It is 0 if the device computes in the host's memory."""
-    return 2 if info.asynchronous and not info.host_unified else 0
 
 
 @dataclass(slots=True)
@@ -79,7 +73,7 @@ class SpeculativeDecoder:
         self._began = self._settled = self._waited = 0.0
         self._rounds: dict[int, _Round] = {}
         self._lost: tuple[Sequence, DraftHistory] | None = None
-        self._ahead = 0 if self._block is None else draft_steps_ahead(runner.tier.info)
+        self.next_round = self._block and NextRound(self._block, runner.tier.info, self._ends)
         self._policy = DraftPolicy(cost)
         self._histories: dict[int, DraftHistory] = {}
 
@@ -181,28 +175,15 @@ class SpeculativeDecoder:
             seconds = self._clock() - self._waited
             self._policy.note_no_drafts(len(self._slot_manager.running), seconds)
             self._waited = 0.0
-        if self._block is not None:
+        if self._block is not None and self.next_round is not None:
             self._block.after_step(sequences, chunks)
-            self._draft_ahead(sequences)
-
-    def _draft_ahead(self, sequences: list[Sequence]) -> None:
-        """If one sequence runs, submit the first steps of its next round right after the step that
-        verifies its drafts, as if all were accepted. The device computes them while it would wait
-        for the host."""
-        table, running = self._slot_manager.table, self._slot_manager.running
-        if self._block is None or not self._ahead or len(running) > 1 or len(sequences) > 1:
-            return
-        (sequence,) = sequences
-        drafted = table.draft[sequence.slot] if sequence.running else 0
-        # Steps ahead add tokens to the recent ones that penalties must not see.
-        if not drafted or sequence.masked or sequence.request.sampling.penalizes:
-            return
-        known = sequence.known + drafted + 1
-        limit = min(self._drafts_now(sequence), sequence.last_position - known)
-        tokens = np.concatenate((sequence.tokens[: sequence.known], placeholders(drafted + 1)))
-        if limit > 0:
-            one = DraftRequest(sequence.order, sequence.slot, tokens, limit)
-            self._block.begin_ahead(one, self._ahead)
+            self.next_round.interrupt()
+            sequence, running = sequences[0], len(self._slot_manager.running)
+            drafted = self._slot_manager.table.draft[sequence.slot] if sequence.running else 0
+            if drafted and running == 1 == len(sequences) and not sequence.masked:
+                history, limit = self._history_of(sequence), self._draft_limit_of(sequence)
+                drafts = self._policy.draft_count(history, running, limit)
+                self.next_round.after_step(sequence, drafted, drafts)
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """Drop the wrong drafts after a step over positions ``start`` to ``stop`` - 1 was read and

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
-from reference.engine import speculative_decoder
+from reference.engine import next_round
 from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import DraftRequest, SpeculationStatistics
+from reference.engine.output_processor import OutputProcessor
 from reference.runner import ModelRunner, StepInput, Submission
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_draft_block import (
@@ -31,6 +33,9 @@ from tests.named_tiers import quick_tier
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 SyntheticModel = Callable[..., Path]
 STEPS = (1, 2, 5)
+WAYS = [*((steps, False) for steps in STEPS), (0, True), (2, True)]
+"""Steps ahead of the result in front, and whether drafts are submitted before its tokens are
+taken."""
 GREEDY = [
     Request(n, tuple((n * 31 + i * 5) % 250 for i in range(9 + 13 * n)), 40, SamplingParams())
     for n in range(3)
@@ -66,13 +71,18 @@ class Counted:
         patch.setattr(DraftBlock, "_ahead_of", asked)
 
 
-def set_steps(patch: pytest.MonkeyPatch, steps: int) -> None:
-    """Have every device compute so many steps ahead."""
+def set_steps(patch: pytest.MonkeyPatch, steps: int, early: bool = False) -> None:
+    """Have every device compute so many steps ahead, and drafts before tokens are taken if
+    ``early``."""
 
     def chosen(info: object) -> int:
         return steps
 
-    patch.setattr(speculative_decoder, "draft_steps_ahead", chosen)
+    def chosen_early(info: object) -> bool:
+        return early
+
+    patch.setattr(next_round, "draft_steps_ahead", chosen)
+    patch.setattr(next_round, "drafts_early", chosen_early)
 
 
 def alone(
@@ -84,9 +94,9 @@ def alone(
     return answers, engine.statistics.speculation
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "early"), WAYS)
 def test_drafts_ahead_are_those_that_follow(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """Rounds that use them and rounds that do not: the same drafts are right as where each round
     waits for the host."""
@@ -95,22 +105,22 @@ def test_drafts_ahead_are_those_that_follow(
     set_steps(monkeypatch, 0)
     answers, waiting = alone(runner, block, GREEDY)
     assert answers == expected
-    set_steps(monkeypatch, steps)
+    set_steps(monkeypatch, steps, early)
     counted = Counted(monkeypatch)
     assert alone(runner, block, GREEDY) == (expected, waiting)
     assert counted.used > 3
-    assert counted.unused > 3
+    assert (counted.unused > 3) == (steps > 0)
     assert waiting.accepted > 10
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "early"), WAYS)
 def test_no_draft_ahead_changes_an_answer(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """Greedy and sampled, with penalties, biases and masks, preempted, cancelled, with prefix hits
     and prompts in chunks: one sequence that is left is drafted for ahead."""
     runner, block, expected = runners
-    set_steps(monkeypatch, steps)
+    set_steps(monkeypatch, steps, early)
     counted = Counted(monkeypatch)
     engine = engine_of(runner, block, steps_ahead=1, chunk_tokens=20)
     cancelled = [replace(REQUESTS[0], id=6), replace(REQUESTS[2], id=7)]
@@ -125,15 +135,15 @@ def test_no_draft_ahead_changes_an_answer(
     assert counted.used + counted.unused > 3
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "early"), WAYS)
 def test_cancels_and_joins_behind_drafts_ahead(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """A sequence with steps ahead is cancelled after each number of tokens, and another begins in
     its slot and its pages; or another joins it."""
     runner, block, _ = runners
     (first, second), _ = alone(runner, None, GREEDY[:2])
-    set_steps(monkeypatch, steps)
+    set_steps(monkeypatch, steps, early)
     engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
     for tokens in (1, 2, 5, 9, 14):
         ended = replace(GREEDY[0], id=9)
@@ -155,9 +165,10 @@ def test_cancels_and_joins_behind_drafts_ahead(
 def test_the_device_does_not_wait_for_the_host(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all drafts are right, steps of the block follow the model's before it is read."""
+    """Where all drafts are right, steps of the block follow the model's before it is read, and the
+    rest before its tokens are taken."""
     order: list[str] = []
-    submit, collect = ModelRunner.submit, ModelRunner.collect
+    submit, collect, take = ModelRunner.submit, ModelRunner.collect, OutputProcessor.take
 
     def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
         order.append("d" if inputs.unread else "V")
@@ -167,12 +178,20 @@ def test_the_device_does_not_wait_for_the_host(
         order.append("r")
         return collect(self, submission)
 
+    def taken(self: OutputProcessor, *of_step: Any) -> bool:
+        order.append("t")
+        return take(self, *of_step)
+
     path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=1.0)
     monkeypatch.setattr(ModelRunner, "submit", submitted)
     monkeypatch.setattr(ModelRunner, "collect", collected)
+    monkeypatch.setattr(OutputProcessor, "take", taken)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
-        for steps, pattern in ((0, "VrdddV"), (2, "VddrdV")):
-            set_steps(monkeypatch, steps)
+        patterns = {
+            (0, False): "VrtdddV", (2, False): "VddrtdV", (0, True): "VrdddtV", (2, True): "VddrdtV"
+        }  # fmt: skip
+        for way, pattern in patterns.items():
+            set_steps(monkeypatch, *way)
             order.clear()
             alone(runner, block, GREEDY[:1])
             assert pattern in "".join(order)
