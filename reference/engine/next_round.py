@@ -60,27 +60,36 @@ class NextRound:
             self._begin(verified, np.concatenate(tokens), self._steps_ahead)
         self._verified = verified if self._early else None
 
-    def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> None:
+    def expect(self, drafts: int) -> None:
+        """Change the number of drafts behind the step in flight."""
+        if self._verified is not None:
+            self._verified = self._verified._replace(drafts=drafts)
+
+    def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> int:
         """Submit the drafts behind the step of ``sequence``, computed under ``admission``, that was
-        just read. If it ends or does not draft again, nothing of their steps is read."""
+        just read. If it ends or does not draft again, nothing of their steps is read. Returns how
+        many tokens it will have, written behind the known ones; 0 if nothing was submitted."""
         verified, self._verified = self._verified, None
         if verified is None or verified[:2] != (sequence, admission):
-            return
+            return 0
         if not sequence.running or admission != sequence.admission:
-            return
+            return 0
         accepted = int(output.accepted[0])
         taken = output.token[: accepted + 1]
         ends = () if sequence.request.ignore_end else self._ends
-        if not any(token < 0 or token in ends for token in taken.tolist()):
-            known = sequence.known + accepted + 1
-            # Nothing else reads what lies behind the known tokens.
-            sequence.tokens[sequence.known : known] = taken
-            self._begin(verified, sequence.tokens[:known], verified.drafts)
+        if any(token < 0 or token in ends for token in taken.tolist()):
+            return 0
+        known = sequence.known + accepted + 1
+        # Nothing else reads what lies behind the known tokens.
+        sequence.tokens[sequence.known : known] = taken
+        return known if self._begin(verified, sequence.tokens[:known], verified.drafts) else 0
 
-    def _begin(self, verified: _Verified, tokens: Tokens, steps: int) -> None:
-        """Submit at most ``steps`` steps of a round that begins with these ``tokens``."""
+    def _begin(self, verified: _Verified, tokens: Tokens, steps: int) -> bool:
+        """Submit at most ``steps`` steps of a round that begins with these ``tokens``; whether
+        there is room for drafts."""
         sequence = verified.sequence
         limit = min(verified.drafts, sequence.last_position - len(tokens))
         if limit > 0:
             one = DraftRequest(sequence.order, sequence.slot, tokens, limit)
             self._block.begin_ahead(one, steps)
+        return limit > 0

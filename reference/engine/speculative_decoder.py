@@ -72,6 +72,7 @@ class SpeculativeDecoder:
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
         self._rounds: dict[int, _Round] = {}
+        self._followed: tuple[_Round | None, float] | None = None
         self._lost: tuple[Sequence, DraftHistory] | None = None
         self.next_round = self._block and NextRound(self._block, runner.tier.info, self._ends)
         self._policy = DraftPolicy(cost)
@@ -185,16 +186,39 @@ class SpeculativeDecoder:
                 drafts = self._policy.draft_count(history, running, limit)
                 self.next_round.after_step(sequence, drafted, drafts)
 
-    def settle(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Drop the wrong drafts after a step over positions ``start`` to ``stop`` - 1 was read and
-        its tokens are known. A recurrent model still has its states before them."""
+    def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> int:
+        """See ``NextRound.after_result``. The first round of a sequence is settled first, since it
+        counts differently."""
+        if self.next_round is None or not self._history_of(sequence).rounds:
+            return 0
+        return self.next_round.after_result(sequence, admission, output)
+
+    def drop_wrong(self, sequence: Sequence, start: int) -> None:
+        """Drop the wrong drafts of a step from position ``start`` on that was read and whose tokens
+        are known. A recurrent model still has its states before them."""
         table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
-        drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
         table.known[slot] = known
         table.computed[slot] = known - 1
         if start < table.cut[slot] < known:
             self._slot_manager.save_state(sequence, table.cut[slot])
+
+    def follow(self, sequence: Sequence, start: int, now: float) -> None:
+        """As ``drop_wrong``, before the tokens are taken and ``settle`` is called: the next round
+        begins ``now``, when the step was read."""
+        self.drop_wrong(sequence, start)
+        self._followed, self._settled = (self._rounds.pop(sequence.order, None), now), now
+
+    def settle(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Record a step with drafts, over positions ``start`` to ``stop`` - 1, whose tokens were
+        taken. Its wrong drafts are dropped, unless its next round was begun."""
+        drafted, gained = stop - start - 1, sequence.known - 1 - start
+        followed, self._followed = self._followed, None
+        begun = followed is not None
+        if followed is None:
+            self.drop_wrong(sequence, start)
+            self._settled = self._clock()
+            followed = self._rounds.pop(sequence.order, None), self._settled
         so_far = self.statistics
         self.statistics = replace(
             so_far,
@@ -203,20 +227,23 @@ class SpeculativeDecoder:
             steps=so_far.steps + 1,
         )
         history, running = self._history_of(sequence), len(self._slot_manager.running)
-        self._settled = self._clock()
-        self._note_round(self._rounds.pop(sequence.order, None), history, gained, drafted)
-        if not self._policy.draft_count(history, running, self._draft_limit_of(sequence)):
+        self._note_round(*followed, history, gained, drafted)
+        drafts = self._policy.draft_count(history, running, self._draft_limit_of(sequence))
+        if begun and self.next_round is not None:
+            self.next_round.expect(drafts)
+        elif not drafts:
             self._pause(sequence)
 
     def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
         """Record the last round of a sequence: ``drafted`` drafts were compared and gave ``gained``
         tokens, which ended the sequence; 0 if a row was not finite."""
         if gained and self._lost is not None and self._lost[0] is sequence:
-            self._note_round(self._rounds.pop(sequence.order, None), self._lost[1], gained, drafted)
+            round_ = self._rounds.pop(sequence.order, None)
+            self._note_round(round_, self._clock(), self._lost[1], gained, drafted)
         self._forget_lost()
 
     def _note_round(
-        self, round_: _Round | None, history: DraftHistory, gained: int, drafted: int
+        self, round_: _Round | None, now: float, history: DraftHistory, gained: int, drafted: int
     ) -> None:
         if round_ is None:
             # It was interrupted.
@@ -226,7 +253,7 @@ class SpeculativeDecoder:
         running = round_.running
         if not round_.noted:
             round_.noted = True
-            seconds, drafting = self._clock() - round_.began, round_.drafting
+            seconds, drafting = now - round_.began, round_.drafting
             self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
         self._policy.note_gain(history, gained, running)
 
@@ -239,7 +266,7 @@ class SpeculativeDecoder:
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the drafts of a sequence that lost its slot."""
-        self._settled = 0.0
+        self._settled, self._followed = 0.0, None
         self._drafter.forget(sequence.order)
         self._forget_lost()
         history = self._histories.pop(sequence.order, None)

@@ -166,7 +166,7 @@ def test_the_device_does_not_wait_for_the_host(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where all drafts are right, steps of the block follow the model's before it is read, and the
-    rest before its tokens are taken."""
+    rest, with the model's next step, before its tokens are taken."""
     order: list[str] = []
     submit, collect, take = ModelRunner.submit, ModelRunner.collect, OutputProcessor.take
 
@@ -188,7 +188,7 @@ def test_the_device_does_not_wait_for_the_host(
     monkeypatch.setattr(OutputProcessor, "take", taken)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
         patterns = {
-            (0, False): "VrtdddV", (2, False): "VddrtdV", (0, True): "VrdddtV", (2, True): "VddrdtV"
+            (0, False): "VrtdddV", (2, False): "VddrtdV", (0, True): "VrdddVt", (2, True): "VddrdVddt"
         }  # fmt: skip
         for way, pattern in patterns.items():
             set_steps(monkeypatch, *way)
