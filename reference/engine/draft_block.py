@@ -88,6 +88,14 @@ class _Ahead(NamedTuple):
     steps: int
 
 
+class _Again(NamedTuple):
+    """The latest step of a single sequence that continued a draft. Of the next one only the
+    position differs."""
+
+    key: int
+    inputs: StepInput
+
+
 class DraftBlock:
     """Drafts by the draft block of the model itself, whose graph ``runner`` executes.
 
@@ -104,6 +112,7 @@ class DraftBlock:
         self._followed: dict[int, _BlockState] = {}
         self._left: set[int] = set()
         self._ahead: _Ahead | None = None
+        self._again: _Again | None = None
 
     def attach(self, table: SlotTable, follows: Callable[[Sequence], bool]) -> None:
         """Use the pages of ``table``, the slot table of the engine. ``follows`` decides whether the
@@ -111,7 +120,7 @@ class DraftBlock:
         self._table, self._follows = table, follows
         self._followed.clear()
         self._left.clear()
-        self._ahead = None
+        self._ahead = self._again = None
 
     def leave(self, key: int) -> None:
         """Stop following a sequence."""
@@ -124,6 +133,7 @@ class DraftBlock:
 
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
+        self._again = None
         self._followed.pop(key, None)
         self._left.discard(key)
 
@@ -191,7 +201,7 @@ class DraftBlock:
         placeholders. If the tokens or the number of drafts turn out different, ``begin`` drafts
         again, and nothing of these steps is read."""
         one = self._bounded(one)
-        one = replace(one, limit=min(steps, one.limit))
+        one = one if one.limit <= steps else replace(one, limit=steps)
         if not one.limit:
             return
         own, filled = self._followed[one.key], self._followed[one.key].filled
@@ -242,13 +252,27 @@ class DraftBlock:
         for number in range(max(1, ahead), max((one.limit for one in active), default=0)):
             indices = [n for n, one in enumerate(active) if one.limit > number]
             left = [active[n] for n in indices]
-            query = np.zeros(len(left), QUERY_TOKEN)
-            query["token"] = LAST_TOKEN
-            query["slot"] = [one.slot for one in left]
-            query["position"] = [len(one.tokens) - 1 + number for one in left]
-            hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
-            rows = np.arange(len(left), dtype=np.int32)
-            yield ChainedStep(self._input(query, hidden, left, number, rows, unread), indices)
+            yield ChainedStep(self._next_step(left, number, unread), indices)
+
+    def _next_step(self, left: list[DraftRequest], number: int, unread: bool) -> StepInput:
+        """The step that continues with the tokens that the step before it sampled."""
+        positions = [len(one.tokens) - 1 + number for one in left]
+        again = self._again
+        if again is not None and len(left) == 1 and left[0].key == again.key:
+            inputs = again.inputs
+            # Whoever submits a step has copied its inputs.
+            inputs.query["position"], inputs.sampling["position"] = positions[0], positions[0] + 1
+            return inputs if inputs.unread == unread else replace(inputs, unread=unread)
+        query = np.zeros(len(left), QUERY_TOKEN)
+        query["token"] = LAST_TOKEN
+        query["slot"] = [one.slot for one in left]
+        query["position"] = positions
+        hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
+        rows = np.arange(len(left), dtype=np.int32)
+        inputs = self._input(query, hidden, left, number, rows, unread)
+        if len(left) == 1:
+            self._again = _Again(left[0].key, inputs)
+        return inputs
 
     def _input(
         self,

@@ -247,7 +247,7 @@ class Pipeline:
     ) -> Submission:
         if self._speculative is None:
             return self._runner.submit(inputs)
-        if self._speculative.before_step(sequences, chunks):
+        if self._speculative.before_step(sequences, chunks) and inputs.plain:
             inputs = replace(inputs, plain=False)
         submission = self._runner.submit(inputs)
         self._speculative.after_step(sequences, chunks)

@@ -17,7 +17,7 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits, mask_words
-from reference.runner import ModelRunner
+from reference.runner import ModelRunner, StepOutput
 from reference.sched.cost import StepCost
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import FIRST_DRAFTS, DraftPolicy

@@ -188,8 +188,11 @@ def test_the_device_does_not_wait_for_the_host(
     monkeypatch.setattr(OutputProcessor, "take", taken)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
         patterns = {
-            (0, False): "VrtdddV", (2, False): "VddrtdV", (0, True): "VrdddVt", (2, True): "VddrdVddt"
-        }  # fmt: skip
+            (0, False): "VrtdddV",
+            (2, False): "VddrtdV",
+            (0, True): "VrdddVt",
+            (2, True): "VddrdVddt",
+        }
         for way, pattern in patterns.items():
             set_steps(monkeypatch, *way)
             order.clear()
