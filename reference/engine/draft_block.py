@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -345,10 +346,12 @@ class DraftBlock:
             self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
 
 
+@cache
 def placeholders(drafts: int) -> Tokens:
-    """int32[drafts], the placeholders of drafts that are on the device."""
+    """int32[drafts], the placeholders of drafts that are on the device, read-only."""
     tokens = np.full(drafts, RECENT_TOKEN, np.int32)
     tokens[-1:] = LAST_TOKEN
+    tokens.setflags(write=False)
     return tokens
 
 

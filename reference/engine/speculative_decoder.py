@@ -73,6 +73,7 @@ class SpeculativeDecoder:
         self._began = self._settled = self._waited = 0.0
         self._rounds: dict[int, _Round] = {}
         self._followed: tuple[_Round | None, float] | None = None
+        self._settled_count: tuple[tuple[int, int], int] | None = None
         self._lost: tuple[Sequence, DraftHistory] | None = None
         self.next_round = self._block and NextRound(self._block, runner.tier.info, self._ends)
         self._policy = DraftPolicy(cost)
@@ -86,6 +87,7 @@ class SpeculativeDecoder:
         paused = self._lookup is None and sequence.known < self._history_of(sequence).next_trial_at
         if table.lockstep[slot] or paused:
             return False
+        self._settled_count = None
         if not self._can_draft(sequence) or not self._is_worth_it(sequence):
             return False
         table.lockstep[slot] = True
@@ -182,9 +184,8 @@ class SpeculativeDecoder:
             sequence, running = sequences[0], len(self._slot_manager.running)
             drafted = self._slot_manager.table.draft[sequence.slot] if sequence.running else 0
             if drafted and running == 1 == len(sequences) and not sequence.masked:
-                history, limit = self._history_of(sequence), self._draft_limit_of(sequence)
-                drafts = self._policy.draft_count(history, running, limit)
-                self.next_round.after_step(sequence, drafted, drafts)
+                self.next_round.after_step(sequence, drafted, self._count_of(sequence))
+        self._settled_count = None
 
     def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> int:
         """See ``NextRound.after_result``. The first round of a sequence is settled first, since it
@@ -229,6 +230,7 @@ class SpeculativeDecoder:
         history, running = self._history_of(sequence), len(self._slot_manager.running)
         self._note_round(*followed, history, gained, drafted)
         drafts = self._policy.draft_count(history, running, self._draft_limit_of(sequence))
+        self._settled_count = (sequence.order, running), drafts
         if begun and self.next_round is not None:
             self.next_round.expect(drafts)
         elif not drafts:
@@ -237,6 +239,7 @@ class SpeculativeDecoder:
     def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
         """Record the last round of a sequence: ``drafted`` drafts were compared and gave ``gained``
         tokens, which ended the sequence; 0 if a row was not finite."""
+        self._settled_count = None
         if gained and self._lost is not None and self._lost[0] is sequence:
             round_ = self._rounds.pop(sequence.order, None)
             self._note_round(round_, self._clock(), self._lost[1], gained, drafted)
@@ -261,12 +264,13 @@ class SpeculativeDecoder:
         """Record a step without drafts that took ``seconds``, a token for each sequence."""
         lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
+        self._settled_count = None
         if len(sequences) == running and True not in waits:
             self._policy.note_plain(running, seconds)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the drafts of a sequence that lost its slot."""
-        self._settled, self._followed = 0.0, None
+        self._settled, self._followed, self._settled_count = 0.0, None, None
         self._drafter.forget(sequence.order)
         self._forget_lost()
         history = self._histories.pop(sequence.order, None)
@@ -330,13 +334,18 @@ class SpeculativeDecoder:
             limit = min(limit, limits.slot_states - 1)
         return limit
 
+    def _count_of(self, sequence: Sequence) -> int:
+        """The number of drafts that the policy chooses for a sequence. It is known if its latest
+        round was settled last and nothing happened since."""
+        running = len(self._slot_manager.running)
+        if self._settled_count is not None and self._settled_count[0] == (sequence.order, running):
+            return self._settled_count[1]
+        history, limit = self._history_of(sequence), self._draft_limit_of(sequence)
+        return self._policy.draft_count(history, running, limit)
+
     def _drafts_now(self, sequence: Sequence) -> int:
         """The most drafts of a sequence in the next round."""
-        running = len(self._slot_manager.running)
-        limit = self._policy.draft_count(
-            self._history_of(sequence), running, self._draft_limit_of(sequence)
-        )
-        return min(limit, sequence.last_position - sequence.known)
+        return min(self._count_of(sequence), sequence.last_position - sequence.known)
 
     def _step_room(self, running: int) -> int:
         """The drafts that fit in a step beside a token and a row of every running sequence."""
