@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
 from contract.tier import Tier
-from contract.types import Request, SamplingParams
+from contract.types import Request, SamplingParams, TokenEvent
 from reference.engine import next_round
 from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import DraftRequest, SpeculationStatistics
@@ -18,6 +20,7 @@ from reference.engine.output_processor import OutputProcessor
 from reference.runner import ModelRunner, StepInput, Submission
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_draft_block import (
+    LIMITS,
     MASKS,
     REQUESTS,
     Events,
@@ -162,6 +165,48 @@ def test_cancels_and_joins_behind_drafts_ahead(
         assert events + others.get(0, []) == first[0]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_event_is_lost_or_doubled(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Steps are interrupted wherever they are submitted, also those of a round that begins before
+    the tokens in front of it are taken; consumers stop and go on; requests join and are
+    cancelled."""
+    runner, block, _ = runners
+    random, submit = Random(seed), ModelRunner.submit
+    requests = [replace(one, id=3 * n + one.id) for n in range(2) for one in GREEDY]
+    expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())
+    set_steps(monkeypatch, random.choice((0, 1, 2)), early=True)
+    engine = engine_of(runner, block, steps_ahead=1, prefix_cache=seed % 2 == 0, chunk_tokens=20)
+    interrupted = 0
+
+    def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
+        nonlocal interrupted
+        if random.random() < 0.04:
+            interrupted += 1
+            raise KeyboardInterrupt
+        return submit(self, inputs)
+
+    monkeypatch.setattr(ModelRunner, "submit", submitted)
+    cancelled, waiting = requests[seed % 6].id, list(requests)
+    events: dict[int, list[TokenEvent]] = {one.id: [] for one in requests}
+    while waiting or not engine.idle:
+        if waiting and (engine.idle or random.random() < 0.04):
+            engine.submit(waiting.pop())
+        for number in range(len(requests)):
+            (engine.stall if random.random() < 0.03 else engine.unstall)(number)
+        with suppress(KeyboardInterrupt):
+            for event in engine.step():
+                events[event.request_id].append(event)
+        if len(events[cancelled]) >= 15:
+            engine.cancel(cancelled)
+    engine.memory.check([])
+    for number, got in events.items():
+        assert got == (expected[number] if number != cancelled else expected[number][: len(got)])
+    assert interrupted > 3
+    assert engine.statistics.speculation.accepted > 10
+
+
 def test_the_device_does_not_wait_for_the_host(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,6 +243,16 @@ def test_the_device_does_not_wait_for_the_host(
             order.clear()
             alone(runner, block, GREEDY[:1])
             assert pattern in "".join(order)
+    # While somebody waits for the slot, who runs next is decided with all tokens taken.
+    with quick_tier() as tier, drafting(path, tier, replace(LIMITS, slots=1)) as (runner, block):
+        engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+        for one in GREEDY[:2]:
+            engine.submit(one)
+        order.clear()
+        while not any(event.finish_reason for event in engine.step()):
+            pass
+        assert "VddrdtV" in "".join(order)
+        assert "Vddt" not in "".join(order)
 
 
 def test_a_penalty_sees_no_draft_ahead(runners: Runners, monkeypatch: pytest.MonkeyPatch) -> None:
