@@ -18,7 +18,8 @@ class Device:
 
     ``capability`` is major and minor, ``shared_bytes`` the most shared memory of a block that asks
     for it, ``driver`` the CUDA version of the driver: 1000 times the major one, 10 times the minor.
-    """
+    With ``mps_enabled`` kernels of other processes run at the same time (NVIDIA's Multi-Process
+    Service), else processes take turns."""
 
     ordinal: int
     name: str
@@ -27,6 +28,7 @@ class Device:
     memory_bytes: int
     shared_bytes: int
     driver: int
+    mps_enabled: bool = False
 
     @property
     def architecture(self) -> str:
@@ -93,6 +95,7 @@ def _describe(driver: Driver, ordinal: int, version: int) -> Device:
         memory_bytes=int(driver.call("cuDeviceTotalMem", handle)),
         shared_bytes=attribute("MAX_SHARED_MEMORY_PER_BLOCK_OPTIN"),
         driver=version,
+        mps_enabled=bool(attribute("MPS_ENABLED")),
     )
 
 

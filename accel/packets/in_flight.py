@@ -83,7 +83,7 @@ class CompletionWaiter:
             if ahead > 0:
                 time.sleep(min(ahead, seconds))
             if not step.done:
-                return self._asked(step, deadline, begun, EAGER_SECONDS if eager else 0.0)
+                return self._poll(step, deadline, begun, EAGER_SECONDS if eager else 0.0)
             if ahead > 0:
                 # A sleep takes longer than requested. If that were recorded as the step's duration,
                 # the next sleep would be as long, however short the steps are.
@@ -92,7 +92,7 @@ class CompletionWaiter:
         self._ended = min(usual, self._known)
         return True
 
-    def _asked(self, step: StepCompletion, deadline: float, begun: float, eager: float) -> bool:
+    def _poll(self, step: StepCompletion, deadline: float, begun: float, eager: float) -> bool:
         slept_from = time.monotonic() + eager
         while not step.done:
             now = time.monotonic()

@@ -41,6 +41,8 @@ from reference.model.template_text import (
 )
 
 TEMPLATE_NAME = "<template>"
+LIST_CHANGES = frozenset(("append", "clear", "extend", "insert", "pop", "remove", "reverse"))
+"""What a template may do to a list that it made."""
 MAX_ERROR_CHARACTERS = 300
 """Longest error message in a reply, in characters."""
 
@@ -95,12 +97,18 @@ class _Environment(ImmutableSandboxedEnvironment):
     concat = staticmethod(concat)
     literal = staticmethod(literal)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Jinja's own, except that a template may change the lists that it made itself, such as
+        Kimi K2's queue of the ids of calls. They end with the rendering."""
+        own = type(obj) is list and attr in LIST_CHANGES
+        return own or super().is_safe_attribute(obj, attr, value)
+
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         # Jinja would return an undefined value, which prints as nothing.
         raise SecurityError(f"{attribute!r} of {type(obj).__name__} is out of bounds")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's own, for texts that know who wrote them."""
+        """As Jinja's, but formatting a Text keeps the marks of its characters."""
         wrapped = super().wrap_str_format(value)
         form = getattr(value, "__self__", None)
         if wrapped is None or not isinstance(form, Text):
@@ -127,7 +135,7 @@ def _join(
 
 
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """Jinja's own, which forgets who wrote what."""
+    """As Jinja's ``indent``, but the marks are kept."""
     margin = Text(width) if isinstance(width, str) else literal(" " * width)
     first_line, *lines = (Text(s) + "\n").splitlines()
     shifted = [margin + line if line or blank else line for line in lines]
@@ -158,7 +166,7 @@ def _to_json(
 
 
 def _title(s: str) -> str:
-    """Jinja's own, which forgets who wrote what."""
+    """As Jinja's ``title``, but the marks are kept if no character was added or removed."""
     titled = do_title(s)
     return Text(titled, trusted_characters(s)) if len(titled) == len(s) else titled
 
@@ -249,8 +257,10 @@ class Renderer:
 def _failed(
     error: str, line: int | None, *, summary: str | None = None, refused: str | None = None
 ) -> dict[str, Any]:
-    """A reply that is no text. ``summary`` is ``error`` without what may be a conversation's, and
-    ``refused`` what the template itself says."""
+    """The reply to a conversation that was not rendered.
+
+    ``summary`` is ``error`` without any text of a conversation. ``refused`` is the message with
+    which the template itself refused the conversation."""
     return {"error": error, "line": line, "summary": summary or error, "refused": refused}
 
 

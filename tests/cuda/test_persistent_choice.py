@@ -87,6 +87,17 @@ def test_a_digested_or_verified_row_ends_in_the_same_launch(
     assert [launch.entry for launch in composed.short.drawn] == ["sample_bins", "sample_draw"]
 
 
+def test_with_mps_launches_are_put_together_only_if_a_caller_says_so(folder: Path) -> None:
+    """Blocks of another process might take the places that blocks of this launch wait for."""
+    model = recorded("wide", folder, ShapeKey(1, 1))
+    step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
+    device = replace(DEVICE, mps_enabled=True)
+    plan = plan_launches(step.ops, device, step.scratch)
+    assert compose(plan, step.ops, device, FASTEST, step.scratch) is plan
+    composed = compose(plan, step.ops, device, chosen_step("8x3"), step.scratch)
+    assert any(launch.table for launch in composed.launches)
+
+
 def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
     """A shape that is too much gives way to the next, and where none fits the plan stays."""
     model = recorded("qwen3", folder, ShapeKey(1, 1))

@@ -24,11 +24,14 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.conftest import SyntheticModel
 from tests.cuda import test_experts_on_device as experts
 from tests.cuda.test_persistent import MODELS
 from tests.cuda.test_persistent_on_device import LONG, model_of, one_token
-from tests.model_runs import REQUESTS, assert_same, generate
+from tests.families_table import FAMILIES
+from tests.model_runs import REQUESTS, SHORT, assert_same, compare, generate
 from tests.needs import machine_lacks, need_device
+from tests.tiers import test_families as families
 
 pytestmark = pytest.mark.device
 
@@ -67,6 +70,16 @@ def test_experts_and_delta_nets_have_the_bits_of_the_cpu(
     model, tier = open_model(path), open_tier("0,1")
     want, got = experts.logits(model, CpuTier()), experts.logits(model, tier)
     assert [one.tobytes() for one in got] == [one.tobytes() for one in want]
+
+
+@pytest.mark.parametrize("name", families.MODELS)
+def test_families_have_the_bits_of_the_cpu(
+    name: str, synthetic_model: SyntheticModel, open_tier: OpenTier
+) -> None:
+    """Every architecture, in small chunks: latent pages, convolutions, experts of every choice."""
+    quant, kv_dtype = families.MODELS[name]
+    model = open_model(synthetic_model(quant=quant, **FAMILIES[name]))
+    compare(model, open_tier("0,1"), kv_dtype, SHORT)
 
 
 @pytest.mark.parametrize(

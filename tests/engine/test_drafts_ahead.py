@@ -18,6 +18,7 @@ from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import DraftRequest, SpeculationStatistics
 from reference.engine.output_processor import OutputProcessor
 from reference.runner import ModelRunner, StepInput, Submission
+from reference.sched.drafts import DraftPolicy
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_draft_block import (
     LIMITS,
@@ -102,8 +103,14 @@ def test_drafts_ahead_are_those_that_follow(
     runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """Rounds that use them and rounds that do not: the same drafts are right as where each round
-    waits for the host."""
+    waits for the host. Their number is fixed: a round that begins early is of the number chosen one
+    round before."""
     runner, block, _ = runners
+
+    def fixed(policy: DraftPolicy, history: object, running: int, limit: int) -> int:
+        return min(3, limit)
+
+    monkeypatch.setattr(DraftPolicy, "draft_count", fixed)
     expected, _ = alone(runner, None, GREEDY)
     set_steps(monkeypatch, 0)
     answers, waiting = alone(runner, block, GREEDY)
