@@ -75,7 +75,9 @@ class SpeculativeDecoder:
         self._followed: tuple[_Round | None, float] | None = None
         self._settled_count: tuple[tuple[int, int], int] | None = None
         self._lost: tuple[Sequence, DraftHistory] | None = None
-        self.next_round = self._block and NextRound(self._block, runner.tier.info, self._ends)
+        self.next_round: NextRound | None = None
+        if self._block is not None:
+            self.next_round = NextRound(self._block, runner.tier.info, self._ends)
         self._policy = DraftPolicy(cost)
         self._histories: dict[int, DraftHistory] = {}
 
@@ -190,7 +192,8 @@ class SpeculativeDecoder:
     def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> int:
         """See ``NextRound.after_result``. The first round of a sequence is settled first, since it
         counts differently."""
-        if self.next_round is None or not self._history_of(sequence).rounds:
+        history = self._histories.get(sequence.order)
+        if self.next_round is None or history is None or not history.rounds:
             return 0
         return self.next_round.after_result(sequence, admission, output)
 

@@ -262,6 +262,25 @@ def test_the_device_does_not_wait_for_the_host(
         assert "Vddt" not in "".join(order)
 
 
+def test_nothing_is_kept_of_a_cancelled_sequence(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of two sequences is read after the first of them was cancelled."""
+    monkeypatch.setattr(DraftPolicy, "should_begin", lambda *_: False)
+    path = drafting_model(synthetic_model, "qwen35")
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        set_steps(monkeypatch, 2, early=True)
+        engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+        for one in GREEDY[:2]:
+            engine.submit(one)
+        for _ in range(8):
+            engine.step()
+        engine.cancel(GREEDY[0].id)
+        assert run(engine, [])
+        assert engine._speculative is not None
+        assert not engine._speculative._histories
+
+
 def test_a_penalty_sees_no_draft_ahead(runners: Runners, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is noted for a sequence whose penalties look at recent tokens."""
     runner, block, expected = runners
