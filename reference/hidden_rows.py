@@ -64,4 +64,6 @@ class HiddenRows:
             np.maximum.at(ends, slots, positions + 1)
             early = positions < ends[slots] - self.ring
             rows = np.where(early, self.in_step(tokens), rows)
-        return np.stack((tokens, rows), axis=1).astype(np.int32)
+        pairs = np.empty((len(query), 2), np.int32)
+        pairs[:, 0], pairs[:, 1] = tokens, rows
+        return pairs

@@ -16,11 +16,11 @@ from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
-from contract.ir.inputs import InputLayout, InputRows
+from contract.ir.inputs import InputLayout, InputRows, put_step
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import ADAPTER_IDS, HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
-from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING, STEP
+from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
 from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.adapter_inputs import ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
@@ -182,7 +182,6 @@ class ModelRunner(ContextManager):
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
         self._inputs = np.zeros(whole.inputs.nbytes, np.uint8)
-        self._step = self._inputs[: STEP.itemsize].view(STEP)
         self._page_table = self._optional_input(PAGE_TABLE, np.int32, limits.slots, -1)
         self._page_rows: InputRows | None = None
         self._page_version = 0
@@ -222,7 +221,7 @@ class ModelRunner(ContextManager):
         self.recurrent.advance(inputs.query)
         first = self._event_count
         self._event_count = (first + rows) % EVENT_NUMBERS
-        self._step[0] = (tokens, rows, first, 0)
+        put_step(self._inputs, tokens, rows, first)
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
@@ -336,16 +335,17 @@ class ModelRunner(ContextManager):
                 table[:] = inputs.page_table
             self._page_rows = None
             return None
-        latest = int(versions.max())
-        if self._page_rows is None or self._page_rows.versions is not versions:
+        rows = self._page_rows
+        if rows is None or rows.versions is not versions:
             table[:] = inputs.page_table
             start = self._executable.inputs.offsets[PAGE_TABLE]
-            self._page_rows = InputRows(start, table[0].nbytes, versions)
-        elif latest > self._page_version:
+            self._page_rows = rows = InputRows(start, table[0].nbytes, versions)
+            self._page_version = rows.latest
+        elif (latest := rows.latest) > self._page_version:
             changed = (versions > self._page_version).nonzero()[0]
             table[changed] = inputs.page_table[changed]
-        self._page_version = latest
-        return self._page_rows
+            self._page_version = latest
+        return rows
 
     def _put_hidden(self, inputs: StepInput) -> None:
         """Write which hidden states the step reads and stores: by default those of its tokens."""

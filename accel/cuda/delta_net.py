@@ -56,6 +56,9 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = net.max_sizes()
     size, tokens = sizes["state_size"], sizes["tokens"]
     history = conv.max_sizes()["history"]
+    if sizes["states"] > 1 and _reads_prompts(ops, tokens):
+        # A pass over the states of a slot that has several computes one token.
+        return None
     if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
         return None
     heads = 2 * sizes["key_heads"] + sizes["value_heads"]
@@ -71,6 +74,13 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     if passing is not None:
         return Replacement(len(RUN), (passing,))
     return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
+
+
+def _reads_prompts(ops: Remaining, tokens: int) -> bool:
+    """Whether steps of a bucket of so many tokens read prompts: those that have a row for each
+    token fit in a smaller bucket."""
+    rows = [op.max_sizes()["rows"] for op in ops.step if op.name == "store_request_state"]
+    return bool(rows) and tokens >= 4 * rows[0]
 
 
 def _standing(ops: Remaining) -> KernelLaunch:

@@ -97,7 +97,7 @@ class Recording:
     def prepare(self, stream: Any, inputs: int) -> None:
         """Make the graph for the input address ``inputs``, unless it exists for the current
         memory."""
-        now = tuple(shared.version for shared in (self.addresses, *self.peers))
+        now = (self.addresses.version, *[peer.version for peer in self.peers])
         if self._made_for != now:
             self._executables.clear()
             self._made_for = now

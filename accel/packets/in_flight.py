@@ -10,6 +10,9 @@ from contract.lazy_dataclass import dataclass
 DEFAULT_TIMEOUT_SECONDS = 600.0
 """Longest a step may take when the caller sets no deadline."""
 POLL_SECONDS = 20e-6
+EAGER_SECONDS = 0.5e-3
+"""Longest the host asks without sleeping, if the device has nothing to do behind a step. A sleep
+delays its next step, by more than it takes: a processor that slept is slow at first."""
 SLEPT_SHARE = 0.9
 """Share of a step's usual duration that the host sleeps before it polls."""
 MEASURED_STEPS = 4
@@ -68,9 +71,10 @@ class CompletionWaiter:
     _known: float = 0.0
     """The time when the host observed the end of the last step."""
 
-    def until_done(self, step: StepCompletion, seconds: float) -> bool:
+    def until_done(self, step: StepCompletion, seconds: float, *, eager: bool = False) -> bool:
         """Sleep for most of the step's usual duration, counted from the end of the previous step,
-        then poll. Returns False if the step has not ended after ``seconds``."""
+        then poll, if ``eager`` without sleeping at first. Returns False if the step has not ended
+        after ``seconds``."""
         now = time.monotonic()
         deadline, begun, pace = now + seconds, max(step.submitted, self._ended), step.pace
         usual = begun + pace.seconds
@@ -79,7 +83,7 @@ class CompletionWaiter:
             if ahead > 0:
                 time.sleep(min(ahead, seconds))
             if not step.done:
-                return self._poll(step, deadline, begun)
+                return self._poll(step, deadline, begun, EAGER_SECONDS if eager else 0.0)
             if ahead > 0:
                 # A sleep takes longer than requested. If that were recorded as the step's duration,
                 # the next sleep would be as long, however short the steps are.
@@ -88,11 +92,14 @@ class CompletionWaiter:
         self._ended = min(usual, self._known)
         return True
 
-    def _poll(self, step: StepCompletion, deadline: float, begun: float) -> bool:
+    def _poll(self, step: StepCompletion, deadline: float, begun: float, eager: float) -> bool:
+        slept_from = time.monotonic() + eager
         while not step.done:
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 return False
-            time.sleep(POLL_SECONDS)
+            if now >= slept_from:
+                time.sleep(POLL_SECONDS)
         now = time.monotonic()
         if begun >= self._known:
             step.pace.note(now - begun)

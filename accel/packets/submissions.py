@@ -136,6 +136,10 @@ class Submissions(ABC, Generic[A, L, S, C]):
         self._in_flight.append((fence, slot))
         return fence
 
+    def is_last(self, fence: StepFence[A, L, C]) -> bool:
+        """Whether no step was submitted behind that of ``fence`` whose outputs are read."""
+        return bool(self._in_flight) and self._in_flight[-1][0] is fence
+
     def retire(self) -> None:
         """Reuse the slots of ended steps. Raises DeviceLost."""
         while self._in_flight and self._in_flight[0][0].done:

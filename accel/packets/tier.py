@@ -229,7 +229,8 @@ class BaseTier(ContextManager, Generic[A, L, C]):
 
     def _until_done(self, fence: StepFence[A, L, C], seconds: float) -> bool:
         """Hook: wait for a step; False if it has not ended after ``seconds``."""
-        return self._waiting.until_done(fence, seconds)
+        eager = not self._info.host_unified and self._submissions.is_last(fence)
+        return self._waiting.until_done(fence, seconds, eager=eager)
 
     def _give_up(self) -> None:
         """Hook: react to the loss of the device."""

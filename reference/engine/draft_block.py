@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -88,6 +89,14 @@ class _Ahead(NamedTuple):
     steps: int
 
 
+class _Again(NamedTuple):
+    """The latest step of a single sequence that continued a draft. Of the next one only the
+    position differs."""
+
+    key: int
+    inputs: StepInput
+
+
 class DraftBlock:
     """Drafts by the draft block of the model itself, whose graph ``runner`` executes.
 
@@ -104,6 +113,7 @@ class DraftBlock:
         self._followed: dict[int, _BlockState] = {}
         self._left: set[int] = set()
         self._ahead: _Ahead | None = None
+        self._again: _Again | None = None
 
     def attach(self, table: SlotTable, follows: Callable[[Sequence], bool]) -> None:
         """Use the pages of ``table``, the slot table of the engine. ``follows`` decides whether the
@@ -111,7 +121,7 @@ class DraftBlock:
         self._table, self._follows = table, follows
         self._followed.clear()
         self._left.clear()
-        self._ahead = None
+        self._ahead = self._again = None
 
     def leave(self, key: int) -> None:
         """Stop following a sequence."""
@@ -124,6 +134,7 @@ class DraftBlock:
 
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
+        self._again = None
         self._followed.pop(key, None)
         self._left.discard(key)
 
@@ -186,18 +197,19 @@ class DraftBlock:
         return [placeholders(one.limit) for one in bounded]
 
     def begin_ahead(self, one: DraftRequest, steps: int) -> None:
-        """Submit the first ``steps`` steps of ``begin`` for a sequence, right after the step that
-        computes the last of its ``tokens``; those still on the device are placeholders. If the
-        tokens turn out different, ``begin`` drafts again, and nothing of these steps is read."""
+        """Submit the first ``steps`` steps of ``begin`` for a sequence, those that were not, right
+        after the step that computes the last of its ``tokens``; those still on the device are
+        placeholders. If the tokens or the number of drafts turn out different, ``begin`` drafts
+        again, and nothing of these steps is read."""
         one = self._bounded(one)
-        steps = min(steps, one.limit)
-        if not steps:
+        one = one if one.limit <= steps else replace(one, limit=steps)
+        if not one.limit:
             return
         own, filled = self._followed[one.key], self._followed[one.key].filled
-        for step in self._steps([replace(one, limit=steps)], unread=True):
+        for step in self._steps([one], self._ahead_of([one]), unread=True):
             self._runner.submit(step.inputs)
         own.filled = filled
-        self._ahead = _Ahead(own, len(one.tokens), steps)
+        self._ahead = _Ahead(own, len(one.tokens), one.limit)
 
     def _ahead_of(self, active: list[DraftRequest]) -> int:
         """The number of steps of a draft that were submitted ahead."""
@@ -241,13 +253,27 @@ class DraftBlock:
         for number in range(max(1, ahead), max((one.limit for one in active), default=0)):
             indices = [n for n, one in enumerate(active) if one.limit > number]
             left = [active[n] for n in indices]
-            query = np.zeros(len(left), QUERY_TOKEN)
-            query["token"] = LAST_TOKEN
-            query["slot"] = [one.slot for one in left]
-            query["position"] = [len(one.tokens) - 1 + number for one in left]
-            hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
-            rows = np.arange(len(left), dtype=np.int32)
-            yield ChainedStep(self._input(query, hidden, left, number, rows, unread), indices)
+            yield ChainedStep(self._next_step(left, number, unread), indices)
+
+    def _next_step(self, left: list[DraftRequest], number: int, unread: bool) -> StepInput:
+        """The step that continues with the tokens that the step before it sampled."""
+        positions = [len(one.tokens) - 1 + number for one in left]
+        again = self._again
+        if again is not None and len(left) == 1 and left[0].key == again.key:
+            inputs = again.inputs
+            # Whoever submits a step has copied its inputs.
+            inputs.query["position"], inputs.sampling["position"] = positions[0], positions[0] + 1
+            return inputs if inputs.unread == unread else replace(inputs, unread=unread)
+        query = np.zeros(len(left), QUERY_TOKEN)
+        query["token"] = LAST_TOKEN
+        query["slot"] = [one.slot for one in left]
+        query["position"] = positions
+        hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
+        rows = np.arange(len(left), dtype=np.int32)
+        inputs = self._input(query, hidden, left, number, rows, unread)
+        if len(left) == 1:
+            self._again = _Again(left[0].key, inputs)
+        return inputs
 
     def _input(
         self,
@@ -320,10 +346,12 @@ class DraftBlock:
             self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
 
 
+@cache
 def placeholders(drafts: int) -> Tokens:
-    """int32[drafts], the placeholders of drafts that are on the device."""
+    """int32[drafts], the placeholders of drafts that are on the device, read-only."""
     tokens = np.full(drafts, RECENT_TOKEN, np.int32)
     tokens[-1:] = LAST_TOKEN
+    tokens.setflags(write=False)
     return tokens
 
 

@@ -22,6 +22,9 @@ from reference.sched.planner import Chunk
 from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
+ROUND_PAGES = 2
+"""The most pages that a round takes, if it has at most a page of drafts."""
+
 
 class Step(NamedTuple):
     """A step in flight: for each of its ``sequences`` a chunk, the admission under which it is
@@ -140,9 +143,31 @@ class Pipeline:
         output = self._runner.collect(step.submission)
         self._in_flight.popleft()
         self.steps_read = step.number + 1
+        now = self._clock()
+        if self._speculative is not None:
+            self._continue(step, output, now, self._speculative)
         self._count(step)
-        self._observe(step)
+        self._observe(step, now)
         return output, self._computed(step)
+
+    def _continue(
+        self, step: Step, output: StepOutput, now: float, speculative: SpeculativeDecoder
+    ) -> None:
+        """Submit the round behind a step with drafts of a single sequence before its tokens are
+        taken, since the device would wait. Only where no other decision could be made: nobody waits
+        for a slot, and there are pages."""
+        sequence, manager = step.sequences[0], self._slot_manager
+        known = speculative.after_result(sequence, step.admissions[0], output)
+        alone = not self._in_flight and not self._scheduler.waiting and manager.disk is None
+        if not known or not alone or manager.memory.available(sequence.tenant) < ROUND_PAGES:
+            return
+        taken, sequence.known = sequence.known, known
+        try:
+            speculative.follow(sequence, step.chunks[0].start, now)
+            self._start_planned()
+        finally:
+            # The caller takes the tokens.
+            sequence.known = taken
 
     def recheck_waiting(self) -> None:
         """Look at the waiting sequences before the next step, although nothing changed in the
@@ -222,7 +247,7 @@ class Pipeline:
     ) -> Submission:
         if self._speculative is None:
             return self._runner.submit(inputs)
-        if self._speculative.before_step(sequences, chunks):
+        if self._speculative.before_step(sequences, chunks) and inputs.plain:
             inputs = replace(inputs, plain=False)
         submission = self._runner.submit(inputs)
         self._speculative.after_step(sequences, chunks)
@@ -288,8 +313,7 @@ class Pipeline:
             if start + count == table.cut[slot] and not table.draft[slot]:
                 self._slot_manager.save_state(sequence, start + count)
 
-    def _observe(self, step: Step) -> None:
-        now = self._clock()
+    def _observe(self, step: Step, now: float) -> None:
         seconds = now - max(step.began, self._read_at)
         self._read_at = now
         tokens = sum([count for _, _, count in step.chunks])

@@ -8,26 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from contract.lazy_dataclass import dataclass
-from contract.tier import TierInfo
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
-from reference.engine.draft_block import DraftBlock, placeholders
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, SpeculationStatistics
+from reference.engine.next_round import NextRound
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits, mask_words
-from reference.runner import ModelRunner
+from reference.runner import ModelRunner, StepOutput
 from reference.sched.cost import StepCost
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import FIRST_DRAFTS, DraftPolicy
 from reference.sched.planner import Chunk
-
-
-def draft_steps_ahead(info: TierInfo) -> int:
-    """The number of steps of a draft block that the device computes while the host reads which
-    drafts were accepted. It is 0 if the device computes in the host's memory."""
-    return 2 if info.asynchronous and not info.host_unified else 0
 
 
 @dataclass(slots=True)
@@ -78,8 +72,12 @@ class SpeculativeDecoder:
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
         self._rounds: dict[int, _Round] = {}
+        self._followed: tuple[_Round | None, float] | None = None
+        self._settled_count: tuple[tuple[int, int], int] | None = None
         self._lost: tuple[Sequence, DraftHistory] | None = None
-        self._ahead = 0 if self._block is None else draft_steps_ahead(runner.tier.info)
+        self.next_round: NextRound | None = None
+        if self._block is not None:
+            self.next_round = NextRound(self._block, runner.tier.info, self._ends)
         self._policy = DraftPolicy(cost)
         self._histories: dict[int, DraftHistory] = {}
 
@@ -91,6 +89,7 @@ class SpeculativeDecoder:
         paused = self._lookup is None and sequence.known < self._history_of(sequence).next_trial_at
         if table.lockstep[slot] or paused:
             return False
+        self._settled_count = None
         if not self._can_draft(sequence) or not self._is_worth_it(sequence):
             return False
         table.lockstep[slot] = True
@@ -181,39 +180,49 @@ class SpeculativeDecoder:
             seconds = self._clock() - self._waited
             self._policy.note_no_drafts(len(self._slot_manager.running), seconds)
             self._waited = 0.0
-        if self._block is not None:
+        if self._block is not None and self.next_round is not None:
             self._block.after_step(sequences, chunks)
-            self._draft_ahead(sequences)
+            self.next_round.interrupt()
+            sequence, running = sequences[0], len(self._slot_manager.running)
+            drafted = self._slot_manager.table.draft[sequence.slot] if sequence.running else 0
+            if drafted and running == 1 == len(sequences) and not sequence.masked:
+                self.next_round.after_step(sequence, drafted, self._count_of(sequence))
+        self._settled_count = None
 
-    def _draft_ahead(self, sequences: list[Sequence]) -> None:
-        """If one sequence runs, submit the first steps of its next round right after the step that
-        verifies its drafts, as if all were accepted. The device computes them while it would wait
-        for the host."""
-        table, running = self._slot_manager.table, self._slot_manager.running
-        if self._block is None or not self._ahead or len(running) > 1 or len(sequences) > 1:
-            return
-        (sequence,) = sequences
-        drafted = table.draft[sequence.slot] if sequence.running else 0
-        # Steps ahead add tokens to the recent ones that penalties must not see.
-        if not drafted or sequence.masked or sequence.request.sampling.penalizes:
-            return
-        known = sequence.known + drafted + 1
-        limit = min(self._drafts_now(sequence), sequence.last_position - known)
-        tokens = np.concatenate((sequence.tokens[: sequence.known], placeholders(drafted + 1)))
-        if limit > 0:
-            one = DraftRequest(sequence.order, sequence.slot, tokens, limit)
-            self._block.begin_ahead(one, self._ahead)
+    def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> int:
+        """See ``NextRound.after_result``. The first round of a sequence is settled first, since it
+        counts differently."""
+        history = self._histories.get(sequence.order)
+        if self.next_round is None or history is None or not history.rounds:
+            return 0
+        return self.next_round.after_result(sequence, admission, output)
 
-    def settle(self, sequence: Sequence, start: int, stop: int) -> None:
-        """Drop the wrong drafts after a step over positions ``start`` to ``stop`` - 1 was read and
-        its tokens are known. A recurrent model still has its states before them."""
+    def drop_wrong(self, sequence: Sequence, start: int) -> None:
+        """Drop the wrong drafts of a step from position ``start`` on that was read and whose tokens
+        are known. A recurrent model still has its states before them."""
         table, slot, known = self._slot_manager.table, sequence.slot, sequence.known
-        drafted, gained = stop - start - 1, known - 1 - start
         table.draft[slot] = 0
         table.known[slot] = known
         table.computed[slot] = known - 1
         if start < table.cut[slot] < known:
             self._slot_manager.save_state(sequence, table.cut[slot])
+
+    def follow(self, sequence: Sequence, start: int, now: float) -> None:
+        """As ``drop_wrong``, before the tokens are taken and ``settle`` is called: the next round
+        begins ``now``, when the step was read."""
+        self.drop_wrong(sequence, start)
+        self._followed, self._settled = (self._rounds.pop(sequence.order, None), now), now
+
+    def settle(self, sequence: Sequence, start: int, stop: int) -> None:
+        """Record a step with drafts, over positions ``start`` to ``stop`` - 1, whose tokens were
+        taken. Its wrong drafts are dropped, unless its next round was begun."""
+        drafted, gained = stop - start - 1, sequence.known - 1 - start
+        followed, self._followed = self._followed, None
+        begun = followed is not None
+        if followed is None:
+            self.drop_wrong(sequence, start)
+            self._settled = self._clock()
+            followed = self._rounds.pop(sequence.order, None), self._settled
         so_far = self.statistics
         self.statistics = replace(
             so_far,
@@ -222,20 +231,25 @@ class SpeculativeDecoder:
             steps=so_far.steps + 1,
         )
         history, running = self._history_of(sequence), len(self._slot_manager.running)
-        self._settled = self._clock()
-        self._note_round(self._rounds.pop(sequence.order, None), history, gained, drafted)
-        if not self._policy.draft_count(history, running, self._draft_limit_of(sequence)):
+        self._note_round(*followed, history, gained, drafted)
+        drafts = self._policy.draft_count(history, running, self._draft_limit_of(sequence))
+        self._settled_count = (sequence.order, running), drafts
+        if begun and self.next_round is not None:
+            self.next_round.expect(drafts)
+        elif not drafts:
             self._pause(sequence)
 
     def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
         """Record the last round of a sequence: ``drafted`` drafts were compared and gave ``gained``
         tokens, which ended the sequence; 0 if a row was not finite."""
+        self._settled_count = None
         if gained and self._lost is not None and self._lost[0] is sequence:
-            self._note_round(self._rounds.pop(sequence.order, None), self._lost[1], gained, drafted)
+            round_ = self._rounds.pop(sequence.order, None)
+            self._note_round(round_, self._clock(), self._lost[1], gained, drafted)
         self._forget_lost()
 
     def _note_round(
-        self, round_: _Round | None, history: DraftHistory, gained: int, drafted: int
+        self, round_: _Round | None, now: float, history: DraftHistory, gained: int, drafted: int
     ) -> None:
         if round_ is None:
             # It was interrupted.
@@ -245,7 +259,7 @@ class SpeculativeDecoder:
         running = round_.running
         if not round_.noted:
             round_.noted = True
-            seconds, drafting = self._clock() - round_.began, round_.drafting
+            seconds, drafting = now - round_.began, round_.drafting
             self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
         self._policy.note_gain(history, gained, running)
 
@@ -253,12 +267,13 @@ class SpeculativeDecoder:
         """Record a step without drafts that took ``seconds``, a token for each sequence."""
         lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
+        self._settled_count = None
         if len(sequences) == running and True not in waits:
             self._policy.note_plain(running, seconds)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the drafts of a sequence that lost its slot."""
-        self._settled = 0.0
+        self._settled, self._followed, self._settled_count = 0.0, None, None
         self._drafter.forget(sequence.order)
         self._forget_lost()
         history = self._histories.pop(sequence.order, None)
@@ -322,13 +337,18 @@ class SpeculativeDecoder:
             limit = min(limit, limits.slot_states - 1)
         return limit
 
+    def _count_of(self, sequence: Sequence) -> int:
+        """The number of drafts that the policy chooses for a sequence. It is known if its latest
+        round was settled last and nothing happened since."""
+        running = len(self._slot_manager.running)
+        if self._settled_count is not None and self._settled_count[0] == (sequence.order, running):
+            return self._settled_count[1]
+        history, limit = self._history_of(sequence), self._draft_limit_of(sequence)
+        return self._policy.draft_count(history, running, limit)
+
     def _drafts_now(self, sequence: Sequence) -> int:
         """The most drafts of a sequence in the next round."""
-        running = len(self._slot_manager.running)
-        limit = self._policy.draft_count(
-            self._history_of(sequence), running, self._draft_limit_of(sequence)
-        )
-        return min(limit, sequence.last_position - sequence.known)
+        return min(self._count_of(sequence), sequence.last_position - sequence.known)
 
     def _step_room(self, running: int) -> int:
         """The drafts that fit in a step beside a token and a row of every running sequence."""

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 
 from contract.tier import Tier
-from contract.types import Request, SamplingParams
-from reference.engine import speculative_decoder
+from contract.types import Request, SamplingParams, TokenEvent
+from reference.engine import next_round
 from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import DraftRequest, SpeculationStatistics
+from reference.engine.output_processor import OutputProcessor
 from reference.runner import ModelRunner, StepInput, Submission
+from reference.sched.drafts import DraftPolicy
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_draft_block import (
+    LIMITS,
     MASKS,
     REQUESTS,
     Events,
@@ -31,6 +37,9 @@ from tests.named_tiers import quick_tier
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 SyntheticModel = Callable[..., Path]
 STEPS = (1, 2, 5)
+WAYS = [*((steps, False) for steps in STEPS), (0, True), (2, True)]
+"""Steps ahead of the result in front, and whether drafts are submitted before its tokens are
+taken."""
 GREEDY = [
     Request(n, tuple((n * 31 + i * 5) % 250 for i in range(9 + 13 * n)), 40, SamplingParams())
     for n in range(3)
@@ -66,13 +75,18 @@ class Counted:
         patch.setattr(DraftBlock, "_ahead_of", asked)
 
 
-def set_steps(patch: pytest.MonkeyPatch, steps: int) -> None:
-    """Have every device compute so many steps ahead."""
+def set_steps(patch: pytest.MonkeyPatch, steps: int, early: bool = False) -> None:
+    """Have every device compute so many steps ahead, and drafts before tokens are taken if
+    ``early``."""
 
     def chosen(info: object) -> int:
         return steps
 
-    patch.setattr(speculative_decoder, "draft_steps_ahead", chosen)
+    def chosen_early(info: object) -> bool:
+        return early
+
+    patch.setattr(next_round, "draft_steps_ahead", chosen)
+    patch.setattr(next_round, "drafts_early", chosen_early)
 
 
 def alone(
@@ -84,33 +98,39 @@ def alone(
     return answers, engine.statistics.speculation
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "early"), WAYS)
 def test_drafts_ahead_are_those_that_follow(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """Rounds that use them and rounds that do not: the same drafts are right as where each round
-    waits for the host."""
+    waits for the host. Their number is fixed: a round that begins early is of the number chosen one
+    round before."""
     runner, block, _ = runners
+
+    def fixed(policy: DraftPolicy, history: object, running: int, limit: int) -> int:
+        return min(3, limit)
+
+    monkeypatch.setattr(DraftPolicy, "draft_count", fixed)
     expected, _ = alone(runner, None, GREEDY)
     set_steps(monkeypatch, 0)
     answers, waiting = alone(runner, block, GREEDY)
     assert answers == expected
-    set_steps(monkeypatch, steps)
+    set_steps(monkeypatch, steps, early)
     counted = Counted(monkeypatch)
     assert alone(runner, block, GREEDY) == (expected, waiting)
     assert counted.used > 3
-    assert counted.unused > 3
+    assert (counted.unused > 3) == (steps > 0)
     assert waiting.accepted > 10
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "early"), WAYS)
 def test_no_draft_ahead_changes_an_answer(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """Greedy and sampled, with penalties, biases and masks, preempted, cancelled, with prefix hits
     and prompts in chunks: one sequence that is left is drafted for ahead."""
     runner, block, expected = runners
-    set_steps(monkeypatch, steps)
+    set_steps(monkeypatch, steps, early)
     counted = Counted(monkeypatch)
     engine = engine_of(runner, block, steps_ahead=1, chunk_tokens=20)
     cancelled = [replace(REQUESTS[0], id=6), replace(REQUESTS[2], id=7)]
@@ -125,15 +145,15 @@ def test_no_draft_ahead_changes_an_answer(
     assert counted.used + counted.unused > 3
 
 
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "early"), WAYS)
 def test_cancels_and_joins_behind_drafts_ahead(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
 ) -> None:
     """A sequence with steps ahead is cancelled after each number of tokens, and another begins in
     its slot and its pages; or another joins it."""
     runner, block, _ = runners
     (first, second), _ = alone(runner, None, GREEDY[:2])
-    set_steps(monkeypatch, steps)
+    set_steps(monkeypatch, steps, early)
     engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
     for tokens in (1, 2, 5, 9, 14):
         ended = replace(GREEDY[0], id=9)
@@ -152,12 +172,55 @@ def test_cancels_and_joins_behind_drafts_ahead(
         assert events + others.get(0, []) == first[0]
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_event_is_lost_or_doubled(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Steps are interrupted wherever they are submitted, also those of a round that begins before
+    the tokens in front of it are taken; consumers stop and go on; requests join and are
+    cancelled."""
+    runner, block, _ = runners
+    random, submit = Random(seed), ModelRunner.submit
+    requests = [replace(one, id=3 * n + one.id) for n in range(2) for one in GREEDY]
+    expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())
+    set_steps(monkeypatch, random.choice((0, 1, 2)), early=True)
+    engine = engine_of(runner, block, steps_ahead=1, prefix_cache=seed % 2 == 0, chunk_tokens=20)
+    interrupted = 0
+
+    def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
+        nonlocal interrupted
+        if random.random() < 0.04:
+            interrupted += 1
+            raise KeyboardInterrupt
+        return submit(self, inputs)
+
+    monkeypatch.setattr(ModelRunner, "submit", submitted)
+    cancelled, waiting = requests[seed % 6].id, list(requests)
+    events: dict[int, list[TokenEvent]] = {one.id: [] for one in requests}
+    while waiting or not engine.idle:
+        if waiting and (engine.idle or random.random() < 0.04):
+            engine.submit(waiting.pop())
+        for number in range(len(requests)):
+            (engine.stall if random.random() < 0.03 else engine.unstall)(number)
+        with suppress(KeyboardInterrupt):
+            for event in engine.step():
+                events[event.request_id].append(event)
+        if len(events[cancelled]) >= 15:
+            engine.cancel(cancelled)
+    engine.memory.check([])
+    for number, got in events.items():
+        assert got == (expected[number] if number != cancelled else expected[number][: len(got)])
+    assert interrupted > 3
+    assert engine.statistics.speculation.accepted > 10
+
+
 def test_the_device_does_not_wait_for_the_host(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where all drafts are right, steps of the block follow the model's before it is read."""
+    """Where all drafts are right, steps of the block follow the model's before it is read, and the
+    rest, with the model's next step, before its tokens are taken."""
     order: list[str] = []
-    submit, collect = ModelRunner.submit, ModelRunner.collect
+    submit, collect, take = ModelRunner.submit, ModelRunner.collect, OutputProcessor.take
 
     def submitted(self: ModelRunner, inputs: StepInput) -> Submission:
         order.append("d" if inputs.unread else "V")
@@ -167,15 +230,55 @@ def test_the_device_does_not_wait_for_the_host(
         order.append("r")
         return collect(self, submission)
 
+    def taken(self: OutputProcessor, *of_step: Any) -> bool:
+        order.append("t")
+        return take(self, *of_step)
+
     path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=1.0)
     monkeypatch.setattr(ModelRunner, "submit", submitted)
     monkeypatch.setattr(ModelRunner, "collect", collected)
+    monkeypatch.setattr(OutputProcessor, "take", taken)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
-        for steps, pattern in ((0, "VrdddV"), (2, "VddrdV")):
-            set_steps(monkeypatch, steps)
+        patterns = {
+            (0, False): "VrtdddV",
+            (2, False): "VddrtdV",
+            (0, True): "VrdddVt",
+            (2, True): "VddrdVddt",
+        }
+        for way, pattern in patterns.items():
+            set_steps(monkeypatch, *way)
             order.clear()
             alone(runner, block, GREEDY[:1])
             assert pattern in "".join(order)
+    # While somebody waits for the slot, who runs next is decided with all tokens taken.
+    with quick_tier() as tier, drafting(path, tier, replace(LIMITS, slots=1)) as (runner, block):
+        engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+        for one in GREEDY[:2]:
+            engine.submit(one)
+        order.clear()
+        while not any(event.finish_reason for event in engine.step()):
+            pass
+        assert "VddrdtV" in "".join(order)
+        assert "Vddt" not in "".join(order)
+
+
+def test_nothing_is_kept_of_a_cancelled_sequence(
+    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of two sequences is read after the first of them was cancelled."""
+    monkeypatch.setattr(DraftPolicy, "should_begin", lambda *_: False)
+    path = drafting_model(synthetic_model, "qwen35")
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        set_steps(monkeypatch, 2, early=True)
+        engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+        for one in GREEDY[:2]:
+            engine.submit(one)
+        for _ in range(8):
+            engine.step()
+        engine.cancel(GREEDY[0].id)
+        assert run(engine, [])
+        assert engine._speculative is not None
+        assert not engine._speculative._histories
 
 
 def test_a_penalty_sees_no_draft_ahead(runners: Runners, monkeypatch: pytest.MonkeyPatch) -> None:

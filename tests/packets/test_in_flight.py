@@ -15,11 +15,15 @@ OVER = 80e-6
 
 @dataclass
 class Clock:
-    """Stands in for the module ``time``."""
+    """Stands in for the module ``time``. To be asked takes it ``asking`` seconds."""
 
     now: float = 1.0
+    asking: float = 0.0
+    asked: int = 0
 
     def monotonic(self) -> float:
+        self.now += self.asking
+        self.asked += 1
         return self.now
 
     def sleep(self, seconds: float) -> None:
@@ -139,3 +143,20 @@ def test_a_step_that_does_not_end(clock: Clock) -> None:
     waiting = CompletionWaiter()
     assert not waiting.until_done(Step(clock, clock.now, clock.now + 2.0, Pace()), 1.0)
     assert clock.now < 2.1
+
+
+@pytest.mark.parametrize("seconds", [1.2e-3, 2.6e-3, 4.5e-3])
+def test_an_eager_host_sees_the_end_at_once(seconds: float, clock: Clock) -> None:
+    """It sleeps through most of a step and then asks all the while, for ``EAGER_SECONDS``. A step
+    that takes longer than usual is asked for as seldom as any other behind that."""
+    waiting, device = CompletionWaiter(), Device(clock, seconds)
+    clock.asking, late = 1e-6, []
+    for _ in range(20):
+        step = device.submit()
+        assert waiting.until_done(step, 1.0, eager=True)
+        late.append(clock.now - step.end)
+    assert max(late[5:]) < 4 * clock.asking
+    device.seconds, asked = 20e-3, clock.asked
+    assert waiting.until_done(device.submit(), 1.0, eager=True)
+    polls = in_flight.EAGER_SECONDS / clock.asking + device.seconds / OVER
+    assert clock.asked - asked < 1.1 * polls
