@@ -180,11 +180,10 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     nbytes = block_shared_bytes(head_dim, tokens)
     if nbytes > device.shared_bytes:
         return None
-    parts = head_dim // min(head_dim, MAX_CHANNELS)
     most = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
     launch = KernelLaunch(
         "attention_blocks",
-        (min(tokens * sizes["kv_heads"] * parts, most), 1, 1),
+        (min(tokens * sizes["kv_heads"] * _parts(head_dim), most), 1, 1),
         (BLOCK_WARPS * 32, 1, 1),
         nbytes,
         {"MAX_TOKENS": tokens, **_batch_macros(ops)},
@@ -194,11 +193,9 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 GROUP_CAPABILITY = (9, 0)
 """The compute capability with products of warp groups."""
-GROUP_HEAD_DIMS = (64, 128)
 GROUP_WARPS, SUPPLY_WARPS = 8, 4
 """Warps of a block that multiply, and warps that load tiles."""
 GROUP_ROWS = 16 * GROUP_WARPS
-STORED_STAGES, PLANE_STAGES, PLANES = 3, 2, 5
 RECORD_ALIGNMENT = 128
 
 
@@ -209,7 +206,7 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     sizes = op.max_sizes()
     head_dim, tokens, kv_heads = sizes["head_dim"], sizes["tokens"], sizes["kv_heads"]
-    if head_dim not in GROUP_HEAD_DIMS or sizes["heads"] // kv_heads > GROUP_ROWS:
+    if sizes["heads"] // kv_heads > GROUP_ROWS:
         return None
     if not (_rows_begin_at(op, "q", Q_FLOATS) and _rows_begin_at(op, "y", Y_FLOATS)):
         return None
@@ -218,7 +215,7 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     launch = KernelLaunch(
         "attention_groups",
-        (min(tokens * kv_heads, device.multiprocessors), 1, 1),
+        (min(tokens * kv_heads * _parts(head_dim), device.multiprocessors), 1, 1),
         ((GROUP_WARPS + SUPPLY_WARPS) * 32, 1, 1),
         nbytes,
         {"MAX_TOKENS": tokens, **_batch_macros(ops)},
@@ -235,13 +232,22 @@ def divides_heads(op: Op, device: Device) -> bool:
 
 
 def group_shared_bytes(head_dim: int, tokens: int) -> int:
-    """Shared memory of ``attention_groups.cu``: tiles as stored, planes of bytes and three floats a
-    position, sums of all rows, barriers, and a bit a token."""
+    """Shared memory of ``attention_groups.cu``: tiles as stored, three planes of keys and two of
+    the block's channels of values, three floats a position, sums of all rows or low parts of their
+    queries, barriers, and a bit a token."""
     record = -(-PAGE_TOKENS * (3 * head_dim + 2) // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
-    stored = STORED_STAGES * KV_TILE // PAGE_TOKENS * record
-    planes = PLANE_STAGES * KV_TILE * (PLANES * head_dim + 3 * 4)
-    barriers = 8 * (STORED_STAGES + 2 * PLANE_STAGES)
-    return stored + planes + 4 * GROUP_ROWS * head_dim + barriers + 4 * -(-tokens // 32)
+    channels, whole = min(head_dim, MAX_CHANNELS), head_dim <= MAX_CHANNELS
+    stored_stages, plane_stages = (3, 2) if whole else (2, 1)
+    stored = stored_stages * KV_TILE // PAGE_TOKENS * record
+    planes = KV_TILE * (plane_stages * (3 * head_dim + 2 * channels) + 2 * 3 * 4)
+    rows = stored + planes + GROUP_ROWS * (4 * head_dim if whole else head_dim)
+    used = max(rows, groups_bytes(head_dim, GROUP_WARPS, TOKEN_STAGES))
+    return used + 8 * (stored_stages + 4) + 4 * -(-tokens // 32)
+
+
+def _parts(head_dim: int) -> int:
+    """Blocks that share the channels of a head."""
+    return head_dim // min(head_dim, MAX_CHANNELS)
 
 
 def block_shared_bytes(head_dim: int, tokens: int) -> int:

@@ -39,7 +39,8 @@ CONV_THREADS = 256
 CONV_TOKENS = 32
 ROW_WARPS, ROW_LANES, ROW_SETS = 8, 8, 1
 """Warps of a block of the recurrence, lanes of a row, and sets of rows of each warp."""
-STAGE_TOKENS, STAGES = 8, 3
+ROW_TOKENS, ROW_STAGES = 8, 3
+"""Tokens of a stage of shared memory, and stages."""
 AROUND_WARPS = 8
 """Warps of a block that computes a token before or after the recurrence."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
@@ -238,13 +239,14 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         (32 * ROW_WARPS, 1, 1),
         # More than half of a multiprocessor's memory: blocks that start while the launch before
         # this one ends would else share the multiprocessors that are free first.
-        max(4 * STAGES * STAGE_TOKENS * token_floats, device.shared_bytes // 2),
+        max(4 * ROW_STAGES * ROW_TOKENS * token_floats, device.shared_bytes // 2),
         {
             "STATE_SIZE": size,
             "ROW_LANES": ROW_LANES,
             "WARPS": ROW_WARPS,
             "ROW_SETS": ROW_SETS,
-            "STAGE_TOKENS": STAGE_TOKENS,
+            "GROUP_TOKENS": ROW_TOKENS,
+            "STAGES": ROW_STAGES,
             "STATES": sizes["states"],
             **operand_indices(ops, 0, "x qk gates query state y"),
             "NET": 0,

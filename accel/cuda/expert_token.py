@@ -65,7 +65,7 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
         **_operand_macros(ops, block),
     }
     grid = (device.multiprocessors, 1, 1)
-    return KernelLaunch("expert_token", grid, (32 * WARPS, 1, 1), nbytes, macros)
+    return KernelLaunch("expert_token", grid, (32 * WARPS, 1, 1), nbytes, macros, waits=True)
 
 
 def _operand_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:

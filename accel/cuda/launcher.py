@@ -40,11 +40,13 @@ class LaunchShape:
 @dataclass(frozen=True, slots=True)
 class BoundLaunch:
     """One launch. ``own`` are the kernel's arguments after the addresses of the step's memory, or
-    functions that return them at the launch."""
+    functions that return them at the launch. One that ``overlaps`` may start before the launch in
+    front of it has ended."""
 
     kernel: LaunchShape
     cooperative: bool
     own: tuple[np.generic | Callable[[], np.generic], ...]
+    overlaps: bool = True
 
 
 class Branch(Protocol):
@@ -145,11 +147,8 @@ class Recording:
         step = np.uint64(self.addresses.scratch), np.uint64(inputs)
         own = (one() if callable(one) else one for one in launch.own)
         arguments = Arguments(*step, *own)
-        attributes: tuple[tuple[str, str], ...] = ()
-        if launch.cooperative:
-            attributes = (COOPERATIVE,)
-        elif programmatic:
-            attributes = (PROGRAMMATIC,)
+        asked = (COOPERATIVE, launch.cooperative), (PROGRAMMATIC, programmatic and launch.overlaps)
+        attributes = tuple(attribute for attribute, wanted in asked if wanted)
         start_kernel(self.context, stream, launch.kernel, arguments, attributes)
 
 

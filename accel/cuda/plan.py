@@ -62,10 +62,11 @@ class PlannedLaunch:
     """One launch, for ``count`` ops from index ``first`` on.
 
     ``workspace`` is its offset in the workspaces of the step, None for a plain kernel, which has
-    none. A persistent launch has a ``table`` instead of packets. A launch that ``gathers`` accesses
-    the memory of other devices: ``barrier`` is the offset in the workspaces of the words by which
-    they meet, ``sends`` are the operands it writes there, as packet times OPERANDS_OF_A_PACKET plus
-    operand."""
+    none. Blocks of a ``cooperative`` one all run at the same time, and wait for each other until
+    the host ends them. A persistent launch has a ``table`` instead of packets. A launch that
+    ``gathers`` accesses the memory of other devices: ``barrier`` is the offset in the workspaces of
+    the words by which they meet, ``sends`` are the operands it writes there, as packet times
+    OPERANDS_OF_A_PACKET plus operand."""
 
     source: Source
     entry: str
@@ -242,7 +243,8 @@ def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> Plan
         index,
         count,
         launch.shared_bytes,
-        workspace=workspace,
+        launch.waits,
+        workspace,
         gathers=launch.gathers,
         sends=launch.sends,
     )

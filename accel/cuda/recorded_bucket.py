@@ -50,12 +50,15 @@ def recorded_bucket(
         number += launch.gathers
         if launch.table is not None:
             workspaces = _peer_workspaces(bound, number, device, peers) if launch.gathers else None
-            table = launch.table.bound(packets, _stop_address(runtime), workspaces)
+            table = launch.table.bound(packets, runtime.stop.address, workspaces)
             bound.allocations.append(memory.adopt(f"phases of {bound.name}", table))
             own = (np.uint64(bound.allocations[-1].address),)
         if launch.workspace is not None:
             own = (*own, np.uint64(bound.workspace_of(launch)))
-        launches.append(BoundLaunch(_shape(runtime, launch), launch.cooperative, own))
+        if launch.cooperative and launch.table is None:
+            own = (*own, np.uint64(runtime.stop.address))
+        shape, overlaps = _shape(runtime, launch), launch.table is None
+        launches.append(BoundLaunch(shape, launch.cooperative, own, overlaps))
     count, behind = len(plan.launches), len(plan.launches) + len(drawn)
     recording = Recording(
         runtime.context,
@@ -87,7 +90,7 @@ def _packets_with_others(
     (barrier, sent), *others = (_addresses_of(one, number) for one in (own, *peers))
     launch = own[1].gathers[number]
     packets = own[1].packets[launch.first : launch.first + launch.count]
-    behind = others_argument(_stop_address(runtime), device, barrier, sent, others)
+    behind = others_argument(runtime.stop.address, device, barrier, sent, others)
     return np.void(packets.tobytes() + behind)
 
 
@@ -112,11 +115,6 @@ def _peer_workspaces(
         assert launch.table.layout == own.table.layout, "devices have different phases"
         apart.append(other.workspace_of(launch) - bound.workspace_of(own))
     return PeerWorkspaces(device, tuple(apart))
-
-
-def _stop_address(runtime: Runtime) -> int:
-    assert runtime.stop is not None
-    return runtime.stop.address
 
 
 def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:

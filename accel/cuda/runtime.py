@@ -61,9 +61,9 @@ class Choices:
 class Runtime:
     """An open device.
 
-    ``step`` says where persistent kernels replace launches; ``stop`` ends kernels that wait, None
-    if none does. ``compiler`` names the compiler. A device is closed by ``close`` when it
-    is idle, else by ``close_failed``, ``close_by`` a deadline, or ``abandon``."""
+    ``step`` says where persistent kernels replace launches; ``stop`` ends kernels that wait.
+    ``compiler`` names the compiler. A device is closed by ``close`` when it is idle, else by
+    ``close_failed``, ``close_by`` a deadline, or ``abandon``."""
 
     device: Device
     context: Context
@@ -76,7 +76,7 @@ class Runtime:
     programmatic: bool
     graphs: bool
     step: StepChoice
-    stop: StopWord | None
+    stop: StopWord
 
     def close(self) -> None:
         """Wait for the device and free everything."""
@@ -104,8 +104,8 @@ class Runtime:
                 raise TierUnavailable(TIER, f"{names} ({error})", PEER_REMEDY) from None
 
     def stop_waiting(self) -> None:
-        """Make kernels that wait for other devices end."""
-        if self.stop is not None and not self.context.closed:
+        """Make kernels end that wait for other blocks or devices."""
+        if not self.context.closed:
             self.stop.set()
 
     def close_by(self, deadline: float) -> bool:
@@ -139,13 +139,12 @@ def open_runtime(
     choices: Choices,
     progress: Progress | None = None,
     compiler: Compiler | None = None,
-    shared: bool = False,
 ) -> Runtime:
     """Open the device ``requested``, see ``find_device``, and test it.
 
-    ``compiler`` replaces NVRTC; kernels of a ``shared`` device also wait for other devices. Raises
-    TierUnavailable when there is no usable device or its arithmetic is not exact, BuildError when
-    the compiler rejects a kernel, and ConfigError for an invalid choice of ``step``."""
+    ``compiler`` replaces NVRTC. Raises TierUnavailable when there is no usable device or its
+    arithmetic is not exact, BuildError when the compiler rejects a kernel, and ConfigError for an
+    invalid choice of ``step``."""
     step = chosen_step(choices.step)
     compiler = compiler or Compiler()
     device = find_device(driver, requested)
@@ -160,7 +159,7 @@ def open_runtime(
         builder = Builder(compiler, device.architecture, choices.cache, progress)
         modules = Modules(context, device, builder)
         check_arithmetic(memory, modules)
-        stop = make_stop_word(memory, _stream(context)) if step.blocks or shared else None
+        stop = make_stop_word(memory, _stream(context))
     except CudaError as error:
         with suppress(CudaError):
             context.close()

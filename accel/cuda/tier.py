@@ -75,9 +75,8 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     ) -> None:
         driver = open_driver(binding)
         choices = choices or Choices()
-        shared = share.count > 1
         self.share = share
-        runtime = open_runtime(driver, device, choices, progress, compiler, shared)
+        runtime = open_runtime(driver, device, choices, progress, compiler)
         self._runtime = runtime
         self._streamed = StreamedWeights(runtime)
         self._weights = Weights(runtime, self._streamed)

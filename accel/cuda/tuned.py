@@ -50,7 +50,9 @@ class KernelLaunch:
     the file is compiled, so that one file serves several formats or widths; each set is a module of
     its own. ``op`` is the op whose packet the kernel reads by name. In a launch that ``gathers``
     devices wait for each other, and each stores its part of the operands ``sends`` in the memory of
-    all, see ``accel.cuda.gathers``; a launch that only sends belongs to the one after it."""
+    all, see ``accel.cuda.gathers``; a launch that only sends belongs to the one after it. Blocks of
+    a launch that ``waits`` wait for each other: all of them run at the same time, and their kernel
+    has another parameter, ``U64 stop``, the address of the word by which the host ends them."""
 
     entry: str
     grid: Extent
@@ -60,6 +62,7 @@ class KernelLaunch:
     op: str = ""
     gathers: bool = False
     sends: tuple[int, ...] = ()
+    waits: bool = False
 
     @property
     def file(self) -> str:

@@ -22,6 +22,7 @@ from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, OLDER
+from tests.cuda.emulator import emulate
 from tests.cuda.recorded_step import RecordedModel
 from tests.cuda.tuned_steps import TunedSteps, run_together
 
@@ -111,6 +112,28 @@ def test_experts_of_a_token_are_one_launch(name: str, quant: str, folder: Path) 
     assert [[launch.source.name for launch in run] for run in steps.runs] == [TOKEN]
     for position in range(3):
         run(steps, [40 + position], [position], [1])
+
+
+def test_blocks_that_wait_in_vain_end_once_told(folder: Path) -> None:
+    """What a block that does not run would publish never comes; the host's word ends the others."""
+    one = ShapeKey(1, 1)
+    steps = TunedSteps(recorded("qwen3moe", folder, one, "q4_k"), one, DEVICE, ROUTED, folder)
+    ((launch,),) = steps.runs
+    assert launch.cooperative
+    model = steps.recorded
+    given = model.inputs([3], [0], [0])
+    model.step(given)
+    steps.begin(given, {})
+    text = launch.source.text.replace("gridDim.x", "(gridDim.x + 1)")
+    kernel = emulate(replace(launch.source, text=text), folder)
+    ops = range(launch.first, launch.first + launch.count)
+    for told in (0, 1):
+        scratch = steps.scratch_before(ops)
+        arguments = steps.arguments(launch, scratch)
+        steps.workspace[:], steps.stop[:] = 0, told
+        blocks, threads = launch.grid[0], launch.block[0]
+        done = kernel.run_together(launch.entry, blocks, threads, 1, *arguments, turns=6000)
+        assert done == bool(told)
 
 
 @pytest.mark.parametrize("device", [OLDER, replace(DEVICE, mps_enabled=True)], ids=["old", "mps"])

@@ -183,7 +183,7 @@ def test_tuned_kernels_compile(
     architecture, is told apart."""
     every = sources(device, folder)
     names = {source.name for source in every}
-    attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens", "blocks")}
+    attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens")}
     assert names >= {"step.cu", "all_gather.cu"} | attention
     assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS}
     assert names >= {
@@ -194,10 +194,11 @@ def test_tuned_kernels_compile(
     assert (names & of_prompts == of_prompts) == (device is DEVICE)
     newer = {"unit_groups.cu", "unit_spans.cu", "half_groups.cu"}
     newer |= {"attention_clusters.cu", "attention_groups.cu"}
-    of_device = {"unit_matrix.cu", *newer} & names
+    older = {"unit_matrix.cu", "attention_blocks.cu"}
+    of_device = (older | newer) & names
     parted = any(dict(source.macros).get("FOLDED", -1) >= 0 for source in every)
     assert parted == (device is DEVICE)
-    assert of_device == (newer if device is DEVICE else {"unit_matrix.cu"})
+    assert of_device == (newer if device is DEVICE else older)
     for source in chosen(every):
         macros = (f"-D{name}={value}" for name, value in source.macros)
         options = (*OPTIONS, *macros, *QUICK)

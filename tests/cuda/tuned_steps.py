@@ -63,6 +63,7 @@ class TunedSteps:
         self.inputs = aligned_memory(self.layout.nbytes)
         self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
         self.workspace[:] = 0
+        self.stop = np.zeros(1, np.uint32)
         kept = graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
         self.states = {decl.name: self.recorded.raw[decl.name].copy() for decl in kept}
         self.places = {name: aligned_memory(raw.nbytes) for name, raw in self.states.items()}
@@ -147,19 +148,19 @@ class TunedSteps:
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes) -> None:
         """All blocks of one launch."""
-        assert launch.workspace is not None
         assert launch.shared_bytes <= self.device.shared_bytes
-        replaced = self.packets.ctypes.data + launch.first * self.packets.itemsize
         assert launch.entry not in TOGETHER or launch.grid[0] <= self.device.multiprocessors
         emulate(launch.source, self.folder).run(
-            launch.entry,
-            launch.grid,
-            launch.block[0],
-            scratch.ctypes.data,
-            self.inputs.ctypes.data,
-            replaced,
-            self.workspace.ctypes.data + launch.workspace,
+            launch.entry, launch.grid, launch.block[0], *self.arguments(launch, scratch)
         )
+
+    def arguments(self, launch: PlannedLaunch, scratch: Bytes) -> list[int]:
+        """Those of the launch's kernel."""
+        assert launch.workspace is not None
+        replaced = self.packets.ctypes.data + launch.first * self.packets.itemsize
+        workspace = self.workspace.ctypes.data + launch.workspace
+        stop = [self.stop.ctypes.data] if launch.cooperative else []
+        return [scratch.ctypes.data, self.inputs.ctypes.data, replaced, workspace, *stop]
 
     def _make(self) -> None:
         for op in self.step.ops:

@@ -236,7 +236,6 @@ DEVICE void word_at_peer(COPY_BARRIER *barrier, unsigned *own, unsigned word, un
 DEVICE void add_at_peer(unsigned *own, unsigned more, unsigned rank) { *of_peer(own, rank) += more; }
 DEVICE void show_to_copies() {}
 DEVICE void spin_pause() { emulator::yield(); }
-DEVICE void give_up() {}
 
 // groups.h: an operand is a place in shared memory and two strides; products are done at once.
 #define GROUPS_H
@@ -309,6 +308,19 @@ template <int N>
 DEVICE void multiply_unsigned_group(int (&sum)[N], const unsigned (&a)[4], uint64_t b, bool more) {
     multiply_rows_of_group<false, false>(sum, a, b, more);
 }
+// A lane's words of rows in shared memory.
+struct ROWS_OF_GROUP {
+    unsigned word[4];
+    explicit ROWS_OF_GROUP(uint64_t a) {
+        const unsigned lane = threadIdx.x % 32, first = threadIdx.x / 32 % 4 * 16 + lane / 4;
+        const unsigned lead = a >> 20 & 0xFFFF, stride = a >> 36;
+        for (unsigned i = 0; i < 4; i++) {
+            const unsigned row = first + i % 2 * 8;
+            memcpy(word + i, shared + (a & 0xFFFFF) + row / 8 * stride + row % 8 * 16 +
+                             i / 2 * lead + lane % 4 * 4, 4);
+        }
+    }
+};
 #define GROUP_SUMS(NAME, SIGNED, SIGNED_B)                                       \
     template <int N>                                                             \
     DEVICE void set_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \
@@ -317,6 +329,14 @@ DEVICE void multiply_unsigned_group(int (&sum)[N], const unsigned (&a)[4], uint6
     template <int N>                                                             \
     DEVICE void add_##NAME(int (&sum)[N], const unsigned (&a)[4], uint64_t b) {  \
         multiply_rows_of_group<SIGNED, SIGNED_B>(sum, a, b, true);               \
+    }                                                                            \
+    template <int N> DEVICE void set_##NAME(int (&sum)[N], uint64_t a, uint64_t b) { \
+        const ROWS_OF_GROUP rows(a);                                             \
+        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, rows.word, b, false);      \
+    }                                                                            \
+    template <int N> DEVICE void add_##NAME(int (&sum)[N], uint64_t a, uint64_t b) { \
+        const ROWS_OF_GROUP rows(a);                                             \
+        multiply_rows_of_group<SIGNED, SIGNED_B>(sum, rows.word, b, true);       \
     }
 GROUP_SUMS(signed_sums, true, true)
 GROUP_SUMS(mixed_sums, true, false)

@@ -9,13 +9,18 @@
 
 #define ROW_STEPS (HEAD_DIM / 32)  // of a product over a row
 #define CHANNELS 64                // whose sums are computed at the same time
-#define CHUNKS (HEAD_DIM / CHANNELS)
-#define VALUES (HEAD_DIM / 2)  // sums of a thread
+#define CHUNKS (BLOCK_CHANNELS / CHANNELS)
+#define VALUES (BLOCK_CHANNELS / 2)  // sums of a thread
 #define LOW_BITS 8
 
-// The two rows of a lane.
+// The two rows of a lane. The low parts of wide queries are in shared memory, in the order of keys.
 struct ROW_PAIR {
-    unsigned high[ROW_STEPS][4], low[ROW_STEPS][4];
+    unsigned high[ROW_STEPS][4];
+#if HEAD_DIM < 256
+    unsigned low[ROW_STEPS][4];
+#else
+    unsigned char *low;
+#endif
     float unit[2];
     unsigned position[2], first[2];
     bool broken[2];
@@ -44,7 +49,14 @@ DEVICE void open_row(const float *q, float scale, int r, int t, ROW_PAIR &rows) 
 #pragma unroll
     for (int word = 0; word < HEAD_DIM / 16; word++) {
         rows.high[word / 2][word % 2 * 2 + r] = high[word];
+#if HEAD_DIM < 256
         rows.low[word / 2][word % 2 * 2 + r] = low[word];
+#else
+        const unsigned row = threadIdx.x / WARP_LANES % GROUP_WARPS * 16 +
+                             threadIdx.x % WARP_LANES / 4 + 8 * r;
+        *(unsigned *)(rows.low + row / 8 * KEY_EIGHT + word * KEYS_APART + row % 8 * 16 + 4 * t) =
+            low[word];
+#endif
     }
 }
 
@@ -56,18 +68,26 @@ DEVICE void begin_scores(const ROW_PAIR &rows, const unsigned char *planes, SCOR
     const U64 high = group_operand(planes + HIGH_KEYS, KEYS_APART, KEY_EIGHT);
     const U64 large = group_operand(planes + LARGE_LOW_KEYS, KEYS_APART, KEY_EIGHT);
     const U64 low = group_operand(planes + LOW_KEYS, KEYS_APART, KEY_EIGHT);
+#if HEAD_DIM >= 256
+    const U64 low_rows = group_operand(rows.low, KEYS_APART, KEY_EIGHT);
+#endif
     begin_group_product();
 #pragma unroll
     for (int k = 0; k < ROW_STEPS; k++) {
         const unsigned at = k * 2 * KEYS_APART;
+#if HEAD_DIM < 256
+        const unsigned(&low_of_rows)[4] = rows.low[k];
+#else
+        const U64 low_of_rows = operand_behind(low_rows, at);
+#endif
         if (k == 0) {
             set_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
-            set_sums(sum.mixed, rows.low[k], operand_behind(high, at));
-            set_unsigned_sums(sum.low, rows.low[k], operand_behind(low, at));
+            set_sums(sum.mixed, low_of_rows, operand_behind(high, at));
+            set_unsigned_sums(sum.low, low_of_rows, operand_behind(low, at));
         } else {
             add_signed_sums(sum.high, rows.high[k], operand_behind(high, at));
-            add_sums(sum.mixed, rows.low[k], operand_behind(high, at));
-            add_unsigned_sums(sum.low, rows.low[k], operand_behind(low, at));
+            add_sums(sum.mixed, low_of_rows, operand_behind(high, at));
+            add_unsigned_sums(sum.low, low_of_rows, operand_behind(low, at));
         }
         add_mixed_sums(sum.mixed, rows.high[k], operand_behind(large, at));
     }
@@ -79,7 +99,7 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
                          const unsigned char *records, const unsigned char *planes, int chunk,
                          VALUE_SUMS &sum) {
     const unsigned at = chunk * CHANNELS * PAGE_TOKENS, apart = 8 * PAGE_TOKENS;
-    const unsigned page = PAGE_TOKENS * HEAD_DIM;
+    const unsigned page = VALUE_PAGE;
     const U64 stored = group_operand(records + I12_VALUES(HEAD_DIM) + at, RECORD_STRIDE, apart);
     const U64 large = group_operand(planes + LARGE_LOW_VALUES + at, page, apart);
     const U64 small = group_operand(planes + LOW_VALUES + at, page, apart);
@@ -104,9 +124,8 @@ DEVICE void begin_values(const unsigned (&high)[2][4], const unsigned (&low)[2][
 }
 
 // A lane's data of positions 4 t to 4 t + 3 of a page.
-DEVICE void load_floats(const unsigned char *planes, int which, int page, int t, float (&value)[4]) {
-    const float *floats = (const float *)(planes + POSITION_FLOATS) + which * KV_TILE;
-    const float4 v = *(const float4 *)(floats + page * PAGE_TOKENS + 4 * t);
+DEVICE void load_floats(const float *floats, int which, int page, int t, float (&value)[4]) {
+    const float4 v = *(const float4 *)(floats + which * KV_TILE + page * PAGE_TOKENS + 4 * t);
     value[0] = v.x, value[1] = v.y, value[2] = v.z, value[3] = v.w;
 }
 
@@ -120,13 +139,13 @@ DEVICE bool sees(const ROW_PAIR &rows, int r, unsigned start, int page, int t, i
 typedef float LANE_SCORES[2][TILE_PAGES][4];
 
 // Scores of a tile, and the largest that U has to reach.
-DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsigned char *planes, int t,
+DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const float *floats, int t,
                        LANE_SCORES &score, float (&most)[2]) {
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
-        load_floats(planes, 0, page, t, key);
-        load_floats(planes, 1, page, t, exponent);
+        load_floats(floats, 0, page, t, key);
+        load_floats(floats, 1, page, t, exponent);
 #pragma unroll
         for (int column = 0; column < 4; column++)
 #pragma unroll
@@ -142,14 +161,14 @@ DEVICE void end_scores(const ROW_PAIR &rows, const SCORE_SUMS &sum, const unsign
 }
 
 // The same largest of the positions that a row sees.
-DEVICE void find_most_seen(const ROW_PAIR &rows, const unsigned char *planes, unsigned start, int t,
+DEVICE void find_most_seen(const ROW_PAIR &rows, const float *floats, unsigned start, int t,
                            const LANE_SCORES &score, float (&most)[2]) {
     most[0] = most[1] = NEGATIVE_INFINITY;
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4], exponent[4];
-        load_floats(planes, 0, page, t, key);
-        load_floats(planes, 1, page, t, exponent);
+        load_floats(floats, 0, page, t, key);
+        load_floats(floats, 1, page, t, exponent);
 #pragma unroll
         for (int column = 0; column < 4; column++)
 #pragma unroll
@@ -171,12 +190,12 @@ DEVICE void forget_unseen(const ROW_PAIR &rows, unsigned start, int t, LANE_SCOR
 }
 
 // Of p weights as operands in two parts.
-DEVICE void split_weights(const unsigned char *planes, int t, const LANE_SCORES &p, unsigned (&high)[2][4],
-                          unsigned (&low)[2][4]) {
+DEVICE void split_weights(const float *floats, int t, const LANE_SCORES &p,
+                          unsigned (&high)[2][4], unsigned (&low)[2][4]) {
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float scale[4];
-        load_floats(planes, 2, page, t, scale);
+        load_floats(floats, 2, page, t, scale);
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             unsigned weight[4];
@@ -212,12 +231,12 @@ struct TILE_WEIGHTS {
 };
 
 // Adds U and l of a tile to the span so far. At an `edge` a row sees only some of the tile.
-DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_PAIR &rows, unsigned start,
+DEVICE void weigh_tile(const SCORE_SUMS &sum, const float *floats, ROW_PAIR &rows, unsigned start,
                        bool edge, int t, TILE_WEIGHTS &weights) {
     LANE_SCORES score;
     float most[2] = {NEGATIVE_INFINITY, NEGATIVE_INFINITY}, top[2];
-    end_scores(rows, sum, planes, t, score, most);
-    if (edge) find_most_seen(rows, planes, start, t, score, most);
+    end_scores(rows, sum, floats, t, score, most);
+    if (edge) find_most_seen(rows, floats, start, t, score, most);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         most[r] = fmaxf(most[r], __shfl_xor_sync(ALL_LANES, most[r], 1));
@@ -227,7 +246,7 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_P
 #pragma unroll
     for (int page = 0; page < TILE_PAGES; page++) {
         float key[4];
-        load_floats(planes, 0, page, t, key);
+        load_floats(floats, 0, page, t, key);
 #pragma unroll
         for (int column = 0; column < 4; column++)
 #pragma unroll
@@ -237,7 +256,7 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_P
             }
     }
     if (edge) forget_unseen(rows, start, t, score);
-    split_weights(planes, t, score, weights.high, weights.low);
+    split_weights(floats, t, score, weights.high, weights.low);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         SOFTMAX tile = softmax_of(top[r], folded(score[r]));
@@ -247,7 +266,7 @@ DEVICE void weigh_tile(const SCORE_SUMS &sum, const unsigned char *planes, ROW_P
     }
 }
 
-// Adds the sums of a tile's values.
+// Adds the sums of a tile's values; `records` are those of the tile, from the block's first channel on.
 DEVICE void add_values(const unsigned char *records, const unsigned char *planes, ROW_PAIR &rows,
                        const TILE_WEIGHTS &weights) {
     VALUE_SUMS sum;

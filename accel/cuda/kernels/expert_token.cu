@@ -3,10 +3,8 @@
 // launches. The blocks, one a multiprocessor at most, exchange floats as in exchange.h: each
 // publishes the logits of some rows of the router, then rows of the results of gates.
 //
-// Every block waits for others of its launch only, and these need not wait for it to end: the launch
-// behind this one, whose blocks could take their place, begins once all blocks of this one run
-// (FOLLOWING_MAY_START), and blocks of the launch in front of it end without it. So all blocks run
-// at the same time.
+// The launch is cooperative: no block runs unless all do, whatever else the device executes. A block
+// that waits ends, with any results, once the host sets *stop.
 //
 // The workspace begins with counts of launches and of the blocks that know it. Then come two banks,
 // of which launch n uses bank n modulo 2 and clears the other one, last used by launch n - 1, which
@@ -23,7 +21,8 @@
 #include "expert_token_products.h"
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
-    expert_token(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
+    expert_token(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace,
+                 U64 stop) {
     BLOCK_MEMORY(shared);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     TOKEN_MEMORY &memory = *(TOKEN_MEMORY *)shared;
@@ -50,9 +49,10 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     for (unsigned i = blockIdx.x * WARPS * WARP_LANES + threadIdx.x; i < BANK_BYTES / sizeof(uint4);
          i += gridDim.x * WARPS * WARP_LANES)
         other[i] = make_uint4(0, 0, 0, 0);
-    choose_together(launch, bank, memory.choice);
+    const ARRIVING arriving = {(const unsigned *)stop};
+    choose_together(launch, bank, arriving, memory.choice);
     __syncthreads();
     float *hidden = bank + LOGIT_FLOATS;
     make_hidden(launch, hidden, copies, memory);
-    add_downs(launch, hidden, memory);
+    add_downs(launch, hidden, arriving, memory);
 }

@@ -17,7 +17,6 @@
 #define WIDTH (HIDDEN_UNITS * UNIT_COLUMNS)
 #define TILES_EACH (WIDTH / UNIT_ROWS)
 #define UNIT_CHUNKS ((UNITS + CHUNK_UNITS - 1) / CHUNK_UNITS)
-#define MAX_SPINS (1u << 22)  // some seconds
 
 #define LARGER_OF(a, b) ((a) > (b) ? (a) : (b))
 constexpr unsigned GATES_SLOT =
@@ -55,19 +54,22 @@ struct TOKEN_MEMORY {
 static_assert(sizeof(TOKEN_MEMORY) <= MEMORY_BYTES && BANKS_AT + 2 * BANK_BYTES <= WORKSPACE_BYTES,
               "as experts.py has them");
 
-// Waits for floats of other blocks. A launch in which something is missing ends with an error.
+// Waits for floats of other blocks; once *stop is not 0, which means that the host wants the launch to
+// end, it continues with what is there.
 struct ARRIVING {
-    static __device__ __forceinline__ void pause(unsigned &spins) {
+    const unsigned *stop;
+
+    __device__ __forceinline__ bool waits(unsigned &spins) const {
         spin_pause();
-        if (++spins == MAX_SPINS) give_up();
+        return ++spins % SPINS_BETWEEN_LOOKS || !load_host_word(stop);
     }
-    static __device__ __forceinline__ float one(const float *address) {
+    __device__ __forceinline__ float one(const float *address) const {
         unsigned word, spins = 0;
-        while (!(word = load_shared_word((const unsigned *)address))) pause(spins);
+        while (!(word = load_shared_word((const unsigned *)address)) && waits(spins)) {}
         return __uint_as_float(~word);
     }
     template <int units>
-    static __device__ __forceinline__ void row(EIGHT (&made)[units], const float *row, int lane) {
+    __device__ __forceinline__ void row(EIGHT (&made)[units], const float *row, int lane) const {
         unsigned spins = 0;
         while (true) {
             unsigned least = ~0u;
@@ -79,8 +81,7 @@ struct ARRIVING {
                 of[0] = __uint_as_float(~v.x), of[1] = __uint_as_float(~v.y);
                 of[2] = __uint_as_float(~v.z), of[3] = __uint_as_float(~v.w);
             }
-            if (least) break;
-            pause(spins);
+            if (least || !waits(spins)) break;
         }
         __syncwarp();
     }
@@ -166,7 +167,8 @@ struct ROUTER_OF_BLOCK {
 
 // The token's experts, by all warps, each of which has some, once the logits have arrived. The
 // caller has a barrier behind it.
-DEVICE void choose_together(const LAUNCH &launch, const float *bank, TOKEN_CHOICE &choice) {
+DEVICE void choose_together(const LAUNCH &launch, const float *bank, const ARRIVING &arriving,
+                            TOKEN_CHOICE &choice) {
     constexpr int each = (EXPERTS_OF_LANE + WARPS - 1) / WARPS;
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned experts = packet_of(launch, PRODUCT)->size[MATMUL_ROWS];
@@ -174,7 +176,7 @@ DEVICE void choose_together(const LAUNCH &launch, const float *bank, TOKEN_CHOIC
 #pragma unroll
     for (int i = 0; i < each; i++) {
         const unsigned expert = lane + WARP_LANES * (warp + i * WARPS);
-        value[i] = expert < experts ? ARRIVING::one(bank + expert) : __uint_as_float(0xFF800000u);
+        value[i] = expert < experts ? arriving.one(bank + expert) : __uint_as_float(0xFF800000u);
         largest = larger(largest, value[i]);
     }
     __syncwarp();
@@ -209,7 +211,7 @@ DEVICE void choose_together(const LAUNCH &launch, const float *bank, TOKEN_CHOIC
                 expert < experts ? expert_key(choice.exponential[expert], total) : 0u;
     }
     if (GATE_ROW >= 0 && threadIdx.x == 0)
-        choice.shared_weight = sigmoid_of(ARRIVING::one(bank + EXPERTS));
+        choice.shared_weight = sigmoid_of(arriving.one(bank + EXPERTS));
     __syncthreads();
     if (warp != WARPS - 1) return;
     if (is_nan(total)) {

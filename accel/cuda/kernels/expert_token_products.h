@@ -151,8 +151,8 @@ DEVICE void make_hidden(const LAUNCH &launch, float *hidden, GATES_COPIES &copie
 
 // One expert's 16 values of a tile, of which the first chunk has been asked for.
 template <int dtype>
-DEVICE void down_of(const LAUNCH &launch, const float *hidden, unsigned expert, unsigned tile,
-                    unsigned &round, TOKEN_MEMORY &memory) {
+DEVICE void down_of(const LAUNCH &launch, const float *hidden, const ARRIVING &arriving,
+                    unsigned expert, unsigned tile, unsigned &round, TOKEN_MEMORY &memory) {
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
     const unsigned warp = threadIdx.x / WARP_LANES;
     const int lane = threadIdx.x % WARP_LANES;
@@ -160,7 +160,7 @@ DEVICE void down_of(const LAUNCH &launch, const float *hidden, unsigned expert, 
     COPY_BARRIER *barrier = memory.downs_barriers + warp;
     const ACTIVATIONS x = activations_at(memory.h[warp], HIDDEN_UNITS);
     EIGHT held[HIDDEN_UNITS];
-    ARRIVING::row(held, hidden + expert * WIDTH, lane);
+    arriving.row(held, hidden + expert * WIDTH, lane);
 #pragma unroll
     for (int i = 0; i < HIDDEN_UNITS; i++) quantize_unit(x, i, lane, held[i]);
     __syncwarp();
@@ -195,7 +195,8 @@ DEVICE void down_of(const LAUNCH &launch, const float *hidden, unsigned expert, 
 }
 
 // y of the block's tiles: the residual, and the experts' values times their weights in order.
-DEVICE void add_downs(const LAUNCH &launch, const float *hidden, TOKEN_MEMORY &memory) {
+DEVICE void add_downs(const LAUNCH &launch, const float *hidden, const ARRIVING &arriving,
+                      TOKEN_MEMORY &memory) {
     const unsigned warp = threadIdx.x / WARP_LANES;
     const unsigned rows = packet_of(launch, DOWNS_PRODUCT)->size[MATMUL_ROWS];
     const TOKEN_CHOICE &choice = memory.choice;
@@ -206,9 +207,10 @@ DEVICE void add_downs(const LAUNCH &launch, const float *hidden, TOKEN_MEMORY &m
         for (unsigned expert = warp; expert < CHOICES; expert += WARPS) {
             if (expert != warp || tile != blockIdx.x) begin_downs(launch, memory, expert, tile);
             if (DOWNS_FORMAT == SHARED_DOWNS_FORMAT || expert < USED)
-                down_of<DOWNS_FORMAT>(launch, hidden, expert, tile, round, memory);
+                down_of<DOWNS_FORMAT>(launch, hidden, arriving, expert, tile, round, memory);
             else
-                down_of<SHARED_DOWNS_FORMAT>(launch, hidden, expert, tile, round, memory);
+                down_of<SHARED_DOWNS_FORMAT>(launch, hidden, arriving, expert, tile, round,
+                                             memory);
         }
         const unsigned row = tile * UNIT_ROWS + threadIdx.x;
         const bool writes = threadIdx.x < UNIT_ROWS && row < rows;

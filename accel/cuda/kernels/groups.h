@@ -148,6 +148,18 @@ GROUP_PRODUCTS(multiply_unsigned_group, "u8.u8")
                      : GROUP_SUM_OPERANDS("+r", 0), GROUP_SUM_OPERANDS("+r", 16) \
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));      \
     }
+// The same of rows in shared memory, in the order of the other operand.
+#define GROUP_SUMS_OF_SHARED(NAME, KIND)                                         \
+    DEVICE void set_##NAME(int (&sum)[32], U64 a, U64 b) {                       \
+        asm volatile(GROUP_SUM_TEXT_SHARED(KIND, "0")                            \
+                     : GROUP_SUM_OPERANDS("=r", 0), GROUP_SUM_OPERANDS("=r", 16) \
+                     : "l"(a), "l"(b));                                          \
+    }                                                                            \
+    DEVICE void add_##NAME(int (&sum)[32], U64 a, U64 b) {                       \
+        asm volatile(GROUP_SUM_TEXT_SHARED(KIND, "1")                            \
+                     : GROUP_SUM_OPERANDS("+r", 0), GROUP_SUM_OPERANDS("+r", 16) \
+                     : "l"(a), "l"(b));                                          \
+    }
 #define GROUP_SUM_TEXT_32(KIND, MORE)                           \
     "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"             \
     "wgmma.mma_async.sync.aligned.m64n32k32.s32." KIND " "      \
@@ -159,6 +171,11 @@ GROUP_PRODUCTS(multiply_unsigned_group, "u8.u8")
     "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
     "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "              \
     "{%32,%33,%34,%35}, %36, p; }"
+#define GROUP_SUM_TEXT_SHARED(KIND, MORE)                                 \
+    "{ .reg .pred p; setp.ne.b32 p, " MORE ", 0;\n"                       \
+    "wgmma.mma_async.sync.aligned.m64n64k32.s32." KIND " "                \
+    "{%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18," \
+    "%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, %32, %33, p; }"
 #define GROUP_SUM_OPERANDS(USE, i)                                                                \
     USE(sum[i]), USE(sum[i + 1]), USE(sum[i + 2]), USE(sum[i + 3]), USE(sum[i + 4]),              \
         USE(sum[i + 5]), USE(sum[i + 6]), USE(sum[i + 7]), USE(sum[i + 8]), USE(sum[i + 9]),      \
@@ -168,6 +185,8 @@ GROUP_SUMS(signed_sums, "s8.s8")
 GROUP_SUMS(mixed_sums, "s8.u8")
 GROUP_SUMS(sums, "u8.s8")
 GROUP_SUMS(unsigned_sums, "u8.u8")
+GROUP_SUMS_OF_SHARED(sums, "u8.s8")
+GROUP_SUMS_OF_SHARED(unsigned_sums, "u8.u8")
 
 // Returns when all have arrived, see `have_arrived`.
 DEVICE void await_arrivals(unsigned long long *address, unsigned turn) {

@@ -385,8 +385,6 @@ DEVICE void add_at_peer(const unsigned *, unsigned, unsigned) {}
 // Orders what this thread wrote to shared memory before what it writes next, for the block.
 DEVICE void block_fence() { asm volatile("fence.acq_rel.cta;" ::: "memory"); }
 DEVICE void spin_pause() {}
-// Ends the launch with an error.
-DEVICE void give_up() { asm volatile("trap;"); }
 
 // Orders what this thread wrote to global memory before what it writes next, for the device or all.
 DEVICE void device_fence() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
