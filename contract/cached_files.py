@@ -37,15 +37,15 @@ class CachedFile(NamedTuple):
 
 
 def least_used(
-    files: Iterable[CachedFile], most_bytes: int, max_files: int | None = None
+    files: Iterable[CachedFile], max_bytes: int, max_files: int | None = None
 ) -> list[CachedFile]:
-    """The files to remove, least recently used first, so that at most ``most_bytes`` bytes and
+    """The files to remove, least recently used first, so that at most ``max_bytes`` bytes and
     ``max_files`` files remain; None is any number of files."""
     left = sorted(files, key=lambda file: file.used)
     total, count = sum(file.nbytes for file in left), len(left)
     removed = []
     for file in left:
-        if total <= most_bytes and (max_files is None or count <= max_files):
+        if total <= max_bytes and (max_files is None or count <= max_files):
             break
         removed.append(file)
         total, count = total - file.nbytes, count - 1

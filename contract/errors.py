@@ -22,10 +22,12 @@ class ZincError(Exception):
     exit_code = 2
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_again, (type(self), self.args, self.__dict__)
+        return _copied_error, (type(self), self.args, self.__dict__)
 
 
-def _made_again(kind: type[ZincError], words: tuple[Any, ...], facts: dict[str, Any]) -> ZincError:
+def _copied_error(
+    kind: type[ZincError], words: tuple[Any, ...], facts: dict[str, Any]
+) -> ZincError:
     """A copy of an error from its message, since its constructor takes other arguments."""
     error = kind.__new__(kind, *words)
     error.__dict__.update(facts)

@@ -76,7 +76,7 @@ class Tenant:
         for name, value in (("id", self.id), ("isolation_group", group)):
             if not _is_int(value, 0, MAX_UINT32):
                 raise ConfigError(
-                    f"tenant {self.name!r}: {name} is {value!r}, {_whole(0, MAX_UINT32)}"
+                    f"tenant {self.name!r}: {name} is {value!r}, {_not_whole_number(0, MAX_UINT32)}"
                 )
         if type(self.name) is not str or not self.name or not self.name.isprintable():
             raise ConfigError(f"tenant {self.id}: name {self.name!r} is empty or not printable")
@@ -90,12 +90,12 @@ class Tenant:
             value = getattr(self, name)
             if not _is_int(value, 1, MAX_INT32):
                 raise ConfigError(
-                    f"tenant {self.name!r}: {name} is {value!r}, {_whole(1, MAX_INT32)}"
+                    f"tenant {self.name!r}: {name} is {value!r}, {_not_whole_number(1, MAX_INT32)}"
                 )
         if not _is_int(self.reserved_pages, 0, self.max_kv_pages):
             raise ConfigError(
                 f"tenant {self.name!r}: reserved_pages is {self.reserved_pages!r}, "
-                f"{_whole(0, self.max_kv_pages)} (max_kv_pages)"
+                f"{_not_whole_number(0, self.max_kv_pages)} (max_kv_pages)"
             )
 
 
@@ -249,7 +249,7 @@ class TokenEvent(NamedTuple):
     top: tuple[tuple[int, float], ...] = ()
 
 
-def _whole(low: int, high: int) -> str:
+def _not_whole_number(low: int, high: int) -> str:
     return f"not a whole number from {low} to {high}"
 
 

@@ -87,23 +87,23 @@ class RowDigests:
         for row in rows:
             waited_for = len(self._rows) - MAX_WAITING_ROWS
             if waited_for >= 0:
-                self._rows[waited_for] = _found(self._rows[waited_for])
+                self._rows[waited_for] = _digest_of_row(self._rows[waited_for])
             self._rows.append(pool.submit(self._digest, row))
 
     def first(self, rows: int) -> list[str]:
         """The digests of the first ``rows`` rows, once they are there."""
-        return [_found(row) for row in self._rows[:rows]]
+        return [_digest_of_row(row) for row in self._rows[:rows]]
 
     def since(self, rows: int) -> list[str]:
         """The digests of all rows from row ``rows`` on, once they are there."""
-        return [_found(row) for row in self._rows[rows:]]
+        return [_digest_of_row(row) for row in self._rows[rows:]]
 
     def note(self, rows: int, digests: Sequence[str]) -> None:
         """Add the digests of rows from row ``rows`` on, as another object computed them."""
         self._rows[rows:] = digests
 
 
-def _found(row: Future[str] | str) -> str:
+def _digest_of_row(row: Future[str] | str) -> str:
     return row if isinstance(row, str) else row.result()
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.cached_files import replacing
-from harness.digest import file_digest
 from harness.toml_file import FILE_BYTES_MAX
 from reference.limits import Limits
 from reference.model.gguf.shard import Shard
@@ -27,7 +26,9 @@ DIGESTS_FILE = "digests.json"
 def file_digests(model: Model, cache_file: Path) -> list[str]:
     """SHA-256 of each open file of a model, hex; known ones are taken from ``cache_file``."""
     return [
-        _cached(shard.path, os.fstat(shard.descriptor), cache_file, partial(opened_digest, shard))
+        cached_digest(
+            shard.path, os.fstat(shard.descriptor), cache_file, partial(opened_digest, shard)
+        )
         for shard in model.file.shards
     ]
 
@@ -45,12 +46,10 @@ def opened_digest(shard: Shard) -> str:
     return digest.hexdigest()
 
 
-def cached_digest(path: Path, cache_file: Path) -> str:
-    """SHA-256 of a file, hex, computed once for each state of it."""
-    return _cached(path, path.stat(), cache_file, partial(file_digest, path))
-
-
-def _cached(path: Path, state: os.stat_result, cache_file: Path, compute: Callable[[], str]) -> str:
+def cached_digest(
+    path: Path, state: os.stat_result, cache_file: Path, compute: Callable[[], str]
+) -> str:
+    """The digest that ``compute`` returns, computed once for each ``state`` of the file."""
     path = path.resolve()
     stamp = [state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino]
     known = _read(cache_file)

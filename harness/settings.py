@@ -44,6 +44,12 @@ class Settings(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.values_by_name)
 
+    def changed(self, name: str, text: str, source: str) -> Settings:
+        """These settings with one whose value ``text`` comes from ``source``. Raises ConfigError
+        for a value that is not accepted."""
+        values = {**self.values_by_name, name: _checked(SETTINGS[name], text, source)}
+        return Settings(values, {**self.sources, name: source}, self.path)
+
 
 def add_flags(
     parser: argparse.ArgumentParser,

@@ -22,7 +22,7 @@ LIMIT_GIGABYTES = 1.5
 """Most memory that a process of tests should have: a machine with 8 GB runs several of them."""
 GROWTH_GIGABYTES = 0.1
 """How much a process may grow until what it freed is given back to the system."""
-FEWEST_TESTS = 500
+MIN_TESTS = 500
 """A smaller run prints no costs."""
 
 
@@ -127,7 +127,7 @@ class CostsOfTests:
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Prints a line a folder, the longest first, and the memory of each process."""
         folders = self._costs.folders
-        if sum(one.tests for one in folders.values()) < FEWEST_TESTS:
+        if sum(one.tests for one in folders.values()) < MIN_TESTS:
             return
         terminalreporter.section("costs by folder")
         terminalreporter.write_line("tests  seconds  processor seconds  GB so far  folder")

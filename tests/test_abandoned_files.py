@@ -39,7 +39,7 @@ Write = Callable[[Path, int], object]
 def _digest(folder: Path, number: int) -> None:
     model = folder / f"{number}.model"
     model.write_bytes(bytes(number))
-    cached_digest(model, folder / "digests.json")
+    cached_digest(model, model.stat(), folder / "digests.json", lambda: "digest")
 
 
 def _weights(folder: Path, number: int) -> None:

@@ -108,12 +108,12 @@ class Driver(Protocol):
 class Device:
     """The memory of a GPU. Sizes in bytes; ``held`` is the allocated part of its own memory."""
 
-    def __init__(self, kernel: Kernel, driver: Driver, most_bytes: int | None = None) -> None:
+    def __init__(self, kernel: Kernel, driver: Driver, max_bytes: int | None = None) -> None:
         self.kernel = kernel
         self.driver = driver
         self.tier = driver.tier
         self.held = 0
-        self.capacity = min(driver.memory_bytes, most_bytes or driver.memory_bytes)
+        self.capacity = min(driver.memory_bytes, max_bytes or driver.memory_bytes)
         self._allocations: set[Allocation] = set()
 
     @property

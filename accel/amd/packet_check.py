@@ -126,12 +126,12 @@ def _dependent(bench: Bench) -> bool:
     return bool(np.array_equal(bench.array(OUT), bench.array(X) + 16))
 
 
-def _taken(bench: Bench) -> bool:
+def _cond_exec_runs(bench: Bench) -> bool:
     """COND_EXEC executes packets while its word is not 0."""
     return _conditional(bench, 1) == 1
 
 
-def _left_out(bench: Bench) -> bool:
+def _cond_exec_skips(bench: Bench) -> bool:
     """COND_EXEC skips packets while its word is 0."""
     return _conditional(bench, 0) == 0
 
@@ -172,8 +172,8 @@ TESTS: Sequence[Callable[[Bench], bool]] = (
         _registers_last,
         _host_writes,
         _dependent,
-        _taken,
-        _left_out,
+        _cond_exec_runs,
+        _cond_exec_skips,
         _straddling,
     ),
     _driver_fence,

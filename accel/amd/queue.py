@@ -78,8 +78,8 @@ class Queue:
         Raises DeviceLost."""
         self.number += 1
         words = [*words, *self.release(self.fence_address, self.number)]
-        if len(words) > self._room:
-            self._until(lambda: len(words) <= self._room, FULL_RING_SECONDS)
+        if len(words) > self._free_words:
+            self._until(lambda: len(words) <= self._free_words, FULL_RING_SECONDS)
         if self.observer is not None:
             self.observer.before()
         self._write_words(words)
@@ -169,7 +169,7 @@ class Queue:
         self._kernel.ring(self._driver.doorbell, self._submitted)
 
     @property
-    def _room(self) -> int:
+    def _free_words(self) -> int:
         """Free words of the ring."""
         size = len(self._ring)
         read = int(self._read.view(np.uint32)[0])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNIT_COLUMNS
-from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from accel.packets.shares import ATTENTION_SHARE, OF_PAGE
@@ -30,8 +30,8 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     if len(ops) < 2 or (ops[0].name, ops[1].name) != ("flash_attn_part", "flash_attn"):
         return None
     part, merge = ops[:2]
-    sizes = part.most_sizes()
-    if not plain_parts(part, merge) or not nobody_reads(ops, 2, (result(merge),)):
+    sizes = part.max_sizes()
+    if not plain_parts(part, merge) or not are_unread(ops, 2, (result(merge),)):
         return None
     head_dim, groups, spans = sizes["head_dim"], head_groups(part), max_spans(part)
     launch = KernelLaunch(
@@ -54,13 +54,13 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
 def plain_parts(part: Op, merge: Op) -> bool:
     """Whether the tuned kernels support this ``flash_attn_part`` and its ``flash_attn``."""
     soft_cap = part.reals[part.device.reals.index("soft_cap")]
-    known = part.dtype == I12 and part.most_sizes()["head_dim"] in HEAD_DIMS
+    known = part.dtype == I12 and part.max_sizes()["head_dim"] in HEAD_DIMS
     return known and not soft_cap and operand_of(merge, "sinks") is None
 
 
 def head_groups(part: Op) -> int:
     """Groups of up to HEADS heads that share a KV head, for all KV heads."""
-    sizes = part.most_sizes()
+    sizes = part.max_sizes()
     return sizes["kv_heads"] * -(-(sizes["heads"] // sizes["kv_heads"]) // HEADS)
 
 
@@ -84,7 +84,7 @@ slots."""
 TILE_WARPS = 4
 """Warps that share a tile."""
 TOKEN_STAGES = 2
-MOST_WARPS = 16
+MAX_WARPS = 16
 """Most warps of all blocks of a multiprocessor."""
 
 
@@ -101,7 +101,7 @@ def attention_tokens(
     writes the results of that op."""
     if not _plain_batch(ops):
         return None
-    sizes = ops[0].most_sizes()
+    sizes = ops[0].max_sizes()
     if sizes["tokens"] > MAX_SINGLE_TOKENS or OF_PAGE in sizes:
         return None
     units = sizes["tokens"] * head_groups(ops[0])
@@ -109,7 +109,7 @@ def attention_tokens(
     nbytes = groups_bytes(sizes["head_dim"], warps, TOKEN_STAGES)
     if nbytes > device.shared_bytes:
         return None
-    at_once = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
+    at_once = min(MAX_WARPS // warps, device.shared_bytes // nbytes)
     return KernelLaunch(
         "attention_tokens",
         (min(units, device.multiprocessors * at_once), 1, 1),
@@ -126,7 +126,7 @@ def attention_tokens(
 
 def groups_are_units(op: Op) -> bool:
     """Whether the heads of a block are whole units of the product that follows."""
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     sharing = sizes["heads"] // sizes["kv_heads"]
     group = min(sharing, HEADS)
     return sharing % group == 0 and group * sizes["head_dim"] % UNIT_COLUMNS == 0
@@ -171,7 +171,7 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if not _plain_batch(ops):
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     head_dim, tokens = sizes["head_dim"], sizes["tokens"]
     if sizes["heads"] // sizes["kv_heads"] > BLOCK_ROWS:
         return None
@@ -187,7 +187,7 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
         (min(tokens * sizes["kv_heads"] * parts, most), 1, 1),
         (BLOCK_WARPS * 32, 1, 1),
         nbytes,
-        {"MOST_TOKENS": tokens, **_batch_macros(ops)},
+        {"MAX_TOKENS": tokens, **_batch_macros(ops)},
     )
     return Replacement(1, (launch,))
 
@@ -207,7 +207,7 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if device.capability != GROUP_CAPABILITY or not _plain_batch(ops):
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     head_dim, tokens, kv_heads = sizes["head_dim"], sizes["tokens"], sizes["kv_heads"]
     if head_dim not in GROUP_HEAD_DIMS or sizes["heads"] // kv_heads > GROUP_ROWS:
         return None
@@ -221,14 +221,14 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
         (min(tokens * kv_heads, device.multiprocessors), 1, 1),
         ((GROUP_WARPS + SUPPLY_WARPS) * 32, 1, 1),
         nbytes,
-        {"MOST_TOKENS": tokens, **_batch_macros(ops)},
+        {"MAX_TOKENS": tokens, **_batch_macros(ops)},
     )
     return Replacement(1, (launch,))
 
 
 def divides_heads(op: Op, device: Device) -> bool:
     """Whether the kernels of prompts compute ``op``, which can also compute some of the heads."""
-    if op.count.most <= MAX_SINGLE_TOKENS or op.name != "flash_attn_batched":
+    if op.count.maximum <= MAX_SINGLE_TOKENS or op.name != "flash_attn_batched":
         return False
     ops = Remaining((op,), 0, {})
     return any(rule(ops, device) for rule in (attention_groups_rule, attention_blocks_rule))
@@ -259,14 +259,14 @@ def _plain_batch(ops: Remaining) -> bool:
         return False
     if op.reals[op.device.reals.index("soft_cap")] or operand_of(op, "sinks") is not None:
         return False
-    return op.most_sizes()["head_dim"] in HEAD_DIMS
+    return op.max_sizes()["head_dim"] in HEAD_DIMS
 
 
 def _batch_macros(ops: Remaining) -> dict[str, int]:
     """Macros of all kernels for ``flash_attn_batched``."""
     return {
         "DTYPE": I12.ggml_id,
-        "HEAD_DIM": ops[0].most_sizes()["head_dim"],
+        "HEAD_DIM": ops[0].max_sizes()["head_dim"],
         **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
         "OF_PAGE": -1

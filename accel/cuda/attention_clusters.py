@@ -7,7 +7,7 @@ kernel does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family
 from __future__ import annotations
 
 from accel.cuda.attention import (
-    MOST_WARPS,
+    MAX_WARPS,
     SPAN_TILES,
     TILE_WARPS,
     groups_bytes,
@@ -17,7 +17,7 @@ from accel.cuda.attention import (
 )
 from accel.cuda.device import Device
 from accel.cuda.head_rows import HeadRun, head_macros, head_run
-from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.cuda.unpacked_pages import UNPACK_PAGES
 from accel.packets.packet import aligned
@@ -25,7 +25,7 @@ from contract.dtypes import I12, DType
 
 MIN_CAPABILITY = (9, 0)
 """Clusters and copies that count their bytes need this compute capability."""
-MOST_TOKENS = 4
+MAX_TOKENS = 4
 """Most tokens of a bucket whose attention splits contexts."""
 ROOM_FOR_ALL = 0.75
 """Share of the clusters that would fit by their blocks alone. Each cluster lies within one part of
@@ -43,16 +43,16 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     at = run.length + run.rotated
     part, dtype = ops[at], ops[run.write].dtype
     assert dtype is not None
-    sizes = part.most_sizes()
+    sizes = part.max_sizes()
     head_dim, tokens = sizes["head_dim"], sizes["tokens"]
     warps = block_warps(head_dim, tokens)
-    rope = ops[run.q_rope].most_sizes()
+    rope = ops[run.q_rope].max_sizes()
     turns_halves = bool(rope["neox"]) and 2 * rope["rotary_pairs"] == head_dim
     nbytes = block_bytes(head_dim, warps, turns_halves, dtype)
     if nbytes > device.shared_bytes:
         return None
     blocks = SPAN_TILES * TILE_WARPS // warps
-    at_once = min(MOST_WARPS // warps, device.shared_bytes // nbytes)
+    at_once = min(MAX_WARPS // warps, device.shared_bytes // nbytes)
     units = tokens * head_groups(part)
     room = device.multiprocessors * at_once // blocks
     if tokens == 1:
@@ -106,9 +106,9 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
     pages, kv = ops[run.length] if run.rotated else part, operand_of(part, "kv")
     if run.rotated and (pages.device is not UNPACK_PAGES or kv != result(pages)):
         return False
-    sizes, rope = part.most_sizes(), ops[run.k_rope].most_sizes()
+    sizes, rope = part.max_sizes(), ops[run.k_rope].max_sizes()
     early = [operand_of(write, name) for name in SHARED_NAMES]
-    if sizes["tokens"] > MOST_TOKENS:
+    if sizes["tokens"] > MAX_TOKENS:
         return False
     writers = [op for op in ops.step if op is not write]
     written = {name for op in writers for name in op.results()}
@@ -119,5 +119,5 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
         and not any(tensor is None or tensor.buffer in written for tensor in early)
         and (sizes["head_dim"], sizes["kv_heads"]) == (rope["head_dim"], rope["heads"])
         and 2 * rope["rotary_pairs"] <= sizes["head_dim"]
-        and nobody_reads(ops, at + 2, (result(write), result(merge), kv))
+        and are_unread(ops, at + 2, (result(write), result(merge), kv))
     )

@@ -90,12 +90,12 @@ class TransientMemory:
     It is never freed before ``memory``, since launches are recorded with its address."""
 
     memory: Memory
-    _made: list[Allocation] = field(default_factory=list)
+    _allocations: list[Allocation] = field(default_factory=list)
 
     def address(self, nbytes: int) -> int:
         """The address of ``nbytes`` bytes, 0 for none. Raises OutOfMemory."""
         if not nbytes:
             return 0
-        if not self._made or self._made[-1].nbytes < nbytes:
-            self._made.append(self.memory.allocate("what launches pass on", nbytes))
-        return self._made[-1].address
+        if not self._allocations or self._allocations[-1].nbytes < nbytes:
+            self._allocations.append(self.memory.allocate("what launches pass on", nbytes))
+        return self._allocations[-1].address

@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.runs import nobody_reads, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
 FEW_TOKENS = 64
 STATE_SIZES = (32, 64, 128)
 """Keys of a row, which eight lanes hold in registers."""
-MOST_HISTORY = 7
-MOST_WARPS, SLOTS_WARPS = 16, 8
+MAX_HISTORY = 7
+MAX_WARPS, SLOTS_WARPS = 16, 8
 """Most warps of a block that computes one state, and of one that computes many in turn."""
 ALONE_TOKENS = 4
 """Most tokens for which every state has a block of its own."""
@@ -50,22 +50,22 @@ CONV_EXTRAS = ("bias", "input_gate", "output_gate")
 
 def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces convolution, recurrence and gated norm of few tokens."""
-    if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _follow_each_other(ops):
+    if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _are_chained(ops):
         return None
     conv, net, norm = ops[CONV], ops[NET], ops[NORM]
-    sizes = net.most_sizes()
+    sizes = net.max_sizes()
     size, tokens = sizes["state_size"], sizes["tokens"]
-    history = conv.most_sizes()["history"]
-    if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MOST_HISTORY:
+    history = conv.max_sizes()["history"]
+    if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
         return None
     heads = 2 * sizes["key_heads"] + sizes["value_heads"]
     if any(operand_of(conv, name) is not None for name in CONV_EXTRAS):
         return None
-    if conv.most_sizes()["channels"] != heads * size or norm.most_sizes()["width"] != size:
+    if conv.max_sizes()["channels"] != heads * size or norm.max_sizes()["width"] != size:
         return None
-    if norm.most_sizes()["heads"] != sizes["value_heads"]:
+    if norm.max_sizes()["heads"] != sizes["value_heads"]:
         return None
-    if not nobody_reads(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
+    if not are_unread(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
     passing = None if tokens <= ALONE_TOKENS else _passing(ops, device)
     if passing is not None:
@@ -75,22 +75,22 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 def _standing(ops: Remaining) -> KernelLaunch:
     """The launch with a block for every value head of a slot."""
-    sizes = ops[NET].most_sizes()
+    sizes = ops[NET].max_sizes()
     size, tokens, heads = sizes["state_size"], sizes["tokens"], sizes["value_heads"]
-    warps = min(MOST_WARPS, size // ROWS_AT_ONCE)
+    warps = min(MAX_WARPS, size // ROWS_AT_ONCE)
     return KernelLaunch(
         "delta_step",
         (heads, tokens, 1),
         (32 * warps, 1, 1),
         tokens * (20 * size + FACTOR_BYTES) + 4,
-        {"WARPS": warps, "STATES": sizes["states"], "MOST_TOKENS": tokens, **_operand_macros(ops)},
+        {"WARPS": warps, "STATES": sizes["states"], "MAX_TOKENS": tokens, **_operand_macros(ops)},
     )
 
 
 def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     """The launch with as many blocks as run at once, which compute the states in turn; None where
     shared memory is too small."""
-    sizes = ops[NET].most_sizes()
+    sizes = ops[NET].max_sizes()
     size, tokens, key_heads = sizes["state_size"], sizes["tokens"], sizes["key_heads"]
     warps = min(SLOTS_WARPS, size // ROWS_AT_ONCE)
     rows = ROWS_AT_ONCE * min(CHUNK_SETS, size // warps // ROWS_AT_ONCE)
@@ -115,7 +115,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
             "WARPS": warps,
             "BLOCKS_AT_ONCE": at_once,
             "SHARERS": sharers,
-            "MOST_TOKENS": tokens,
+            "MAX_TOKENS": tokens,
             "GROUP_TOKENS": group,
             "STATES": sizes["states"],
             "SLOTS": slots,
@@ -128,8 +128,8 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
 def _operand_macros(ops: Remaining) -> dict[str, int]:
     """Macros that both kernels for few tokens share."""
     return {
-        "STATE_SIZE": ops[NET].most_sizes()["state_size"],
-        "HISTORY": ops[CONV].most_sizes()["history"],
+        "STATE_SIZE": ops[NET].max_sizes()["state_size"],
+        "HISTORY": ops[CONV].max_sizes()["history"],
         **operand_indices(ops, CONV, "x CONV_WEIGHT=weight query CONV_STATE=state"),
         **operand_indices(ops, INPUTS_OP, "alpha beta decay dt_bias"),
         **operand_indices(ops, NET, "state"),
@@ -143,7 +143,7 @@ def _operand_macros(ops: Remaining) -> dict[str, int]:
     }
 
 
-def _follow_each_other(ops: Sequence[Op]) -> bool:
+def _are_chained(ops: Sequence[Op]) -> bool:
     conv, inputs, net, norm = ops[: len(RUN)]
     mixed = operand_of(conv, "y")
     return (
@@ -164,8 +164,8 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "ssm_conv1d":
         return None
-    sizes = op.most_sizes()
-    if sizes["tokens"] <= 1 or not 0 < sizes["history"] <= MOST_HISTORY:
+    sizes = op.max_sizes()
+    if sizes["tokens"] <= 1 or not 0 < sizes["history"] <= MAX_HISTORY:
         return None
     if 1 < sizes["states"] < sizes["history"]:
         # A token would read values that the second launch has replaced.
@@ -197,13 +197,13 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
 def inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces what stands before the recurrence of many tokens."""
     op = ops[0]
-    if op.name != "ssm_delta_inputs" or op.most_sizes()["state_size"] not in STATE_SIZES:
+    if op.name != "ssm_delta_inputs" or op.max_sizes()["state_size"] not in STATE_SIZES:
         return None
     return _by_tokens(
         ops,
         "delta_inputs",
         {
-            "STATE_SIZE": op.most_sizes()["state_size"],
+            "STATE_SIZE": op.max_sizes()["state_size"],
             "INPUTS_OP": 0,
             **operand_indices(ops, 0, "x alpha beta decay dt_bias qk gates"),
             **size_indices("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
@@ -216,7 +216,7 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "ssm_delta_net":
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     size, rows = sizes["state_size"], ROW_WARPS * ROW_SETS * 32 // ROW_LANES
     if size not in STATE_SIZES or size % rows or not _aligned(op):
         return None
@@ -247,13 +247,13 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
 def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the gated norm after the recurrence of many tokens."""
     op = ops[0]
-    if op.name != "ssm_gated_norm" or op.most_sizes()["width"] not in STATE_SIZES:
+    if op.name != "ssm_gated_norm" or op.max_sizes()["width"] not in STATE_SIZES:
         return None
     return _by_tokens(
         ops,
         "delta_norm",
         {
-            "STATE_SIZE": op.most_sizes()["width"],
+            "STATE_SIZE": op.max_sizes()["width"],
             "NORM": 0,
             **operand_indices(ops, 0, "x gate weight y"),
             **size_indices("ssm_gated_norm", "heads", "eps"),
@@ -263,7 +263,7 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacement:
     """A launch with a block for every token."""
-    grid = ops[0].most_sizes()["tokens"], 1, 1
+    grid = ops[0].max_sizes()["tokens"], 1, 1
     launch = KernelLaunch(
         entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
     )

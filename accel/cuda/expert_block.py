@@ -13,7 +13,7 @@ from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
 from contract.dtypes import F32, DType
 
-MOST_OPS = 24
+MAX_OPS = 24
 """Most ops among which those of a block are looked for."""
 
 
@@ -58,12 +58,12 @@ class _Reader:
     whole: dict[Tensor | None, Tensor | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        near = self.ops[:MOST_OPS]
+        near = self.ops[:MAX_OPS]
         self.whole = {one.operands[0]: one.operands[1] for one in near if one.device is ALL_GATHER}
 
     def take(self, name: str, **operands: Tensor | None) -> int | None:
         """The index of the first op left whose name is ``name`` and that reads these tensors."""
-        for at in range(min(MOST_OPS, len(self.ops))):
+        for at in range(min(MAX_OPS, len(self.ops))):
             op = self.ops[at]
             if op.name == name and at not in self.taken:
                 wanted = ((operand_of(op, which), tensor) for which, tensor in operands.items())
@@ -97,7 +97,7 @@ def expert_block(ops: Sequence[Op]) -> ExpertBlock | None:
     assert norm is not None
     x = result(ops[norm])
     router = read.take("matmul", x=x)
-    if router is None or ops[router].dtype != F32 or ops[router].most_sizes()["row_pairs"]:
+    if router is None or ops[router].dtype != F32 or ops[router].max_sizes()["row_pairs"]:
         return None
     topk = read.take("expert_topk", logits=result(ops[router]))
     if topk is None:

@@ -54,7 +54,7 @@ class Grouping:
 
 def router_tokens(router: Op) -> int:
     """Tokens of a block of the router."""
-    tokens = router.count.most
+    tokens = router.count.maximum
     return next(
         (of_block for most, of_block in ROUTER_TOKENS if tokens <= most), MANY_ROUTER_TOKENS
     )
@@ -62,12 +62,12 @@ def router_tokens(router: Op) -> int:
 
 def router_words(ops: Sequence[Op], block: ExpertBlock) -> int:
     """Words of workspace in which the router counts its blocks."""
-    return -(-ops[block.norm].count.most // router_tokens(ops[block.router]))
+    return -(-ops[block.norm].count.maximum // router_tokens(ops[block.router]))
 
 
 def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping | None:
     """How the tokens of a step are grouped; None where they are few or do not fit."""
-    tokens = ops[block.norm].count.most
+    tokens = ops[block.norm].count.maximum
     if tokens <= FEW_TOKENS:
         return None
     rows = next((rows for most, rows in CHUNK_TOKENS if tokens <= most), MAX_CHUNK_TOKENS)
@@ -75,8 +75,8 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
         return None
     if _gate_bytes(ops, block, rows) > device.shared_bytes:
         return None
-    pairs = tokens * ops[block.gates].most_sizes()["used"]
-    experts = ops[block.router].most_sizes()["rows"]
+    pairs = tokens * ops[block.gates].max_sizes()["used"]
+    experts = ops[block.router].max_sizes()["rows"]
     chunks = min(pairs, experts + pairs // rows)
     if block.shared_gate is not None:
         chunks += -(-tokens // rows)
@@ -92,10 +92,10 @@ def grouped_launches(
     """The launches after the router: those that make h, and those that use it."""
     macros = {
         "HELD_UNITS": 1,
-        "USED": ops[block.gates].most_sizes()["used"],
-        "EXPERTS": ops[block.router].most_sizes()["rows"],
+        "USED": ops[block.gates].max_sizes()["used"],
+        "EXPERTS": ops[block.router].max_sizes()["rows"],
         "CHUNK_ROWS_MOST": grouped.tokens,
-        "MOST_CHUNKS": grouped.chunks,
+        "MAX_CHUNKS": grouped.chunks,
         "TABLE_AT": grouped.table_at,
     }
     return (
@@ -109,11 +109,11 @@ def _spans(ops: Sequence[Op], block: ExpertBlock) -> int:
 
 
 def _units(product: Op) -> int:
-    return unit_count(product.most_sizes()["columns"])
+    return unit_count(product.max_sizes()["columns"])
 
 
 def _tiles(product: Op) -> int:
-    return -(-product.most_sizes()["rows"] // UNIT_ROWS)
+    return -(-product.max_sizes()["rows"] // UNIT_ROWS)
 
 
 def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
@@ -242,7 +242,7 @@ def _downs(
 def total_launch(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     """The sum of what experts make of a token."""
     total = ops[block.total]
-    sizes = total.most_sizes()
+    sizes = total.max_sizes()
     return KernelLaunch(
         "expert_total",
         (-(-sizes["width"] // TOTAL_THREADS), sizes["tokens"], 1),

@@ -77,17 +77,17 @@ class _Memory:
         return offsets, scales_at + 4 * rows
 
     def table(self) -> dict[str, int]:
-        return {"MOST_CHUNKS": self.chunks, "TABLE_AT": self.table_at // 4}
+        return {"MAX_CHUNKS": self.chunks, "TABLE_AT": self.table_at // 4}
 
 
 def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> PromptLaunches | None:
     """The launches of a block of experts; None if tokens are few or the device lacks such
     products."""
-    tokens, used = ops[block.norm].count.most, ops[block.gates].most_sizes()["used"]
+    tokens, used = ops[block.norm].count.maximum, ops[block.gates].max_sizes()["used"]
     units = _units(ops, block.gates)
     if tokens <= SINGLE_WARP_TOKENS or not has_groups(device) or units > MAX_FOUR_WARPS:
         return None
-    memory = _Memory(tokens, tokens * used, ops[block.router].most_sizes()["rows"])
+    memory = _Memory(tokens, tokens * used, ops[block.router].max_sizes()["rows"])
     table = {**memory.table(), "USED": used}
     gathered, gathered_end = memory.packed(units)
     hidden, hidden_end = memory.packed(_units(ops, block.downs))
@@ -112,15 +112,15 @@ def prompt_launches(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Pr
         assert block.shared_down is not None
         both = (block.shared_gate, block.shared_up)
         of_shared = replace(gates, products=both, gate=block.shared_activation)
-        gate_launches.append(_alone(ops, of_shared, device))
+        gate_launches.append(_single_products(ops, of_shared, device))
         down = replace(downs, products=(block.shared_down,), quantize=block.shared_hidden)
-        down_launches += [pack_fours(ops, down, tokens), _alone(ops, down, device)]
+        down_launches += [pack_fours(ops, down, tokens), _single_products(ops, down, device)]
     down_launches.append(total_launch(ops, block))
     return PromptLaunches(tuple(gate_launches), tuple(down_launches), max(gathered_end, hidden_end))
 
 
 def _units(ops: Sequence[Op], product: int) -> int:
-    return unit_count(ops[product].most_sizes()["columns"])
+    return unit_count(ops[product].max_sizes()["columns"])
 
 
 def _order_macros(memory: _Memory) -> dict[str, int]:
@@ -128,7 +128,7 @@ def _order_macros(memory: _Memory) -> dict[str, int]:
 
 
 def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
-    sizes = ops[block.router].most_sizes()
+    sizes = ops[block.router].max_sizes()
     columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS + 2 * COLUMN_PADDING)
     return KernelLaunch(
         "expert_logits",
@@ -149,7 +149,7 @@ def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
 
 
 def _choice(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
-    sizes = ops[block.router].most_sizes()
+    sizes = ops[block.router].max_sizes()
     return KernelLaunch(
         "expert_choice",
         (-(-sizes["tokens"] // WARPS), 1, 1),
@@ -188,7 +188,7 @@ def _products(
     rows = product_rows(ops, run, numbers)
     assert product.dtype is not None
     many = max(memory.pairs, MAX_PARTED_TOKENS + 1)
-    shape = group_shape(product.dtype, product.most_sizes()["columns"], many, rows, device)
+    shape = group_shape(product.dtype, product.max_sizes()["columns"], many, rows, device)
     launch = group_launch(ops, run, numbers, shape, device)
     blocks = shape.row_blocks(rows) * memory.chunks
     return replace(
@@ -199,11 +199,11 @@ def _products(
     )
 
 
-def _alone(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch:
+def _single_products(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch:
     """Products of all tokens with the same matrices."""
     product, numbers = ops[run.products[0]], tuple(range(len(run.products)))
     rows = product_rows(ops, run, numbers)
-    sizes = product.most_sizes()
+    sizes = product.max_sizes()
     assert product.dtype is not None
     shape = group_shape(product.dtype, sizes["columns"], sizes["tokens"], rows, device)
     return group_launch(ops, run, numbers, shape, device)

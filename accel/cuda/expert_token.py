@@ -28,22 +28,22 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
     """The launch, None where it does not fit: several tokens or devices, other widths; or where
     blocks of other processes might take the places of some that others wait for."""
     gates, downs = ops[block.gates], ops[block.downs]
-    width, columns = gates.most_sizes()["rows"], gates.most_sizes()["columns"]
-    if ops[block.norm].count.most != 1 or block.gathers:
+    width, columns = gates.max_sizes()["rows"], gates.max_sizes()["columns"]
+    if ops[block.norm].count.maximum != 1 or block.gathers:
         return None
     if device.capability < MIN_CAPABILITY or device.mps_enabled:
         return None
     if width % UNIT_COLUMNS or -(-unit_count(columns) // CHUNK_UNITS) > WARPS:
         return None
     if block.shared_activation is not None:
-        of_shared = ops[block.shared_activation].most_sizes()["activation"]
-        if of_shared != ops[block.activation].most_sizes()["activation"]:
+        of_shared = ops[block.shared_activation].max_sizes()["activation"]
+        if of_shared != ops[block.activation].max_sizes()["activation"]:
             return None
     gate_formats = formats_of(ops, block.gates, block.shared_gate)
     down_formats = formats_of(ops, block.downs, block.shared_down)
-    used, experts = gates.most_sizes()["used"], ops[block.router].most_sizes()["rows"]
+    used, experts = gates.max_sizes()["used"], ops[block.router].max_sizes()["rows"]
     choices, segments = used + (block.shared_gate is not None), unit_count(experts)
-    units, hidden_units = unit_count(columns), unit_count(downs.most_sizes()["columns"])
+    units, hidden_units = unit_count(columns), unit_count(downs.max_sizes()["columns"])
     nbytes = _memory_bytes(gate_formats, down_formats, units, hidden_units, segments, choices)
     if nbytes > device.shared_bytes:
         return None
@@ -85,7 +85,7 @@ def _operand_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
         "PRODUCT": block.router,
         "TOPK": block.topk,
         "DOWNS_PRODUCT": block.downs,
-        "ACTIVATION": ops[block.activation].most_sizes()["activation"],
+        "ACTIVATION": ops[block.activation].max_sizes()["activation"],
         **size_indices("matmul", "rows", "columns"),
         **size_indices("rms_norm", "eps"),
         **size_indices("expert_topk", "renormalize"),

@@ -31,7 +31,7 @@ from accel.cuda.packed_tiles import (
     unit_bytes,
     unit_count,
 )
-from accel.cuda.runs import nobody_reads, operand_indices, result, size_indices, source
+from accel.cuda.runs import are_unread, operand_indices, result, size_indices, source
 from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import F32, DType
@@ -42,15 +42,15 @@ SLOTS = 2
 ROUTER_ROWS, MANY_ROUTER_ROWS = 2, 8
 """Rows of the router that a block computes: for few tokens so that all blocks run at once, for many
 so that fewer blocks repeat a token's norm."""
-MOST_ROUTER_WARPS = 8
-MOST_HELD = 4
+MAX_ROUTER_WARPS = 8
+MAX_HELD = 4
 """Most segments of a row in the registers of a warp of the router."""
-MOST_EXPERTS = 512
-MOST_USED = 16
-MOST_WARPS = 16
-MOST_DOWN_UNITS = 8
+MAX_EXPERTS = 512
+MAX_USED = 16
+MAX_WARPS = 16
+MAX_DOWN_UNITS = 8
 """Most units of a row of h, which a warp quantizes in registers."""
-MOST_GRID = 65535
+MAX_GRID = 65535
 
 
 def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -58,10 +58,10 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if not is_stack_in_units(op):
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     spans = -(-unit_count(sizes["columns"]) // SPAN_UNITS)
     assert op.dtype is not None
-    assert _tiles(op) <= MOST_GRID
+    assert _tiles(op) <= MAX_GRID
     nbytes = spans * (row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, op.dtype) + 4 * UNIT_ROWS)
     launch = KernelLaunch(
         "expert_product",
@@ -85,7 +85,7 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if ops[0].name != "rms_norm":
         return None
     block = expert_block(ops)
-    if block is None or not nobody_reads(ops, block.length, [result(ops[block.end])]):
+    if block is None or not are_unread(ops, block.length, [result(ops[block.end])]):
         return None
     if not _fits(ops, block, device):
         return None
@@ -94,7 +94,7 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
     if (prompt := prompt_launches(ops, block, device)) is not None:
         return _of_prompt(ops, block, prompt)
     grouped = grouping(ops, block, device)
-    if grouped is None and _gates_grid(ops, block)[1] > MOST_GRID:
+    if grouped is None and _gates_grid(ops, block)[1] > MAX_GRID:
         return None
     made: Sequence[KernelLaunch] = (_gates(ops, block),)
     used: Sequence[KernelLaunch] = (_down(ops, block),)
@@ -117,18 +117,18 @@ def _of_prompt(ops: Sequence[Op], block: ExpertBlock, prompt: PromptLaunches) ->
 def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
     norm, router = ops[block.norm], ops[block.router]
     gates, ups, downs = ops[block.gates], ops[block.ups], ops[block.downs]
-    used, experts = gates.most_sizes()["used"], router.most_sizes()["rows"]
+    used, experts = gates.max_sizes()["used"], router.max_sizes()["rows"]
     if not all(map(is_stack_in_units, (gates, ups, downs))) or gates.dtype != ups.dtype:
         return False
-    if gates.most_sizes()["row_pairs"] != used or downs.most_sizes()["row_pairs"] != 1:
+    if gates.max_sizes()["row_pairs"] != used or downs.max_sizes()["row_pairs"] != 1:
         return False
-    if norm.most_sizes()["groups"] != 1 or experts > MOST_EXPERTS or used > MOST_USED:
+    if norm.max_sizes()["groups"] != 1 or experts > MAX_EXPERTS or used > MAX_USED:
         return False
-    if norm.count.most > MOST_GRID or not _aligned(ops, block):
+    if norm.count.maximum > MAX_GRID or not _aligned(ops, block):
         return False
-    if _router_shape(router)[1] > MOST_HELD or 2 * _gate_spans(gates) > MOST_WARPS:
+    if _router_shape(router)[1] > MAX_HELD or 2 * _gate_spans(gates) > MAX_WARPS:
         return False
-    if unit_count(downs.most_sizes()["columns"]) > MOST_DOWN_UNITS:
+    if unit_count(downs.max_sizes()["columns"]) > MAX_DOWN_UNITS:
         return False
     if block.shared_total is not None and not _shared_fits(ops, block):
         return False
@@ -148,7 +148,7 @@ def _shared_fits(ops: Sequence[Op], block: ExpertBlock) -> bool:
         shared = ops[number]
         if not in_units(shared) or shared.dtype not in TUNED_STACKS:
             return False
-        sizes, others = shared.most_sizes(), ops[like].most_sizes()
+        sizes, others = shared.max_sizes(), ops[like].max_sizes()
         if any(sizes[name] != others[name] for name in ("rows", "columns")):
             return False
     assert block.shared_gate is not None
@@ -158,7 +158,7 @@ def _shared_fits(ops: Sequence[Op], block: ExpertBlock) -> bool:
     if block.gate_logit is None:
         return True
     logit = ops[block.gate_logit]
-    return logit.dtype == F32 and logit.most_sizes()["rows"] == 1
+    return logit.dtype == F32 and logit.max_sizes()["rows"] == 1
 
 
 def _aligned(ops: Sequence[Op], block: ExpertBlock) -> bool:
@@ -188,18 +188,18 @@ def _slots(units: int) -> int:
 
 
 def _tiles(product: Op) -> int:
-    return -(-product.most_sizes()["rows"] // UNIT_ROWS)
+    return -(-product.max_sizes()["rows"] // UNIT_ROWS)
 
 
 def _router_shape(router: Op) -> tuple[int, int]:
     """Warps of a block, and segments that each holds."""
-    segments = unit_count(router.most_sizes()["columns"])
-    warps = min(MOST_ROUTER_WARPS, segments)
+    segments = unit_count(router.max_sizes()["columns"])
+    warps = min(MAX_ROUTER_WARPS, segments)
     return warps, -(-segments // warps)
 
 
 def _router_rows(router: Op) -> int:
-    if router.count.most <= FEW_TOKENS:
+    if router.count.maximum <= FEW_TOKENS:
         return ROUTER_ROWS
     return max(ROUTER_ROWS, MANY_ROUTER_ROWS // _router_shape(router)[1])
 
@@ -207,7 +207,7 @@ def _router_rows(router: Op) -> int:
 def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     router = ops[block.router]
     warps, held = _router_shape(router)
-    sizes, at_once, of_block = router.most_sizes(), _router_rows(router), router_tokens(router)
+    sizes, at_once, of_block = router.max_sizes(), _router_rows(router), router_tokens(router)
     rows = sizes["rows"] + (block.gate_logit is not None)
     return KernelLaunch(
         "expert_router",
@@ -237,7 +237,7 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
 
 
 def _gate_spans(gates: Op) -> int:
-    return -(-unit_count(gates.most_sizes()["columns"]) // SPAN_UNITS)
+    return -(-unit_count(gates.max_sizes()["columns"]) // SPAN_UNITS)
 
 
 def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
@@ -249,13 +249,13 @@ def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
 def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> Extent:
     """The grid: tiles, and experts of all tokens."""
     gates = ops[block.gates]
-    experts = gates.most_sizes()["used"] + (block.shared_gate is not None)
-    return _tiles(gates), ops[block.norm].count.most * experts, 1
+    experts = gates.max_sizes()["used"] + (block.shared_gate is not None)
+    return _tiles(gates), ops[block.norm].count.maximum * experts, 1
 
 
 def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     gates = ops[block.gates]
-    spans, used = _gate_spans(gates), gates.most_sizes()["used"]
+    spans, used = _gate_spans(gates), gates.max_sizes()["used"]
     return KernelLaunch(
         "expert_gates",
         _gates_grid(ops, block),
@@ -276,30 +276,30 @@ def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
 
 def _down_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     formats = formats_of(ops, block.downs, block.shared_down)
-    units = unit_count(ops[block.downs].most_sizes()["columns"])
+    units = unit_count(ops[block.downs].max_sizes()["columns"])
     of_warp = row_bytes(units) + _ring_bytes(_slots(units), *formats) + 4 * UNIT_ROWS
     return _down_warps(ops, block) * of_warp
 
 
 def _down_warps(ops: Sequence[Op], block: ExpertBlock) -> int:
-    return ops[block.downs].most_sizes()["used"] + (block.shared_down is not None)
+    return ops[block.downs].max_sizes()["used"] + (block.shared_down is not None)
 
 
 def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     downs = ops[block.downs]
     warps = _down_warps(ops, block)
     first, second = formats_of(ops, block.downs, block.shared_down)
-    units = unit_count(downs.most_sizes()["columns"])
+    units = unit_count(downs.max_sizes()["columns"])
     return KernelLaunch(
         "expert_down",
-        (_tiles(downs), ops[block.norm].count.most, 1),
+        (_tiles(downs), ops[block.norm].count.maximum, 1),
         (32 * warps, 1, 1),
         _down_bytes(ops, block),
         {
             "WARPS": warps,
             "SLOTS": _slots(units),
             "HELD_UNITS": 1,
-            "USED": downs.most_sizes()["used"],
+            "USED": downs.max_sizes()["used"],
             "UNITS": units,
             "FORMAT_ID": first.ggml_id,
             "SHARED_FORMAT": second.ggml_id,

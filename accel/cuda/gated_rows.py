@@ -8,7 +8,7 @@ from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 THREADS = 128
-MOST_TOKENS = 64
+MAX_TOKENS = 64
 """Most tokens; with more the plain kernel has enough blocks."""
 
 
@@ -17,8 +17,8 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "swiglu":
         return None
-    sizes = op.most_sizes()
-    if sizes["tokens"] > MOST_TOKENS:
+    sizes = op.max_sizes()
+    if sizes["tokens"] > MAX_TOKENS:
         return None
     launch = KernelLaunch(
         "gated_rows",

@@ -15,9 +15,9 @@ from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, parted_shape, span_count
 from accel.cuda.matrices import group_launch, has_groups, replaced_run, run_of_many, span_bytes
 from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.packing import pack_launch
-from accel.cuda.products import Run, run_behind
+from accel.cuda.products import Run, shifted_run
 from accel.cuda.runs import operand_index, operand_indices, result, size_indices, source
-from accel.cuda.split_k_products import MOST_TOKENS as SPLIT_K_TOKENS
+from accel.cuda.split_k_products import MAX_TOKENS as SPLIT_K_TOKENS
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op
@@ -35,18 +35,18 @@ def gated_spans_rule(ops: Remaining, device: Device) -> Replacement | None:
     if run is None or run.gate is None or not has_groups(device):
         return None
     product, gather = ops[run.products[0]], run.length
-    if not SPLIT_K_TOKENS < product.count.most <= MAX_SPLIT_TOKENS:
+    if not SPLIT_K_TOKENS < product.count.maximum <= MAX_SPLIT_TOKENS:
         return None
-    if len(ops) < gather + 2 or span_count(product.most_sizes()["columns"]) < 2:
+    if len(ops) < gather + 2 or span_count(product.max_sizes()["columns"]) < 2:
         return None
     behind = _reader(ops, run, device)
     if behind is None:
         return None
     assert product.dtype is not None
-    sizes = product.most_sizes()
+    sizes = product.max_sizes()
     apart = replace(run, gate=None)
     rows = [sizes["rows"]] * 2
-    shape = parted_shape(product.dtype, sizes["columns"], product.count.most, rows, device)
+    shape = parted_shape(product.dtype, sizes["columns"], product.count.maximum, rows, device)
     launches = (
         pack_launch(ops, run, device),
         group_launch(ops, apart, (0, 1), shape, device),
@@ -67,25 +67,25 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
     whole = gather.operands[WHOLE] if gather.device is ALL_GATHER else None
     if whole is None or gather.operands[PART] != result(ops[run.gate or 0]):
         return None
-    if whole.columns % (gather.most_sizes()["devices"] * UNIT_COLUMNS):
+    if whole.columns % (gather.max_sizes()["devices"] * UNIT_COLUMNS):
         return None
     following = Remaining(ops.step, ops.start + run.length + 1, ops.last_read)
     found = run_of_many(following, device)
     if found is None or found.norm is not None:
         return None
-    found = run_behind(found, run.length + 1)
+    found = shifted_run(found, run.length + 1)
     assert found.quantize is not None
     same = ops[found.quantize].count == ops[run.products[0]].count
     if source(ops[found.quantize]) != whole or not same:
         return None
-    return None if ops.is_read_behind(whole.buffer, found.quantize + 1) else found
+    return None if ops.is_read_after(whole.buffer, found.quantize + 1) else found
 
 
 def _packing(ops: Sequence[Op], run: Run, behind: Run) -> KernelLaunch:
     product, gather = ops[run.products[0]], ops[run.length]
-    sizes, quantize = product.most_sizes(), behind.quantize
+    sizes, quantize = product.max_sizes(), behind.quantize
     assert quantize is not None
-    eights = -(-product.count.most // EIGHT)
+    eights = -(-product.count.maximum // EIGHT)
     launch = KernelLaunch(
         "gated_pack",
         (eights * (sizes["rows"] // UNIT_COLUMNS), 1, 1),
@@ -107,4 +107,4 @@ def _packing(ops: Sequence[Op], run: Run, behind: Run) -> KernelLaunch:
     names = ("m", "scale", "sums")
     numbers = {f"TO_{name.upper()}": number for number, name in enumerate(names)}
     sends = tuple(operand_index(ops, quantize, name) for name in names)
-    return sent_by(launch, gather.most_sizes()["devices"] - 1, numbers, sends)
+    return sent_by(launch, gather.max_sizes()["devices"] - 1, numbers, sends)

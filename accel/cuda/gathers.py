@@ -42,15 +42,15 @@ RESULTS = {
 
 def gather_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces all ALL_GATHERs that come next, as many as a launch can take."""
-    count = min(_gathers_behind(ops, 0), MAX_TENSORS)
+    count = min(_gathers_from(ops, 0), MAX_TENSORS)
     return Replacement(count, (gathering(ops, range(count)),)) if count else None
 
 
 def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
     """The launch of ALL_GATHERs that follow each other in a replacement."""
-    devices = ops[gathers.start].most_sizes()["devices"]
+    devices = ops[gathers.start].max_sizes()["devices"]
     wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
-    floats = [op.count.most * whole.columns for op, whole in wholes if whole is not None]
+    floats = [op.count.maximum * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MAX_BLOCKS))
     return KernelLaunch(
         "all_gather",
@@ -78,7 +78,7 @@ def with_gathers(replacement: Replacement, ops: Remaining) -> Replacement:
 
     ALL_GATHERs that one launch could not gather stay as they are, so that devices that send meet as
     often as those that gather."""
-    first, count = replacement.ops, _gathers_behind(ops, replacement.ops)
+    first, count = replacement.ops, _gathers_from(ops, replacement.ops)
     behind = range(first, first + (count if count <= MAX_TENSORS else 0))
     sent = sending(replacement.launches, ops, behind, behind.stop) if behind else None
     packets = first if sent is None else behind.stop
@@ -103,7 +103,7 @@ def sending(
 ) -> list[KernelLaunch] | None:
     """The launches, of so many packets, of which the last ones also send what is gathered, those
     that run beside each other: devices meet in the last. None if these cannot."""
-    peers = ops[gathers.start].most_sizes()["devices"] - 1
+    peers = ops[gathers.start].max_sizes()["devices"] - 1
     nbytes = packets * PACKET.itemsize + words_of_others(peers, len(gathers)) * ADDRESS_BYTES
     if nbytes > MAX_ARGUMENT_BYTES:
         return None
@@ -114,10 +114,10 @@ def sending(
         at -= 1
         numbers = {
             f"TO_{name}": parts[made]
-            for name, made in _made_by(launches[at], ops).items()
+            for name, made in _sendable_results(launches[at], ops).items()
             if made in parts
         }
-        left -= {made for made in _made_by(launches[at], ops).values() if made in parts}
+        left -= {made for made in _sendable_results(launches[at], ops).values() if made in parts}
         sent = sent_by(launches[at], peers, numbers, sends)
         if found:
             sent = replace(sent, macros={**sent.macros, "MEETS": 0}, gathers=False)
@@ -125,7 +125,7 @@ def sending(
     return None if left else [*launches[:at], *found]
 
 
-def _made_by(launch: KernelLaunch, ops: Sequence[Op]) -> dict[str, Tensor]:
+def _sendable_results(launch: KernelLaunch, ops: Sequence[Op]) -> dict[str, Tensor]:
     """The results that the launch can store on every device, by the names of their macros."""
     operands = {name: launch.macros.get(name, -1) for name in RESULTS.get(launch.entry, ())}
     numbers = {n: divmod(at, OPERANDS_OF_A_PACKET) for n, at in operands.items() if at >= 0}
@@ -142,7 +142,7 @@ def sent_by(
     return replace(launch, macros=macros, gathers=True, sends=sends)
 
 
-def _gathers_behind(ops: Sequence[Op], first: int) -> int:
+def _gathers_from(ops: Sequence[Op], first: int) -> int:
     """How many ALL_GATHERs follow each other from op ``first`` on."""
     at = first
     while at < len(ops) and ops[at].device is ALL_GATHER:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from accel.cuda.attention import HEAD_DIMS
 from accel.cuda.device import Device
 from accel.cuda.runs import (
-    nobody_reads,
+    are_unread,
     operand_indices,
     operand_of,
     packet_number,
@@ -73,7 +73,7 @@ class LeftSpans:
 def head_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the whole run by one launch."""
     run = head_run(ops)
-    if run is None or not nobody_reads(ops, run.length, head_results(ops, run)):
+    if run is None or not are_unread(ops, run.length, head_results(ops, run)):
         return None
     return Replacement(run.length, (head_launch(ops, run, device),))
 
@@ -95,8 +95,8 @@ def head_launch(
     ops: Sequence[Op], run: HeadRun, device: Device, left: LeftSpans | None = None
 ) -> KernelLaunch:
     """The launch of a run after products, which wrote whole rows or the spans ``left``."""
-    write, sizes = ops[run.write], ops[run.q_rope].most_sizes()
-    heads = sizes["heads"] + 2 * ops[run.k_rope].most_sizes()["heads"]
+    write, sizes = ops[run.write], ops[run.q_rope].max_sizes()
+    heads = sizes["heads"] + 2 * ops[run.k_rope].max_sizes()["heads"]
     warps = sizes["tokens"] * heads
     blocks = min(-(-warps // WARPS), device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
     biases = (None, None, None) if left is None else left.biases
@@ -149,15 +149,15 @@ def _follows(ops: Sequence[Op], run: HeadRun) -> bool:
     return (
         (source(k), source(q)) == (keys, result(ops[run.q_rope]))
         and (result(k), result(v)) == (source(write), operand_of(write, "v"))
-        and ops[run.q_rope].most_sizes()["head_dim"] in HEAD_DIMS
-        and not any(op.most_sizes()["back"] for op in rotations)
+        and ops[run.q_rope].max_sizes()["head_dim"] in HEAD_DIMS
+        and not any(op.max_sizes()["back"] for op in rotations)
     )
 
 
 def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
     """Whether the run writes the keys it rotated last, with equal heads at the same positions."""
     q, k, write = ops[run.q_rope], ops[run.k_rope], ops[run.write]
-    sizes, k_sizes, written = q.most_sizes(), k.most_sizes(), write.most_sizes()
+    sizes, k_sizes, written = q.max_sizes(), k.max_sizes(), write.max_sizes()
     same = ("head_dim", "neox", "rotary_pairs", "tokens")
     queries = {operand_of(op, "query") for op in (q, k, write)}
     tables = {operand_of(op, "rope_table") for op in (q, k)}
@@ -173,7 +173,7 @@ def _agrees(ops: Sequence[Op], run: HeadRun) -> bool:
         and sizes["head_dim"] == written["head_dim"] <= MAX_CHANNELS
         and k_sizes["heads"] * sizes["head_dim"] == written["width"]
         and len(queries) == len(tables) == 1
-        and all(norm.most_sizes()["groups"] == ropes["heads"] for norm, ropes in norms)
+        and all(norm.max_sizes()["groups"] == ropes["heads"] for norm, ropes in norms)
     )
 
 

@@ -117,7 +117,7 @@ class Recording:
         context = self.context
         mode = context.binding.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         # A finalizer that waits for a device, of any context, breaks its thread's capture.
-        with nothing_collected():
+        with garbage_collection_off():
             context.call("cuStreamBeginCapture", stream, mode)
             try:
                 self._launch_all(stream, inputs)
@@ -217,7 +217,7 @@ class _Pauses:
 
 
 @contextmanager
-def nothing_collected() -> Iterator[None]:
+def garbage_collection_off() -> Iterator[None]:
     """The collector is off until the block has ended, and the blocks of other threads: it runs
     finalizers, which free device objects, in the middle of whatever its thread is doing."""
     with _LOCK:

@@ -41,12 +41,12 @@ from accel.cuda.products import (
     is_private,
     matrix_macros,
     residual_operand,
-    run_behind,
     runs,
+    shifted_run,
     writer,
 )
 from accel.cuda.runs import (
-    nobody_reads,
+    are_unread,
     operand_indices,
     operand_of,
     packet_number,
@@ -85,7 +85,7 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     found = run_of_many(following, device) if len(following) else None
     if found is None or found.norm is not None:
         return None
-    run = run_behind(found, 1)
+    run = shifted_run(found, 1)
     assert run.quantize is not None
     if source(ops[run.quantize]) != result(ops[0]) or ops[run.quantize].count != ops[0].count:
         return None
@@ -116,19 +116,19 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     """The replacement of q, k and v, with the heads that follow if folding spans there is
     faster."""
     whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
-    heads = _heads_behind(ops, run, folded)
+    heads = _following_heads(ops, run, folded)
     if heads is None or not has_groups(device):
         return whole
     launches = _launches(ops, run, device, folded, parted=True)
     if launches[-1].macros["PARTS"] == 1:
         return whole
-    columns = ops[run.products[0]].most_sizes()["columns"]
+    columns = ops[run.products[0]].max_sizes()["columns"]
     left = LeftSpans(span_count(columns), run.biases)
     launches.append(head_launch(ops, heads, device, left))
     return Replacement(heads.length, tuple(launches), transient_bytes=span_bytes(ops, run))
 
 
-def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
+def _following_heads(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
     """The heads that read exactly the three products of the run, if no other op reads those."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
     found = head_run(following) if len(following) else None
@@ -142,13 +142,13 @@ def _heads_behind(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | Non
     written = head_results(ops, heads)
     if folded is not None and folded.residual is not None:
         written += (result(ops[folded.residual]),)
-    return heads if same and nobody_reads(ops, heads.length, written) else None
+    return heads if same and are_unread(ops, heads.length, written) else None
 
 
 def span_bytes(ops: Sequence[Op], run: Run) -> int:
     """Bytes of the sums of all spans."""
-    sizes = ops[run.products[0]].most_sizes()
-    rows = sum(ops[product].most_sizes()["rows"] for product in run.products)
+    sizes = ops[run.products[0]].max_sizes()
+    rows = sum(ops[product].max_sizes()["rows"] for product in run.products)
     return 4 * span_count(sizes["columns"]) * sizes["tokens"] * rows
 
 
@@ -186,7 +186,7 @@ def _halves(
 ) -> list[KernelLaunch] | None:
     """Packing and the products in binary16, where all are of one format and that is faster."""
     product, rows = ops[run.products[0]], product_rows(ops, run, shared[0])
-    columns, tokens, dtype = product.most_sizes()["columns"], product.count.most, product.dtype
+    columns, tokens, dtype = product.max_sizes()["columns"], product.count.maximum, product.dtype
     if len(shared) > 1 or not packs_fours(ops, run):
         return None
     if dtype is None or not halves_are_faster(dtype, columns, tokens, rows, device):
@@ -202,7 +202,7 @@ def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
     total = result(ops[run.residual])
     residual = operand_of(ops[run.residual], residual_operand(ops, run))
     bias = operand_of(ops[run.biases[0]], "bias") if run.biases[0] is not None else None
-    rows = ops[run.products[0]].most_sizes()["rows"]
+    rows = ops[run.products[0]].max_sizes()["rows"]
     if rows % ALIGNED_FLOATS or not all(map(_is_aligned, (total, residual, bias))):
         return False
     return _parts(ops, run, device) > 1
@@ -214,7 +214,7 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
     found = run_of_many(following, device) if len(following) else None
     if found is None or run.residual is None:
         return None
-    found = run_behind(found, run.length)
+    found = shifted_run(found, run.length)
     assert found.quantize is not None
     packed = source(ops[found.quantize if found.norm is None else found.norm])
     same = ops[found.quantize].count == ops[run.products[0]].count
@@ -233,7 +233,7 @@ def run_of_many(ops: Remaining, device: Device) -> Run | None:
     the next ops are no such run."""
     for run in runs(ops):
         products = [ops[index] for index in run.products]
-        if run.quantize is None or products[0].count.most <= FEW:
+        if run.quantize is None or products[0].count.maximum <= FEW:
             continue
         if any(product.dtype not in FORMATS for product in products):
             continue
@@ -279,12 +279,12 @@ def shared_bytes(dtype: DType) -> int:
 def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     """The launch of a product by single warps, on any device."""
     product = ops[run.products[number]]
-    rows = product.most_sizes()["rows"]
+    rows = product.max_sizes()["rows"]
     assert product.dtype is not None
     end = run.residual if run.residual is not None else writer(run, number)
     return KernelLaunch(
         "unit_matrix",
-        (-(-rows // BLOCK_ROWS), -(-product.count.most // BLOCK_TOKENS), 1),
+        (-(-rows // BLOCK_ROWS), -(-product.count.maximum // BLOCK_TOKENS), 1),
         (WARPS * 32, 1, 1),
         shared_bytes(product.dtype),
         {
@@ -298,7 +298,7 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
 
 def product_rows(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> list[int]:
     """Rows of the matrices of a launch; a pair counts as one matrix."""
-    rows = [ops[run.products[number]].most_sizes()["rows"] for number in numbers]
+    rows = [ops[run.products[number]].max_sizes()["rows"] for number in numbers]
     return [sum(rows)] if run.gate is not None else rows
 
 
@@ -307,7 +307,7 @@ def _group_shape(
 ) -> GroupShape:
     product = ops[run.products[numbers[0]]]
     assert product.dtype is not None
-    columns, tokens = product.most_sizes()["columns"], product.count.most
+    columns, tokens = product.max_sizes()["columns"], product.count.maximum
     rows = product_rows(ops, run, numbers)
     return group_shape(product.dtype, columns, tokens, rows, device, parted)
 
@@ -321,7 +321,7 @@ def _overlapping_shapes(
         dtype = ops[run.products[numbers[0]]].dtype
         assert dtype is not None
         rows.append((dtype, tuple(product_rows(ops, run, numbers))))
-    columns, tokens = first.most_sizes()["columns"], first.count.most
+    columns, tokens = first.max_sizes()["columns"], first.count.maximum
     return overlapping_shapes(columns, tokens, tuple(rows), device, parted)
 
 
@@ -336,7 +336,7 @@ def group_launch(
 ) -> KernelLaunch:
     """The launch by groups; it ``overlaps`` the one before it, or is ``followed`` by such."""
     product = ops[run.products[numbers[0]]]
-    dtype, tokens, rows = product.dtype, product.count.most, product_rows(ops, run, numbers)
+    dtype, tokens, rows = product.dtype, product.count.maximum, product_rows(ops, run, numbers)
     assert dtype is not None
     blocks = shape.row_blocks(rows), -(-tokens // shape.tokens) * shape.parts
     if shape.split or shape.parts > 1:

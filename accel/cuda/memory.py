@@ -180,10 +180,10 @@ class Memory(StagedMemory[Allocation, "Copy"]):
         """Memory, zeroed unless ``zeroed`` is False. Raises OutOfMemory naming its purpose
         ``what``."""
         size = aligned(nbytes)
-        address = self._taken(size)
+        address = self._try_allocate(size)
         if address is None:
             self.spare()
-            address = self._taken(size)
+            address = self._try_allocate(size)
         if address is None:
             raise OutOfMemory(what, nbytes, self.held, self.available)
         self.held += size
@@ -235,7 +235,7 @@ class Memory(StagedMemory[Allocation, "Copy"]):
         for stream in (self.streams.inputs, self.stream, self.streams.outputs):
             self.context.call("cuStreamSynchronize", stream)
 
-    def _taken(self, size: int) -> int | None:
+    def _try_allocate(self, size: int) -> int | None:
         if size > self.capacity - self.held:
             return None
         try:

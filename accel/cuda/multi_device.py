@@ -225,7 +225,7 @@ class MultiDeviceTier(ContextManager):
             self._spread()
             parts = batch.parts
             self._each(lambda n, one: one.prepare(parts[n]))
-            with self._all_or_none():
+            with self._lose_all_on_failure():
                 # A copy to the host may wait for its device, which waits for the others.
                 begun = self._each(lambda n, one: one.start(parts[n], inputs, rows))
             fences = self._each(
@@ -262,7 +262,7 @@ class MultiDeviceTier(ContextManager):
             raise self._give_up(f"{what} failed: {error}") from None
 
     @contextmanager
-    def _all_or_none(self) -> Iterator[None]:
+    def _lose_all_on_failure(self) -> Iterator[None]:
         """A block that submits a step; if it fails, all devices are lost, since those that have the
         step would wait for the others forever."""
         try:

@@ -9,8 +9,8 @@ from accel.cuda.products import ALIGNED_FLOATS, MAX_HELD_UNITS, all_aligned
 from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
-MOST_WARPS = 16
-MOST_TOKENS = 64
+MAX_WARPS = 16
+MAX_TOKENS = 64
 """Most tokens; with more the plain kernel has enough blocks."""
 
 
@@ -19,12 +19,12 @@ def norm_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "rms_norm":
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     units = unit_count(sizes["width"])
-    warps = min(MOST_WARPS, units)
+    warps = min(MAX_WARPS, units)
     held = -(-units // warps)
     aligned = all_aligned(tensor for tensor in op.operands if tensor is not None)
-    if sizes["groups"] != 1 or sizes["tokens"] > MOST_TOKENS or held > MAX_HELD_UNITS:
+    if sizes["groups"] != 1 or sizes["tokens"] > MAX_TOKENS or held > MAX_HELD_UNITS:
         return None
     if sizes["width"] % ALIGNED_FLOATS or not aligned:
         return None

@@ -56,14 +56,14 @@ def in_units(op: Op) -> bool:
     units."""
     if op.name != "matmul" or op.dtype is None or op.dtype.storage is StorageClass.FLOAT:
         return False
-    return op.matrix is not None and op.most_sizes()["row_pairs"] == 0
+    return op.matrix is not None and op.max_sizes()["row_pairs"] == 0
 
 
 def is_stack_in_units(op: Op) -> bool:
     """Whether ``op`` is a product by experts whose matrices ``unit_layout`` stores in units."""
     if op.name != "matmul" or op.dtype not in TUNED_STACKS:
         return False
-    return op.matrix is not None and op.most_sizes()["row_pairs"] > 0
+    return op.matrix is not None and op.max_sizes()["row_pairs"] > 0
 
 
 def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
@@ -75,7 +75,7 @@ def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
     products = (other.operands[other.matrix or 0] for other in ops if in_units(other))
     if table is None or all(m is None or m.buffer != table.buffer for m in products):
         return None
-    elements = op.count.most * op.most_sizes()["hidden"]
+    elements = op.count.maximum * op.max_sizes()["hidden"]
     blocks = max(1, min(-(-elements // EMBEDDING_THREADS), device.multiprocessors))
     launch = KernelLaunch(
         "units_embed",

@@ -34,7 +34,7 @@ def pack_launch(
     blocks of so many tokens."""
     assert run.quantize is not None
     quantize = ops[run.quantize]
-    tokens, units = quantize.count.most, unit_count(quantize.most_sizes()["columns"])
+    tokens, units = quantize.count.maximum, unit_count(quantize.max_sizes()["columns"])
     if folded is None and packs_fours(ops, run):
         return pack_fours(ops, run, tokens, half_tokens)
     whole = run.norm is not None or folded is not None
@@ -59,9 +59,9 @@ def pack_launch(
 def packs_fours(ops: Sequence[Op], run: Run) -> bool:
     """Whether a warp packs four tokens of the run where no spans are folded."""
     assert run.quantize is not None
-    units = unit_count(ops[run.quantize].most_sizes()["columns"])
+    units = unit_count(ops[run.quantize].max_sizes()["columns"])
     fits = run.norm is None or units <= MAX_FOUR_WARPS
-    return ops[run.quantize].count.most > MAX_SPLIT_TOKENS and fits
+    return ops[run.quantize].count.maximum > MAX_SPLIT_TOKENS and fits
 
 
 def pack_fours(
@@ -70,7 +70,7 @@ def pack_fours(
     """Packs the activations of many tokens; with macros that ``unit_pack_fours.cu`` has
     ``around_experts``."""
     assert run.quantize is not None
-    units = unit_count(ops[run.quantize].most_sizes()["columns"])
+    units = unit_count(ops[run.quantize].max_sizes()["columns"])
     warps = min(WARPS, units) if run.norm is None else units
     pieces = -(-units // warps)
     weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
@@ -110,7 +110,7 @@ def _packing_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
 
 def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
     """Folds sums of spans that no later run packs."""
-    tokens = ops[run.products[0]].count.most
+    tokens = ops[run.products[0]].count.maximum
     return KernelLaunch(
         "unit_fold",
         (min(tokens, MAX_PACKING_BLOCKS), 1, 1),
@@ -142,5 +142,5 @@ def _fold_macros(ops: Sequence[Op], folded: Run | None) -> dict[str, int]:
         "FOLDED": folded.products[0],
         **operand_indices(ops, folded.biases[0], "bias"),
         **operand_indices(ops, folded.residual, f"RESIDUAL={residual_operand(ops, folded)}"),
-        "SPANS": span_count(ops[folded.products[0]].most_sizes()["columns"]),
+        "SPANS": span_count(ops[folded.products[0]].max_sizes()["columns"]),
     }

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 from accel.cuda.attention import TILE_WARPS
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_bytes
-from accel.cuda.phase_runs import MOST_FORMATS, PhaseRun, gathers_nothing, phase_run
+from accel.cuda.phase_runs import MAX_FORMATS, PhaseRun, only_synchronizes, phase_run
 from accel.cuda.phases import AttentionPhase, Phase, ProductPhase, Readers, readers_of
 from accel.cuda.plan import LongStep, Plan, PlannedLaunch
 from accel.cuda.products import BARRIER_BYTES, BLOCK_BYTES, CHUNK_UNITS, row_macros
 from accel.cuda.program import tuned_source
 from accel.cuda.row_end import EndPhase, short_step
 from accel.cuda.runs import ABSENT
-from accel.cuda.step_choice import MOST_TOKENS, Block, StepChoice
+from accel.cuda.step_choice import MAX_TOKENS, Block, StepChoice
 from accel.cuda.step_table import (
     HEAD,
     HEAD_BYTES,
-    MOST_PEERS,
+    MAX_PEERS,
     PEER_DEVICES,
     RECORD_BYTES,
     WORK_BYTES,
@@ -140,22 +140,22 @@ def compose(
 ) -> Plan:
     """The plan with runs of phases joined into one launch each; ``local`` as in
     ``plan_launches``. Of a step that ``devices`` devices share it joins all phases or none."""
-    if not choice.blocks or device.capability < choice.least_capability:
+    if not choice.blocks or device.capability < choice.min_capability:
         return plan
     if device.mps_enabled and not choice.with_mps:
         return plan
     if devices > 1:
-        return plan if devices > MOST_PEERS + 1 else _shared(plan, ops, device, choice, local)
+        return plan if devices > MAX_PEERS + 1 else _shared(plan, ops, device, choice, local)
     reading = readers_of(ops)
     launches: list[PlannedLaunch] = []
     together: list[tuple[int, int]] = []
     short, long = None, None
     at, workspace = 0, plan.workspace_bytes
     while at < len(plan.launches):
-        run = phase_run(plan.launches[at:], ops, reading, choice.most_tokens, local)
+        run = phase_run(plan.launches[at:], ops, reading, choice.max_tokens, local)
         made = None
-        if len(run.phases) >= choice.least_phases:
-            brief = run.longest_row < choice.least_row_units
+        if len(run.phases) >= choice.min_phases:
+            brief = run.longest_row < choice.min_row_units
             # The host knows the position only of steps that end here.
             if not brief or (choice.long_position and run.end is not None):
                 made = _launch(run, reading, device, choice.blocks, local, workspace)
@@ -190,15 +190,15 @@ def _shared(
     they then wait for each other nowhere else."""
     reading = readers_of(ops)
     starts = (
-        (at, phase_run(plan.launches[at:], ops, reading, choice.most_tokens, local))
+        (at, phase_run(plan.launches[at:], ops, reading, choice.max_tokens, local))
         for at in range(len(plan.launches))
     )
     front, run = next((found for found in starts if found[1].phases), (0, PhaseRun()))
     behind = plan.launches[front + run.launches :]
-    before = tuple(one for one in plan.launches[:front] if not gathers_nothing(one, ops))
+    before = tuple(one for one in plan.launches[:front] if not only_synchronizes(one, ops))
     if any(one.gathers for one in (*before, *behind)):
         return plan
-    if len(run.phases) < choice.least_phases or not run.is_shared(reading):
+    if len(run.phases) < choice.min_phases or not run.is_shared(reading):
         return plan
     made = _launch(run, reading, device, choice.blocks, local, plan.workspace_bytes, shared=True)
     if made is None or run.end is None:
@@ -275,7 +275,7 @@ def _launch(
     if not products:
         return None
     formats = tuple(dict.fromkeys(dtype for phase in products for dtype in phase.formats))
-    tokens = 1 if all(phase.tokens == 1 for phase in phases) else MOST_TOKENS
+    tokens = 1 if all(phase.tokens == 1 for phase in phases) else MAX_TOKENS
     records = len(phases) + (end is not None)
     shape = _fitting(phases, records, formats, tokens, device, blocks, shared)
     if shape is None:
@@ -309,7 +309,7 @@ def _macros(
     attentions = [phase for phase in phases if isinstance(phase, AttentionPhase)]
     activations = {one.activation for one in products if one.activation is not None}
     return {
-        **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MOST_FORMATS)},
+        **{f"FORMAT{i}": formats[i] if i < len(formats) else -1 for i in range(MAX_FORMATS)},
         "WARPS": shape.warps,
         "SLOTS": shape.slots,
         "TOKENS": tokens,

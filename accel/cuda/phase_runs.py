@@ -16,7 +16,7 @@ from accel.packets.packet import aligned
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
 
-MOST_FORMATS = 4
+MAX_FORMATS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def phase_run(
     launches: Sequence[PlannedLaunch],
     ops: Sequence[Op],
     reading: Readers,
-    most_tokens: int,
+    max_tokens: int,
     local: Collection[str] | None,
 ) -> PhaseRun:
     """The longest run that ``launches`` begin with."""
@@ -99,7 +99,7 @@ def phase_run(
         if found is None:
             break
         phase, count = found
-        if phase.tokens > most_tokens or (local is not None and phase.dropped - set(local)):
+        if phase.tokens > max_tokens or (local is not None and phase.dropped - set(local)):
             break
         if not _fits(phases, phase):
             break
@@ -138,10 +138,10 @@ def _fits(phases: Sequence[Phase], phase: Phase) -> bool:
     formats = {dtype for one in every for dtype in one.formats}
     widths = {one.head_dim for one in every} - {0}
     pages = {one.dtype for one in every if isinstance(one, AttentionPhase)}
-    return len(formats) <= MOST_FORMATS and len(widths) <= 1 and len(pages) <= 1
+    return len(formats) <= MAX_FORMATS and len(widths) <= 1 and len(pages) <= 1
 
 
-def gathers_nothing(launch: PlannedLaunch, ops: Sequence[Op]) -> bool:
+def only_synchronizes(launch: PlannedLaunch, ops: Sequence[Op]) -> bool:
     """Whether devices only wait for each other in a launch."""
     between = ops[launch.first : launch.first + launch.count]
     return all(op.device is ALL_GATHER and op.operands[0] is None for op in between)

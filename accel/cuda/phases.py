@@ -36,7 +36,7 @@ SHARE_CHANNELS, SHARE_BYTES = 32, 160
 DIVIDED_FROM = 16 * KV_TILE
 """Positions before a token's own from which on several devices divide its heads. Of shorter
 contexts a multiprocessor has few tiles at most, and computing all heads costs no exchange."""
-MOST_TILE_PARTS = 256
+MAX_TILE_PARTS = 256
 """Most tiles of a context whose parts are tiles; longer contexts have enough spans for all
 blocks."""
 
@@ -80,7 +80,7 @@ class ProductPhase:
     @property
     def units(self) -> int:
         """Units of a row of x."""
-        return unit_count(self._product.most_sizes()["columns"])
+        return unit_count(self._product.max_sizes()["columns"])
 
     @property
     def norm(self) -> bool:
@@ -91,7 +91,7 @@ class ProductPhase:
     def activation(self) -> int | None:
         """The activation of its gate, None without a gate."""
         gate = self.operands.number("GATE")
-        return None if gate is None else self.operands.ops[gate].most_sizes()["activation"]
+        return None if gate is None else self.operands.ops[gate].max_sizes()["activation"]
 
     @property
     def biased(self) -> bool:
@@ -195,7 +195,7 @@ class AttentionPhase:
     @property
     def tokens(self) -> int:
         """Most tokens."""
-        return self._part.most_sizes()["tokens"]
+        return self._part.max_sizes()["tokens"]
 
     @property
     def formats(self) -> tuple[int, ...]:
@@ -227,18 +227,18 @@ class AttentionPhase:
     def slots(self) -> int:
         """Most parts of a context."""
         tiles = -(-self.operands.needed("PAGES_AT").tensor.columns * PAGE_TOKENS // KV_TILE)
-        return min(tiles, max(MOST_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
+        return min(tiles, max(MAX_TILE_PARTS, -(-tiles // SPAN_TILES) + 1))
 
     @property
     def parts_bytes(self) -> int:
         """Workspace for U, l and o of all parts."""
-        shares = self._part.most_sizes()["heads"] * self.head_dim // SHARE_CHANNELS
+        shares = self._part.max_sizes()["heads"] * self.head_dim // SHARE_CHANNELS
         return aligned(self.tokens * shares * self.slots * SHARE_BYTES)
 
     @property
     def turns_halves(self) -> bool:
         """Whether rotation pairs channel m with the one half a row later, for all channels."""
-        rope = self.operands.ops[self.first + self.operands.macros["Q_ROPE"]].most_sizes()
+        rope = self.operands.ops[self.first + self.operands.macros["Q_ROPE"]].max_sizes()
         return bool(rope["neox"]) and 2 * rope["rotary_pairs"] == self.head_dim
 
     @property
@@ -345,7 +345,7 @@ def _selected(
 
 def _prepares(op: Op) -> bool:
     """Whether a product phase can do what the op does to its rows."""
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     turns = op.name == "rotate_heads" and bool(sizes["back"]) and sizes["head_dim"] in HEAD_DIMS
     return turns or op.name == "select_rows"
 

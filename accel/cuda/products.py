@@ -15,20 +15,13 @@ from dataclasses import dataclass, replace
 
 from accel.cuda.device import Device, cluster_grid
 from accel.cuda.packed_tiles import UNIT_ROWS, in_units, unit_bytes, unit_count
-from accel.cuda.runs import (
-    nobody_reads,
-    operand_indices,
-    packet_number,
-    result,
-    size_indices,
-    source,
-)
+from accel.cuda.runs import are_unread, operand_indices, packet_number, result, size_indices, source
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 from contract.dtypes import DType
 
 MAX_MATRICES = 4
-MOST_FORMATS = 2
+MAX_FORMATS = 2
 CHUNK_UNITS = 2
 """Units that a warp copies at a time."""
 RING_SLOTS = 2
@@ -46,16 +39,16 @@ UNIT_ACTIVATION_BYTES = 512 + 32 + 4
 """Bytes of one token: two planes of 256 bytes, 16 sums and a scale."""
 SQUARE_BYTES = 4
 """Bytes of the sum of squares of one token and unit, whichever block computed it."""
-MOST_TILE_SLOTS = 8
-MAX_SHARED_TILES = 4 * MOST_TILE_SLOTS
+MAX_TILE_SLOTS = 8
+MAX_SHARED_TILES = 4 * MAX_TILE_SLOTS
 """Most tiles of a block: with more the communication in a cluster costs more than computing its own
 activations."""
 BARRIER_BYTES = 8
 TILE_SLOT_BYTES = BARRIER_BYTES + 4
 """The barrier of a tile's values, and the count of tiles that used the slot."""
-BLOCK_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS + 2 * BARRIER_BYTES
+BLOCK_BYTES = TILE_SLOT_BYTES * MAX_TILE_SLOTS + 2 * BARRIER_BYTES
 """The tile slots and the barriers of a block."""
-CLUSTER_BYTES = TILE_SLOT_BYTES * MOST_TILE_SLOTS
+CLUSTER_BYTES = TILE_SLOT_BYTES * MAX_TILE_SLOTS
 """The tile slots for tiles that another block of the cluster folds."""
 ALIGNED_FLOATS = 4
 """Floats that are read at a time, 16 bytes."""
@@ -89,7 +82,7 @@ def runs(ops: Sequence[Op]) -> Iterator[Run]:
     """Runs that ``ops`` begin with, longer ones first."""
     at = 0
     norm = quantize = None
-    if ops[0].name == "rms_norm" and ops[0].most_sizes()["groups"] == 1:
+    if ops[0].name == "rms_norm" and ops[0].max_sizes()["groups"] == 1:
         norm, at = 0, 1
     if at < len(ops) and ops[at].name == "quantize_activation":
         quantize, at = at, at + 1
@@ -116,7 +109,7 @@ def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[in
     most = MAX_MATRICES if quantize is not None else 1
     while at < len(ops) and in_units(ops[at]) and len(found) < most:
         shared = ops[quantize].operands[1] if quantize is not None else source(ops[at])
-        if source(ops[at]) != shared or len(formats | {ops[at].dtype}) > MOST_FORMATS:
+        if source(ops[at]) != shared or len(formats | {ops[at].dtype}) > MAX_FORMATS:
             break
         formats.add(ops[at].dtype)
         product, at = at, at + 1
@@ -157,19 +150,19 @@ def is_private(ops: Remaining, run: Run) -> bool:
     ends = [end for end in last if end is not None] or [
         writer(run, i) for i in range(len(run.products))
     ]
-    return nobody_reads(ops, run.length, (result(ops[end]) for end in ends))
+    return are_unread(ops, run.length, (result(ops[end]) for end in ends))
 
 
 def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
     products = [ops[index] for index in run.products]
     first = products[0]
-    tokens, columns = first.count.most, first.most_sizes()["columns"]
+    tokens, columns = first.count.maximum, first.max_sizes()["columns"]
     units = unit_count(columns)
     if run.quantize is not None and not aligned_rows(ops, run):
         return None
     formats = list(dict.fromkeys(product.dtype for product in products))
     together = SINGLE if tokens == 1 else FEW
-    tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
+    tiles = sum(-(-product.max_sizes()["rows"] // UNIT_ROWS) for product in products)
     tiles //= 2 if run.gate is not None else 1
     cluster, blocks, shape = 1, min(tiles, device.multiprocessors), None
     if run.quantize is not None and SINGLE < tokens <= FEW and units > CHUNK_UNITS:
@@ -269,10 +262,10 @@ def _shared_shape(
     without a cluster or where a row needs more warps."""
     if cluster == 1 or tiles > MAX_SHARED_TILES:
         return None
-    most_bits = min((tiles - 1).bit_length(), (MOST_TILE_SLOTS - 1).bit_length())
+    max_bits = min((tiles - 1).bit_length(), (MAX_TILE_SLOTS - 1).bit_length())
     choices = (
         (warps, 1, slot_bits)
-        for slot_bits in range(most_bits, -1, -1)
+        for slot_bits in range(max_bits, -1, -1)
         for warps in SHARED_WARPS
         if _row_macros(run, FEW, share_units(units, cluster), warps)["WHOLE_ROWS"]
     )
@@ -377,7 +370,7 @@ def _id(dtype: DType | None) -> int:
     return dtype.ggml_id
 
 
-def run_behind(run: Run, ops: int) -> Run:
+def shifted_run(run: Run, ops: int) -> Run:
     """The run with indices that count from ``ops`` ops earlier."""
 
     def moved(index: int | None) -> int | None:

@@ -48,7 +48,7 @@ class Compiler:
     def compile(self, name: str, text: str, architecture: str, options: tuple[str, ...]) -> bytes:
         """The cubin of one translation unit. Raises BuildError with the compiler's log."""
         nvrtc = self._nvrtc
-        program = self._made(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
+        program = self._checked(nvrtc.nvrtcCreateProgram(text.encode(), name.encode(), 0, [], []))
         try:
             words = [word.encode() for word in (f"--gpu-architecture={architecture}", *options)]
             (status,) = nvrtc.nvrtcCompileProgram(program, len(words), words)
@@ -59,7 +59,7 @@ class Compiler:
         finally:
             nvrtc.nvrtcDestroyProgram(program)
 
-    def _made(self, answer: tuple[Any, ...]) -> Any:
+    def _checked(self, answer: tuple[Any, ...]) -> Any:
         status, value = answer
         if status != self._nvrtc.nvrtcResult.NVRTC_SUCCESS:
             raise BuildError(TIER, "the kernels", f"NVRTC {self.version} answered {status.name}")
@@ -67,7 +67,7 @@ class Compiler:
 
     def _bytes(self, program: Any, what: str) -> bytes:
         # NVRTC writes here: never bytes, of which Python has each of length one only once.
-        data = bytearray(self._made(getattr(self._nvrtc, f"nvrtcGet{what}Size")(program)))
+        data = bytearray(self._checked(getattr(self._nvrtc, f"nvrtcGet{what}Size")(program)))
         getattr(self._nvrtc, f"nvrtcGet{what}")(program, data)
         return bytes(data)
 

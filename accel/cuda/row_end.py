@@ -57,7 +57,7 @@ class EndPhase:
         part = packets[self._index("sample_part")]
         one["kind"] = END_KIND
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
-        one["vocab"] = self._op("sample_part").most_sizes()["vocab"]
+        one["vocab"] = self._op("sample_part").max_sizes()["vocab"]
         logits = self._operand("sample_part", "logits")
         one["logits"], _ = bound.stored(logits)
         if logits.tensor.buffer in bound.exchange.offsets:
@@ -75,7 +75,7 @@ class EndPhase:
             one[name], stride = bound.stored(operand)
             if name in ("query", "slots"):
                 one[f"{name}_stride"] = stride
-        one["ring_events"] = self._op("stream_out").most_sizes()["ring_events"]
+        one["ring_events"] = self._op("stream_out").max_sizes()["ring_events"]
         return record
 
     def _index(self, name: str) -> int:
@@ -99,7 +99,7 @@ def end_phase(ops: Sequence[Op], first: int, logits: Tensor) -> EndPhase | None:
         return None
     if not all(op.name in BEHIND for op in behind):
         return None
-    if source(rest[0]) != logits or rest[0].most_sizes()["rows"] != 1:
+    if source(rest[0]) != logits or rest[0].max_sizes()["rows"] != 1:
         return None
     return EndPhase(ops, first)
 
@@ -136,7 +136,7 @@ def _last_macros(ops: Sequence[Op]) -> dict[str, int]:
         **operand_indices(ops, state, "OUTPUT_ROWS_AT=output_rows QUERY_AT=query"),
         **operand_indices(ops, state, "SLOTS_AT=slot_table"),
         **operand_indices(ops, event, "STEP_AT=step RING_AT=ring"),
-        "RING_EVENTS": ops[event].most_sizes()["ring_events"],
+        "RING_EVENTS": ops[event].max_sizes()["ring_events"],
     }
 
 

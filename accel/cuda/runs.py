@@ -64,9 +64,9 @@ def result(op: Op) -> Tensor | None:
     return op.operands[op.written[0]]
 
 
-def nobody_reads(ops: Remaining, length: int, written: Iterable[Tensor | None]) -> bool:
+def are_unread(ops: Remaining, length: int, written: Iterable[Tensor | None]) -> bool:
     """Whether no op after the first ``length`` reads a result of theirs that is not in
     ``written``."""
     left = {tensor.buffer for tensor in written if tensor is not None}
     inside = {name for op in ops[:length] for name in op.results()} - left
-    return not any(ops.is_read_behind(name, length) for name in inside)
+    return not any(ops.is_read_after(name, length) for name in inside)

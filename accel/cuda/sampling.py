@@ -26,7 +26,7 @@ def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "sample_part":
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     blocks = max(1, min(sizes["rows"] * sizes["parts"], MAX_PART_BLOCKS))
     launch = KernelLaunch("sample_part", (blocks, 1, 1), (GROUP_SIZE, 1, 1), op="sample_part")
     return Replacement(1, (launch,))
@@ -37,7 +37,7 @@ def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.name != "sample":
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     rows = sizes["rows"]
     if sizes["vocab"] > MAX_VOCABULARY:
         return None

@@ -12,20 +12,20 @@ from dataclasses import dataclass
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import SPAN_UNITS, SUM_BYTES, TOKEN_BYTES, span_count
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
-from accel.cuda.products import MOST_FORMATS, Run, format_macros, matrix_macros, residual_operand
+from accel.cuda.products import MAX_FORMATS, Run, format_macros, matrix_macros, residual_operand
 from accel.cuda.runs import operand_indices, packet_number, size_indices
 from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 from contract.dtypes import DType
 
-MOST_TOKENS = 16
+MAX_TOKENS = 16
 """Most tokens; with more a warp computes a unit slower than the device loads it."""
 BARRIER_BYTES = 8
 TILE_WORDS = 2
 """Counters of a tile whose values wait to be folded."""
 MIN_TILE_SLOTS = 2
-MOST_TILE_SLOTS = 8
-MOST_SLOTS = 4
+MAX_TILE_SLOTS = 8
+MAX_SLOTS = 4
 WHOLE_WARPS, FEW_WARPS = (16, 12), 8
 """Warps of a block with whole rows; few only where no later run folds parts."""
 PARTED_WARPS = (12, 16, 8)
@@ -52,11 +52,11 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
     None if nothing fits."""
     products = [ops[index] for index in run.products]
     formats = list(dict.fromkeys(p.dtype for p in products if p.dtype is not None))
-    columns, tokens = products[0].most_sizes()["columns"], products[0].count.most
-    if len(formats) > MOST_FORMATS or tokens > MOST_TOKENS:
+    columns, tokens = products[0].max_sizes()["columns"], products[0].count.maximum
+    if len(formats) > MAX_FORMATS or tokens > MAX_TOKENS:
         return None
     paired = run.gate is not None
-    tiles = sum(-(-product.most_sizes()["rows"] // UNIT_ROWS) for product in products)
+    tiles = sum(-(-product.max_sizes()["rows"] // UNIT_ROWS) for product in products)
     tiles //= 2 if paired else 1
     shape = span_shape(formats, columns, tokens, tiles, paired, device, parted)
     if shape is None:
@@ -128,12 +128,12 @@ def _shape(
     of_part = -(-span_count(columns) // parts)
     units = min(of_part * SPAN_UNITS, unit_count(columns))
     items = of_part * (2 if paired else 1)
-    for slots in range(MOST_SLOTS, 1, -1):
+    for slots in range(MAX_SLOTS, 1, -1):
         left = device.shared_bytes - units * 8 * _eights(tokens) * (TOKEN_BYTES + SUM_BYTES + 4)
         left -= warps * slots * (max(map(unit_bytes, formats)) + BARRIER_BYTES)
         left -= of_part * BARRIER_BYTES
         values = items * UNIT_ROWS * 8 * _eights(tokens) * 4 if parts == 1 else 0
-        tile_slots = MOST_TILE_SLOTS
+        tile_slots = MAX_TILE_SLOTS
         while tile_slots > MIN_TILE_SLOTS and left < tile_slots * (values + 4 * TILE_WORDS):
             tile_slots //= 2
         left -= tile_slots * (values + 4 * TILE_WORDS)

@@ -15,13 +15,13 @@ from contract.errors import ConfigError
 
 VARIABLE = "ZINC_RT_CUDA_STEP"
 AUTO = "auto"
-LEAST_PHASES = 3
+MIN_PHASES = 3
 """Fewest phases of a persistent launch; fewer are faster as launches that overlap."""
-MOST_TOKENS = 4
+MAX_TOKENS = 4
 """Most tokens of a step as one launch."""
 BLOCKS = ((8, 3), (8, 2), (8, 1), (4, 2), (4, 1))
 """Warps and ring slots of a block, tried in this order."""
-MOST_WARPS, MOST_SLOTS = 16, 8
+MAX_WARPS, MAX_SLOTS = 16, 8
 Block = tuple[int, int]
 
 
@@ -30,18 +30,18 @@ class StepChoice:
     """Which runs of launches become one persistent launch each.
 
     ``blocks`` are the block shapes to try in order, none to join nothing. A run has at least
-    ``least_phases`` phases and at most ``most_tokens`` tokens; the device has at least compute
-    capability ``least_capability``. Where the longest row that the run normalizes has fewer than
-    ``least_row_units`` units of 256 elements, only steps that sample a position before
+    ``min_phases`` phases and at most ``max_tokens`` tokens; the device has at least compute
+    capability ``min_capability``. Where the longest row that the run normalizes has fewer than
+    ``min_row_units`` units of 256 elements, only steps that sample a position before
     ``long_position`` run the joined launch. ``with_mps`` says whether launches are joined although
     kernels of other processes may run at the same time, whose waiting blocks and those of the
     joined launch might keep each other from running."""
 
     blocks: tuple[Block, ...] = ()
-    most_tokens: int = MOST_TOKENS
-    least_phases: int = LEAST_PHASES
-    least_capability: tuple[int, int] = (0, 0)
-    least_row_units: int = 0
+    max_tokens: int = MAX_TOKENS
+    min_phases: int = MIN_PHASES
+    min_capability: tuple[int, int] = (0, 0)
+    min_row_units: int = 0
     long_position: int = 0
     with_mps: bool = True
 
@@ -64,7 +64,7 @@ def chosen_step(choice: str) -> StepChoice:
         return FASTEST
     match = re.fullmatch(r"(\d+)x(\d+)", choice)
     warps, slots = (int(match[1]), int(match[2])) if match else (0, 0)
-    if not (HEADS <= warps <= MOST_WARPS and 1 <= slots <= MOST_SLOTS):
-        shapes = f"{HEADS} to {MOST_WARPS} warps x 1 to {MOST_SLOTS} slots"
+    if not (HEADS <= warps <= MAX_WARPS and 1 <= slots <= MAX_SLOTS):
+        shapes = f"{HEADS} to {MAX_WARPS} warps x 1 to {MAX_SLOTS} slots"
         raise ConfigError(f"{VARIABLE}: {choice!r} is neither {AUTO!r} nor {shapes}")
     return StepChoice(((warps, slots), *BLOCKS))

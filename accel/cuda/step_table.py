@@ -30,8 +30,8 @@ HEAD = np.dtype(
         "itemsize": HEAD_BYTES,
     }
 )
-MOST_PEERS = 15
-PEER_DEVICES = np.dtype([("count", "<u8"), ("index", "<u8"), ("apart", "<u8", (MOST_PEERS,))])
+MAX_PEERS = 15
+PEER_DEVICES = np.dtype([("count", "<u8"), ("index", "<u8"), ("apart", "<u8", (MAX_PEERS,))])
 COMMON = [("kind", "<u4"), ("multiplier", "<u4"), ("counted", "<u4")]
 THREE = (MATRICES,)
 PRODUCT_RECORD = np.dtype(

@@ -129,7 +129,7 @@ class StreamedWeights:
         through a list of the experts' addresses, where all kernels that read the stack can use
         such lists, else in host memory."""
         found: dict[str, Operand] = {}
-        for name in self._few_are_read(graph, lowered.step):
+        for name in self._reads_few_rows(graph, lowered.step):
             _, stride, layout = matrix(buffers[name]).operand
             found[name] = _host_weight(matrix(buffers[name])).mapped, stride, layout
         if self.cache is not None:
@@ -140,13 +140,13 @@ class StreamedWeights:
                     found[name] = address, 0, found[name][2]
         return found
 
-    def _few_are_read(self, graph: Graph, step: Step) -> list[str]:
+    def _reads_few_rows(self, graph: Graph, step: Step) -> list[str]:
         rows: dict[str, int] = {}
         for op in step.ops:
             for index in op.matrices:
                 tensor = op.operands[index]
                 if tensor is not None and self.holds(graph.buffers[tensor.buffer]):
-                    rows[tensor.buffer] = max(rows.get(tensor.buffer, 0), op.count.most)
+                    rows[tensor.buffer] = max(rows.get(tensor.buffer, 0), op.count.maximum)
         decls = {name: graph.buffers[name] for name in rows}
         return [
             name

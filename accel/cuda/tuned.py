@@ -106,7 +106,7 @@ class Remaining(Sequence[Op]):
         first, last, step = index.indices(len(self))
         return self.step[self.start + first : self.start + last : step]
 
-    def is_read_behind(self, buffer: str, length: int) -> bool:
+    def is_read_after(self, buffer: str, length: int) -> bool:
         """Whether an op after the first ``length`` of these reads ``buffer``."""
         return self.last_read.get(buffer, -1) >= self.start + length
 

@@ -54,7 +54,7 @@ def unpack_rotated(step: Step, graph: Graph, bucket: ShapeKey) -> Step:
         names = op.device.index_of
         kv = op.operands[names["kv"]]
         assert kv is not None
-        row = I12.row_bytes(op.most_sizes()["head_dim"])
+        row = I12.row_bytes(op.max_sizes()["head_dim"])
         pages = Tensor(UNPACKED, 0, row, row, 1)
         decl = replace(graph.buffers[kv.buffer], dtype=I12)
         scratch[UNPACKED] = max(scratch.get(UNPACKED, 0), buffer_bytes(decl, bucket))
@@ -64,7 +64,7 @@ def unpack_rotated(step: Step, graph: Graph, bucket: ShapeKey) -> Step:
 
 def _unpacking(op: Op, pages: Tensor) -> Op:
     read = (op.operands[op.device.index_of[name]] for name in ("kv", "page_table", "query"))
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     known = tuple(sizes[name] for name in UNPACK_PAGES.sizes[1:])
     return Op(UNPACK_PAGES, (*read, pages), (ANY,) * 4, op.count, known, dtype=op.dtype)
 
@@ -79,7 +79,7 @@ def unpack_rule(ops: Remaining, device: Device) -> Replacement | None:
     op = ops[0]
     if op.device is not UNPACK_PAGES:
         return None
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     assert op.dtype is not None
     launch = KernelLaunch(
         "unpack_pages",

@@ -70,7 +70,7 @@ class CopyStream:
     def begin(self, steps: Any) -> None:
         """Enqueue the copies that wait for no launch of the step; ``steps`` is the stream of
         launches."""
-        self._copy_behind(START, steps)
+        self._copy_after(START, steps)
 
     def before(self, number: int, steps: Any) -> bool:
         """Have launch ``number``, which is enqueued next, wait for the weights it is first to read;
@@ -82,9 +82,9 @@ class CopyStream:
 
     def behind(self, number: int, steps: Any) -> None:
         """Enqueue the copies that wait for launch ``number``, which was enqueued last."""
-        self._copy_behind(number, steps)
+        self._copy_after(number, steps)
 
-    def _copy_behind(self, number: int, steps: Any) -> None:
+    def _copy_after(self, number: int, steps: Any) -> None:
         found = [index for index, layer in enumerate(self.layers) if layer.after == number]
         if not found:
             return

@@ -81,7 +81,7 @@ class LevelZero:
         self.call(name, *arguments, handle)
         return handle[0]
 
-    def every(self, name: str, kind: str, *arguments: Any) -> list[Any]:
+    def list_all(self, name: str, kind: str, *arguments: Any) -> list[Any]:
         """Handles ``ze_<kind>_handle_t`` or structures ``ze_<kind>_t`` that ``ze<name>`` counts and
         then lists."""
         count = self.ffi.new("uint32_t *")

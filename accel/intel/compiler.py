@@ -57,12 +57,12 @@ class Compiler:
         entry = cache_entry(self.cache, (self.version, *OPTIONS, *OPTIMIZATIONS, text))
         code = read_entry(entry, MAGIC) if entry is not None else None
         if code is None:
-            code = self._made(name, text)
+            code = self._compile(name, text)
             if entry is not None:
                 write_entry(entry, MAGIC, code)
         return code
 
-    def _made(self, name: str, text: str) -> bytes:
+    def _compile(self, name: str, text: str) -> bytes:
         log = ""
         with tempfile.TemporaryDirectory(prefix="zinc-rt-intel-") as folder:
             source, target = Path(folder, "kernel.cl"), Path(folder, "kernel.spv")

@@ -41,11 +41,11 @@ def all_devices(zero: LevelZero) -> list[Device]:
     """Every GPU, those that lack something too. Raises TierUnavailable if there is none."""
     try:
         zero.call("Init", zero.constant("INIT_FLAG_GPU_ONLY"))
-        drivers = zero.every("DriverGet", "driver")
+        drivers = zero.list_all("DriverGet", "driver")
         found = [
             _described(zero, driver, handle)
             for driver in drivers
-            for handle in zero.every("DeviceGet", "device", driver)
+            for handle in zero.list_all("DeviceGet", "device", driver)
             if _properties(zero, handle).type == zero.constant("DEVICE_TYPE_GPU")
         ]
     except LevelZeroError as error:
@@ -90,12 +90,12 @@ def _described(zero: LevelZero, driver: Any, handle: Any) -> Device:
     zero.call("DeviceGetComputeProperties", handle, compute)
     modules = zero.structure("device_module_properties")
     zero.call("DeviceGetModuleProperties", handle, modules)
-    groups = zero.every(
+    groups = zero.list_all(
         "DeviceGetCommandQueueGroupProperties", "command_queue_group_properties", handle
     )
     computing = zero.constant("COMMAND_QUEUE_GROUP_PROPERTY_FLAG_COMPUTE")
     ordinals = [number for number, group in enumerate(groups) if group.flags & computing]
-    memories = zero.every("DeviceGetMemoryProperties", "device_memory_properties", handle)
+    memories = zero.list_all("DeviceGetMemoryProperties", "device_memory_properties", handle)
     supported = {
         "a queue that computes": bool(ordinals),
         "SPIR-V 1.2": modules.spirvVersionSupported >= SPIRV_VERSION,

@@ -41,7 +41,7 @@ class Recording:
         self._launches = launches
         self._packets = packets
         self._version = -1
-        self.runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
+        self.runs = work.split_launches([launch.work for launch in launches], work.BATCH_WORK)
         with ExitStack() as undo:
             what = f"inputs of {name}"
             self._host_inputs = memory.allocate(what, input_bytes, ArenaKind.HOST)
@@ -53,7 +53,7 @@ class Recording:
                 self._lists.append(queue.new_list())
                 undo.callback(queue.zero.call, "CommandListDestroy", self._lists[-1])
             self.events = undo.enter_context(Events(queue, 2))
-            self.inputs = InputCopy(self._host_inputs.seen)
+            self.inputs = InputCopy(self._host_inputs.host_view)
             self._undo = undo.pop_all()
 
     def bind(self, addresses: StepAddresses) -> None:

@@ -69,7 +69,7 @@ class Program(KernelCache[LoadedKernel]):
         self._kernels.clear()
         self._undo.close()
 
-    def _made(self, module: Module, traits: Traits) -> LoadedKernel:
+    def _build_kernel(self, module: Module, traits: Traits) -> LoadedKernel:
         text = module_source(Language.INTEL, module, traits)
         code = self._compiler.compiled(str(module), text)
         return self.build(str(module), code, module.entry, module.group_size)

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 from accel.kernels.source import Module, Traits, module_of
 from accel.packets.device_op import DeviceOp
-from accel.packets.step import Op, Placement
+from accel.packets.step import Op, OpSchedule
 from accel.packets.work import work_of
 
 MAX_GROUPS = 4096
@@ -33,7 +33,7 @@ class PlannedLaunch(Generic[K]):
 def launches_of(
     kernels: Callable[[Sequence[Module]], Mapping[Module, K]],
     ops: Sequence[Op],
-    placements: Sequence[Placement],
+    op_schedules: Sequence[OpSchedule],
     max_groups: int = MAX_GROUPS,
 ) -> list[PlannedLaunch[K]]:
     """The dispatch of each op of a step; ``kernels`` loads the kernels of modules."""
@@ -44,17 +44,17 @@ def launches_of(
             loaded[module],
             op.device,
             op.launch_groups(module.group_size, max_groups),
-            placement.wait,
+            op_schedule.wait,
             work_of(op),
         )
-        for module, op, placement in zip(modules, ops, placements, strict=True)
+        for module, op, op_schedule in zip(modules, ops, op_schedules, strict=True)
     ]
 
 
 class KernelCache(ABC, Generic[K]):
     """The kernels of one device, made at their first use for the ``traits`` of the device.
 
-    Hook a tier must give: ``_made``."""
+    Hook a tier must give: ``_build_kernel``."""
 
     def __init__(self, traits: Traits) -> None:
         self.traits = traits
@@ -68,9 +68,9 @@ class KernelCache(ABC, Generic[K]):
         """The kernel of a module, for the device's traits or for other ``traits``."""
         key = module, traits or self.traits
         if key not in self._kernels:
-            self._kernels[key] = self._made(*key)
+            self._kernels[key] = self._build_kernel(*key)
         return self._kernels[key]
 
     @abstractmethod
-    def _made(self, module: Module, traits: Traits) -> K:
+    def _build_kernel(self, module: Module, traits: Traits) -> K:
         """Hook: a kernel that is not cached."""

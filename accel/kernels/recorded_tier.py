@@ -66,8 +66,8 @@ class RecordedTier(PacketTier[A, Recordings[R], C]):
         return step, schedule_levels(step)
 
     def _record(self, bound: BoundStep[A]) -> Recordings[R]:
-        ops, placements = bound.step.ops, bound.schedule.placements
-        launches = launches_of(self._kernels, ops, placements, self._max_groups)
+        ops, op_schedules = bound.step.ops, bound.schedule.op_schedules
+        launches = launches_of(self._kernels, ops, op_schedules, self._max_groups)
         name, address, nbytes = bound.name, bound.stored.address, bound.input_bytes
         return Recordings(lambda: self._recording(name, launches, address, nbytes))
 

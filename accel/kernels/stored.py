@@ -51,12 +51,11 @@ def read_digests(folder: Path) -> Digests:
 
 
 def refresh(
-    folder: Path, compiler: str, builds: Iterable[B], made: Callable[[B], bytes | None]
+    folder: Path, compiler: str, builds: Iterable[B], compile_file: Callable[[B], bytes | None]
 ) -> None:
-    """Have ``made`` compile what has changed into ``folder``, and delete files that are no longer
-    built.
+    """Compile what has changed into ``folder``, and delete files that are no longer built.
 
-    A build for which ``made`` returns None has no file, but a digest."""
+    A build for which ``compile_file`` returns None has no file, but a digest."""
     folder.mkdir(exist_ok=True)
     known = read_digests(folder)
     current = known.modules if known.compiler == compiler else {}
@@ -64,7 +63,7 @@ def refresh(
     digests = {name: digest_of(build.text) for name, build in sorted(requested.items())}
     changed = [requested[name] for name in requested if current.get(name) != digests[name]]
     with ThreadPoolExecutor(COMPILERS) as pool:
-        for build, data in zip(changed, pool.map(made, changed), strict=True):
+        for build, data in zip(changed, pool.map(compile_file, changed), strict=True):
             path = folder / f"{build.name}.zrt"
             path.unlink(missing_ok=True)
             if data is not None:

@@ -58,7 +58,7 @@ class Recording:
         self._packets = packets
         self._inputs_at = aligned(len(launches) * ARGUMENTS.itemsize)
         self._scratch = -1
-        self.runs = work.cut([launch.work for launch in launches], work.BATCH_WORK)
+        self.runs = work.split_launches([launch.work for launch in launches], work.BATCH_WORK)
         self._pipelines = [
             list(dict.fromkeys(launches[index].kernel for index in run)) for run in self.runs
         ]
@@ -70,7 +70,7 @@ class Recording:
         except BaseException:
             memory.free(self.allocation)
             raise
-        self.inputs = InputCopy(self.allocation.seen[self._inputs_at :])
+        self.inputs = InputCopy(self.allocation.host_view[self._inputs_at :])
 
     def bind(self, addresses: StepAddresses) -> None:
         """Write the address of the scratch memory into the arguments if it has moved; nothing of
@@ -82,7 +82,7 @@ class Recording:
         arguments["inputs"] = self.allocation.address + self._inputs_at
         arguments["packets"] = self._packets
         arguments["index"] = np.arange(len(self._launches))
-        self.allocation.seen[: arguments.nbytes] = arguments.view(np.uint8)
+        self.allocation.host_view[: arguments.nbytes] = arguments.view(np.uint8)
 
     def execute(self, buffer: Any, number: int) -> None:
         """Encode run ``number`` of the commands."""
@@ -117,12 +117,12 @@ class Recording:
             objc.send(descriptor, "setMaxKernelBufferBindCount:", 1)
             selector = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
             limit = max(1, len(self._launches))
-            commands = objc.made("commands of a bucket", device, selector, descriptor, limit, 0)
+            commands = objc.create("commands of a bucket", device, selector, descriptor, limit, 0)
             undo.callback(objc.release, commands)
             objc.check(commands, ("indirectComputeCommandAtIndex:",))
             for index, launch in enumerate(self._launches):
                 selector = "indirectComputeCommandAtIndex:"
-                command = objc.made("a command of a bucket", commands, selector, index)
+                command = objc.create("a command of a bucket", commands, selector, index)
                 objc.check(command, COMMAND_METHODS)
                 self._encode(command, index, launch)
             return objc.retain(commands)
@@ -157,15 +157,17 @@ def launch_packet(
     try:
         arguments = np.zeros(1, ARGUMENTS)
         arguments["packets"] = block.address + at
-        block.seen[at:] = packet.view(np.uint8)
-        block.seen[: arguments.nbytes] = arguments.view(np.uint8)
-        encode = partial(_alone, memory, pipeline, block, groups)
+        block.host_view[at:] = packet.view(np.uint8)
+        block.host_view[: arguments.nbytes] = arguments.view(np.uint8)
+        encode = partial(_launch_alone, memory, pipeline, block, groups)
         queue.await_end(queue.submit([encode]))
     finally:
         memory.free(block)
 
 
-def _alone(memory: Memory, pipeline: Pipeline, block: Allocation, groups: int, buffer: Any) -> None:
+def _launch_alone(
+    memory: Memory, pipeline: Pipeline, block: Allocation, groups: int, buffer: Any
+) -> None:
     queue = memory.queue
     send = queue.objc.send
     with queue.encoding(buffer, "computeCommandEncoder") as encoder:

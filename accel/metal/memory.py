@@ -100,7 +100,7 @@ class Memory(ArenaMemory[Any]):
 
     def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[Any]:
         method, device = "newBufferWithLength:options:", self.queue.device.handle
-        buffer = self.queue.objc.made(what, device, method, nbytes, SHARED_TRACKED)
+        buffer = self.queue.objc.create(what, device, method, nbytes, SHARED_TRACKED)
         return self._arena(buffer, nbytes, kind)
 
     def _arena(self, buffer: Any, nbytes: int, kind: ArenaKind) -> Arena[Any]:

@@ -71,7 +71,7 @@ class ObjectiveC:
         function, name = message
         return function(receiver, name, *arguments)
 
-    def made(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
+    def create(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
         """Send a message that returns a new object. Raises NoObject naming ``what``."""
         made = self.send(receiver, selector, *arguments)
         if made == self.ffi.NULL:
@@ -84,12 +84,12 @@ class ObjectiveC:
         with self.pool():
             made = self.send(receiver, selector, *arguments, error)
             if made == self.ffi.NULL:
-                raise MetalError(what, self.said(error[0]))
+                raise MetalError(what, self.error_text(error[0]))
         return made
 
     def new(self, name: str) -> Any:
         """A new object of class ``name``, owned by the caller. Raises NoObject."""
-        return self.made(name, self.kind(name), "new")
+        return self.create(name, self.kind(name), "new")
 
     def kind(self, name: str) -> Any:
         """The class ``name``. Raises MetalError if this system has none of that name."""
@@ -102,7 +102,7 @@ class ObjectiveC:
         """An NSString in the innermost pool."""
         characters = self.ffi.new("char[]", text.encode())
         kind = self.kind("NSString")
-        return self.made("a string", kind, "stringWithUTF8String:", characters)
+        return self.create("a string", kind, "stringWithUTF8String:", characters)
 
     def text(self, string: Any) -> str:
         """The text of an NSString, empty for nil."""
@@ -110,7 +110,7 @@ class ObjectiveC:
             return ""
         return str(self.ffi.string(self.send(string, "UTF8String")).decode(errors="replace"))
 
-    def said(self, error: Any) -> str:
+    def error_text(self, error: Any) -> str:
         """The description of an NSError, or a text for nil."""
         if error == self.ffi.NULL:
             return "Metal gave no reason"

@@ -63,7 +63,7 @@ class Program(KernelCache[Pipeline]):
                 objc.check(library, LIBRARY_METHODS)
                 what = f"the kernel {entry} of {name}"
                 selector = "newFunctionWithName:"
-                function = objc.made(what, library, selector, objc.string(entry))
+                function = objc.create(what, library, selector, objc.string(entry))
             with objc.owned(function):
                 return self._pipeline(name, function, items)
 
@@ -77,7 +77,7 @@ class Program(KernelCache[Pipeline]):
             self.discard(pipeline)
         self._kernels.clear()
 
-    def _made(self, module: Module, traits: Traits) -> Pipeline:
+    def _build_kernel(self, module: Module, traits: Traits) -> Pipeline:
         text = module_source(Language.METAL, module, traits)
         return self.build(str(module), text, module.entry, module.group_size)
 

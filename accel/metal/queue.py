@@ -54,9 +54,9 @@ class Queue:
         self.device = device
         self.submitted = 0
         self._running: list[Submission] = []
-        self._handle = objc.made("the command queue", device.handle, "newCommandQueue")
+        self._handle = objc.create("the command queue", device.handle, "newCommandQueue")
         try:
-            self._event = objc.made("an event", device.handle, "newSharedEvent")
+            self._event = objc.create("an event", device.handle, "newSharedEvent")
         except MetalError:
             objc.release(self._handle)
             raise
@@ -76,7 +76,7 @@ class Queue:
         try:
             with objc.pool():
                 for encode in encodes:
-                    made.append(objc.retain(objc.made("commands", self._handle, "commandBuffer")))
+                    made.append(objc.retain(objc.create("commands", self._handle, "commandBuffer")))
                     encode(made[-1])
                 objc.send(made[-1], "encodeSignalEvent:value:", self._event, number)
                 for buffer in made:
@@ -94,7 +94,7 @@ class Queue:
     def encoding(self, buffer: Any, kind: str) -> Iterator[Any]:
         """A block with an encoder of a command buffer, which always ends: an open encoder must not
         be released."""
-        encoder = self.objc.made("an encoder", buffer, kind)
+        encoder = self.objc.create("an encoder", buffer, kind)
         try:
             yield encoder
         finally:
@@ -107,7 +107,7 @@ class Queue:
             status = send(buffer, "status")
             if status == FAILED:
                 with self.objc.pool():
-                    said = self.objc.said(send(buffer, "error"))
+                    said = self.objc.error_text(send(buffer, "error"))
                 raise DeviceLost(f"{self.device.name}: {said}")
             if status != COMPLETED:
                 return False
@@ -181,7 +181,7 @@ class Queue:
         with objc.pool():
             objc.check(self._event, EVENT_METHODS)
             objc.check(self._handle, QUEUE_METHODS)
-            buffer = objc.made("commands", self._handle, "commandBuffer")
+            buffer = objc.create("commands", self._handle, "commandBuffer")
             objc.check(buffer, BUFFER_METHODS)
             with self.encoding(buffer, "computeCommandEncoder") as encoder:
                 objc.check(encoder, COMPUTE_METHODS)

@@ -17,7 +17,7 @@ EXPORTED unsigned zinc_faults;
 #include <unistd.h>
 
 #define EXPORTED __attribute__((visibility("default")))
-#define MOST_GUARDED 1024
+#define MAX_GUARDED 1024
 
 typedef struct {
     atomic_uintptr_t start;  // 0 in an entry that is free
@@ -25,7 +25,7 @@ typedef struct {
     atomic_uintptr_t lost;   // 1 + the offset of the first byte that could not be read, 0 while all can
 } GUARDED;
 
-static GUARDED guarded[MOST_GUARDED];
+static GUARDED guarded[MAX_GUARDED];
 static struct sigaction before;
 EXPORTED atomic_uint zinc_faults;  // pages of guarded mappings that could not be read, in this process
 
@@ -35,7 +35,7 @@ static uintptr_t page_bytes(void) { return (uintptr_t)sysconf(_SC_PAGESIZE); }
 // a whole, and nobody uses what is computed from then on.
 static int replaced(uintptr_t address) {
     uintptr_t last = 0;
-    for (int i = 0; i < MOST_GUARDED; i++) {
+    for (int i = 0; i < MAX_GUARDED; i++) {
         const uintptr_t start = atomic_load(&guarded[i].start), end = atomic_load(&guarded[i].end);
         if (!start || address < start || address >= end) continue;
         uintptr_t none = 0;
@@ -73,7 +73,7 @@ EXPORTED int zinc_guard(unsigned long long start, unsigned long long bytes) {
         sigaction(SIGBUS, &own, 0);
     }
     const uintptr_t pages = page_bytes();
-    for (int i = 0; i < MOST_GUARDED; i++) {
+    for (int i = 0; i < MAX_GUARDED; i++) {
         if (atomic_load(&guarded[i].start)) continue;
         atomic_store(&guarded[i].lost, 0);
         atomic_store(&guarded[i].end, (uintptr_t)(start + bytes + pages - 1) & ~(pages - 1));

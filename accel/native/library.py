@@ -123,10 +123,10 @@ def _loaded(
 def stored_library(path: Path, build: Callable[[], bytes]) -> bytes | None:
     """Build the library at ``path`` of the cache unless it is there; its bytes where they cannot
     be stored."""
-    if not _whole(path):
+    if not _is_complete(path):
         with _lock(path):
             # Another process may have built it while this one waited for the lock.
-            if not _whole(path):
+            if not _is_complete(path):
                 data = build()
                 if not _store(path, data):
                     return data
@@ -169,7 +169,7 @@ def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
             os.rmdir(folder)
 
 
-def _whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Whether a file of the cache is complete and unchanged."""
     found = digest()
     try:

@@ -156,7 +156,7 @@ def _describe_model(
         header[name] = executable.inputs.offsets.get(f"request.{name}", ABSENT_OFFSET)
     header["input_bytes"] = executable.inputs.nbytes
     header["tokens"], header["rows"] = facts.largest.tokens, facts.largest.rows
-    header["model"] = _cut(facts.model, HEADER["model"].itemsize - 1)
+    header["model"] = _cut_utf8(facts.model, HEADER["model"].itemsize - 1)
     header["kv_dtype"] = facts.kv_dtype
 
 
@@ -265,6 +265,6 @@ def _written(path: Path) -> Iterator[BinaryIO]:
         raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
 
 
-def _cut(text: str, nbytes: int) -> bytes:
+def _cut_utf8(text: str, nbytes: int) -> bytes:
     """The begin of a text in UTF-8, at most so many bytes."""
     return text.encode()[:nbytes].decode(errors="ignore").encode()

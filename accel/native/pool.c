@@ -25,7 +25,7 @@
 #define EXPORTED __attribute__((visibility("default")))
 #endif
 
-#define MOST_WORKERS 1024
+#define MAX_WORKERS 1024
 #define RING_STEPS 64              // most steps in flight
 #define LINE_BYTES 64
 #define STACK_BYTES (8u << 20)     // kernels keep tiles on the stack
@@ -319,7 +319,7 @@ EXPORTED void zinc_close(POOL *pool) {
 
 // A new pool of so many threads; 0 when the system cannot start them.
 EXPORTED POOL *zinc_open(uint workers) {
-    if (workers == 0 || workers > MOST_WORKERS) return 0;
+    if (workers == 0 || workers > MAX_WORKERS) return 0;
     POOL *pool = calloc(1, sizeof(POOL));
     if (!pool) return 0;
     pool->worker = calloc(workers, sizeof(WORKER));

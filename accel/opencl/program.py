@@ -169,7 +169,7 @@ def build_program(
     options = _for_processor(device, options)
     path = cache_entry(cache, _identity(device, options, files))
     cached = None if path is None else _cached(context, device, path, options)
-    return cached or _made(context, device, files, options, path, progress)
+    return cached or _compile_and_store(context, device, files, options, path, progress)
 
 
 def build_step_program(
@@ -187,13 +187,15 @@ def build_step_program(
     options = _for_processor(device, options)
     whole = cache_entry(cache, _identity(device, options, step_files()))
     if whole is None:
-        return parts, _made(context, device, _files_with(parts), options, None, progress)
+        return parts, _compile_and_store(
+            context, device, _files_with(parts), options, None, progress
+        )
     for held in (parts, *_larger(parts, whole)):
         program = _cached(context, device, _with_parts(whole, held), options)
         if program is not None:
             return held, program
     path = _with_parts(whole, parts)
-    return parts, _made(context, device, _files_with(parts), options, path, progress)
+    return parts, _compile_and_store(context, device, _files_with(parts), options, path, progress)
 
 
 def _files_with(parts: Parts) -> dict[str, str]:
@@ -230,7 +232,7 @@ def _cached(context: Any, device: Device, path: Path, options: str) -> Any | Non
     return None if binary is None else _from_binary(context, binary, options)
 
 
-def _made(
+def _compile_and_store(
     context: Any,
     device: Device,
     files: Mapping[str, str],

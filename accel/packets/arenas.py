@@ -85,7 +85,7 @@ class ArenaRange(Generic[H]):
         return None if whole is None else whole[self.offset : self.offset + self.nbytes]
 
     @property
-    def seen(self) -> Bytes:
+    def host_view(self) -> Bytes:
         """The bytes; only for memory that the host can access."""
         host = self.host
         assert host is not None
@@ -143,12 +143,12 @@ class ArenaMemory(ABC, Generic[H]):
 
     def map(self, allocation: ArenaRange[H]) -> Bytes:
         """The bytes in host memory."""
-        return allocation.seen
+        return allocation.host_view
 
     def read(self, allocation: ArenaRange[H], offset: int, nbytes: int) -> Bytes:
         """A copy of ``nbytes`` bytes from ``offset`` on, after everything submitted has ended."""
         self._finish()
-        return allocation.seen[offset : offset + nbytes].copy()
+        return allocation.host_view[offset : offset + nbytes].copy()
 
     def write(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
         """Replace bytes from ``offset`` on, after everything submitted has ended."""
@@ -195,11 +195,11 @@ class ArenaMemory(ABC, Generic[H]):
 
     def _zero(self, allocation: ArenaRange[H], size: int) -> None:
         """Hook: set the ``size`` bytes of a new allocation to 0."""
-        allocation.seen[:] = 0
+        allocation.host_view[:] = 0
 
     def _put(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
         """Hook: replace bytes that nothing submitted uses."""
-        allocation.seen[offset : offset + data.nbytes] = flat_bytes(data)
+        allocation.host_view[offset : offset + data.nbytes] = flat_bytes(data)
 
     def _drop(self, arena: Arena[H]) -> None:
         """Free an arena once everything submitted, which may use it, has ended."""
@@ -262,9 +262,9 @@ class MirroredMemory(ArenaMemory[H]):
             self._mapped.append(allocation)
             self.exchanges += 1
         elif allocation.fetched:
-            return mirror.seen
+            return mirror.host_view
         self._await_copy(self.copy(allocation, 0, mirror, 0, allocation.nbytes))
-        return mirror.seen
+        return mirror.host_view
 
     def read(self, allocation: ArenaRange[H], offset: int, nbytes: int) -> Bytes:
         """A copy of ``nbytes`` bytes from ``offset`` on; of mapped memory from its mirror, which is
@@ -272,13 +272,13 @@ class MirroredMemory(ArenaMemory[H]):
         if allocation.host is not None:
             return super().read(allocation, offset, nbytes)
         if allocation.mirror is not None and allocation.fetched:
-            return allocation.mirror.seen[offset : offset + nbytes].copy()
+            return allocation.mirror.host_view[offset : offset + nbytes].copy()
         data = np.empty(nbytes, np.uint8)
         for start in range(0, nbytes, self._staging_bytes):
             part = data[start : start + self._staging_bytes]
             staging, _ = self._staged()
             self._await_copy(self.copy(allocation, offset + start, staging, 0, part.nbytes))
-            part[:] = staging.seen[: part.nbytes]
+            part[:] = staging.host_view[: part.nbytes]
         return data
 
     def write(self, allocation: ArenaRange[H], offset: int, data: Bytes) -> None:
@@ -319,11 +319,11 @@ class MirroredMemory(ArenaMemory[H]):
             return
         flat = flat_bytes(data)
         if allocation.mirror is not None:
-            allocation.mirror.seen[offset : offset + flat.nbytes] = flat
+            allocation.mirror.host_view[offset : offset + flat.nbytes] = flat
         for start in range(0, flat.nbytes, self._staging_bytes):
             part = flat[start : start + self._staging_bytes]
             staging, index = self._staged()
-            staging.seen[: part.nbytes] = part
+            staging.host_view[: part.nbytes] = part
             number = self.copy(staging, 0, allocation, offset + start, part.nbytes)
             self._staging[index] = staging, number
 

@@ -20,7 +20,7 @@ from accel.packets.packet import (
     SCRATCH_MEMORY,
     SIZES,
 )
-from accel.packets.step import PRODUCTS, Op, Placement, Schedule, Step, Tensor
+from accel.packets.step import PRODUCTS, Op, OpSchedule, Schedule, Step, Tensor
 from contract.ir.inputs import InputLayout
 
 NO_NUMBER = 0xFFFF_FFFF
@@ -43,7 +43,7 @@ def bind_step(
     """PACKET[ops] in execution order; ``inputs`` has the offset of each REQUEST buffer."""
     factors = product_factors(step)
     packets = []
-    for op, placement in zip(step.ops, schedule.placements, strict=True):
+    for op, op_schedule in zip(step.ops, schedule.op_schedules, strict=True):
         layout = 0
         operands, strides = [0] * OPERANDS, [0] * OPERANDS
         for index, tensor in enumerate(op.operands):
@@ -54,7 +54,7 @@ def bind_step(
             else:
                 operands[index] = _address(tensor, schedule, inputs, address_of)
                 strides[index] = tensor.stride
-        packets.append(_packet(op, placement, layout, tuple(operands), tuple(strides)))
+        packets.append(_packet(op, op_schedule, layout, tuple(operands), tuple(strides)))
     return np.array(packets, PACKET)
 
 
@@ -81,16 +81,20 @@ def stored_operands(step: Step) -> set[str]:
 
 
 def _packet(
-    op: Op, placement: Placement, layout: int, operands: tuple[int, ...], strides: tuple[int, ...]
+    op: Op,
+    op_schedule: OpSchedule,
+    layout: int,
+    operands: tuple[int, ...],
+    strides: tuple[int, ...],
 ) -> tuple[Any, ...]:
     """The fields of a PACKET as a tuple of Python numbers, since assigning to one element of a
     numpy array takes ten times as long."""
     sizes = op.count.multiplier, *op.sizes, *[0] * (SIZES - len(op.device.sizes))
     return (
         NUMBERS.get(op.name, NO_NUMBER),
-        placement.wait,
-        placement.everyone,
-        placement.columns,
+        op_schedule.wait,
+        op_schedule.everyone,
+        op_schedule.columns,
         op.dtype.ggml_id if op.dtype is not None else 0,
         layout,
         op.count.per,

@@ -89,7 +89,7 @@ def operands_of(op: Op) -> dict[str, Tensor | None]:
     return dict(zip(names, op.operands, strict=True))
 
 
-def _made(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
+def _fused_op(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
     """A fused op with the count of ``like`` and no reals."""
     device = FUSED[name]
     return Op(
@@ -116,13 +116,13 @@ def _norm(rest: _Ops) -> Fused | None:
     if ops is None:
         return None
     norm, quantize = (operands_of(op) for op in ops)
-    sizes = ops[0].most_sizes()
+    sizes = ops[0].max_sizes()
     if norm["y"] != quantize["x"] or sizes["groups"] != 1:
         return None
     tensors = {"x": norm["x"], "factors": norm["weight"], **_integers(ops[1])}
     if not rest.between(norm["y"], quantize["x"]):
         tensors["y"] = norm["y"]
-    made = _made(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
+    made = _fused_op(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
     return 2, replace(made, reals=ops[0].reals)
 
 
@@ -135,9 +135,9 @@ def _swiglu(rest: _Ops) -> Fused | None:
     if not vectors or not rest.between(gated["y"], quantize["x"]):
         return None
     tensors = {"gate": gated["gate"], "up": gated["up"], **_integers(ops[1])}
-    sizes = ops[0].most_sizes()
+    sizes = ops[0].max_sizes()
     fields = {"columns": sizes["width"], "activation": sizes["activation"]}
-    return 2, _made(ops[0], "swiglu_quantize", tensors, **fields)
+    return 2, _fused_op(ops[0], "swiglu_quantize", tensors, **fields)
 
 
 def _attention(rest: _Ops) -> Fused | None:
@@ -145,14 +145,14 @@ def _attention(rest: _Ops) -> Fused | None:
     if ops is None:
         return None
     merge, quantize = (operands_of(op) for op in ops)
-    sizes = ops[0].most_sizes()
+    sizes = ops[0].max_sizes()
     y = merge["y"]
     whole = y is not None and y.columns == sizes["heads"] * sizes["head_dim"]
     if not whole or not rest.between(y, quantize["x"]):
         return None
     tensors = {name: merge[name] for name in ("parts", "query", "sinks")} | _integers(ops[1])
     del sizes["tokens"]
-    return 2, _made(ops[0], "flash_attn_quantize", tensors, **sizes)
+    return 2, _fused_op(ops[0], "flash_attn_quantize", tensors, **sizes)
 
 
 def _product(rest: _Ops) -> Fused | None:
@@ -173,20 +173,20 @@ def _product(rest: _Ops) -> Fused | None:
             continue
         tensors |= {operand: second, "y": found["y"]}
         count += 1
-    sizes = product.most_sizes()
-    special = _special_product(product.count.most, rest.matrices)
+    sizes = product.max_sizes()
+    special = _special_product(product.count.maximum, rest.matrices)
     if special is not None and not sizes["row_pairs"] and tensors["scale"] is not None:
         shape = {name: sizes[name] for name in ("rows", "columns")}
-        made = _made(product, special, tensors, **shape)
+        made = _fused_op(product, special, tensors, **shape)
         return count, replace(made, dtype=product.dtype, matrix=made.device.matrix)
     return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
 
 
-def _special_product(most_tokens: int, matrices: bool) -> str | None:
-    """The op for products of at most ``most_tokens`` tokens, None if it is ``matmul``."""
-    if most_tokens == 1:
+def _special_product(max_tokens: int, matrices: bool) -> str | None:
+    """The op for products of at most ``max_tokens`` tokens, None if it is ``matmul``."""
+    if max_tokens == 1:
         return "matmul_row"
-    return "matmul_tiles" if matrices and most_tokens >= TILES_FROM else None
+    return "matmul_tiles" if matrices and max_tokens >= TILES_FROM else None
 
 
 def _heads(rest: _Ops) -> Fused | None:
@@ -204,10 +204,10 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
     write = ops[-1]
     first, second = (ops[1], ops[3]) if len(ops) == 5 else (ops[0], ops[1])
     q, k, kv = operands_of(first), operands_of(second), operands_of(write)
-    shape, other = first.most_sizes(), second.most_sizes()
+    shape, other = first.max_sizes(), second.max_sizes()
     kv_heads, head_dim = other.pop("heads"), shape["head_dim"]
     heads = shape.pop("heads")
-    pages = write.most_sizes()
+    pages = write.max_sizes()
     fits = (
         shape == other
         and all(q[name] == k[name] for name in ("rope_table", "query"))
@@ -224,14 +224,14 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
     reals = (0.0, 0.0)
     if len(ops) == 5:
         for norm, rope, name, groups in ((ops[0], q, "q", heads), (ops[2], k, "k", kv_heads)):
-            found, sizes = operands_of(norm), norm.most_sizes()
+            found, sizes = operands_of(norm), norm.max_sizes()
             same = (sizes["groups"], sizes["width"]) == (groups, head_dim)
             weighted = found["weight"] is not None
             if not (same and weighted and rest.between(found["y"], rope["x"])):
                 return None
             tensors |= {name: found["x"], f"{name}_weight": found["weight"]}
         reals = ops[0].reals[0], ops[2].reals[0]
-    made = _made(write, "head_rows", tensors, **shape_of(shape, heads, kv_heads))
+    made = _fused_op(write, "head_rows", tensors, **shape_of(shape, heads, kv_heads))
     return len(ops), replace(made, reals=reals, dtype=write.dtype)
 
 
@@ -245,10 +245,10 @@ def shape_of(rope: dict[str, int], heads: int, kv_heads: int) -> dict[str, int]:
 def _attention_tiles(rest: _Ops) -> Fused | None:
     """Attention of many tokens on matrix units."""
     op = rest.step.ops[rest.start]
-    many = rest.attention and op.count.most >= ATTENTION_TILES_FROM
+    many = rest.attention and op.count.maximum >= ATTENTION_TILES_FROM
     if not many or op.name != "flash_attn_batched" or op.dtype != I12:
         return None
-    head_dim = op.most_sizes()["head_dim"]
+    head_dim = op.max_sizes()["head_dim"]
     soft_cap = op.reals[op.device.reals.index("soft_cap")]
     fits = head_dim <= TILES_HEAD_DIM and not head_dim % 32 and _has_vectors(operands_of(op)["q"])
     if not fits or soft_cap:

@@ -79,7 +79,7 @@ class CompletionWaiter:
             if ahead > 0:
                 time.sleep(min(ahead, seconds))
             if not step.done:
-                return self._asked(step, deadline, begun)
+                return self._poll(step, deadline, begun)
             if ahead > 0:
                 # A sleep takes longer than requested. If that were recorded as the step's duration,
                 # the next sleep would be as long, however short the steps are.
@@ -88,7 +88,7 @@ class CompletionWaiter:
         self._ended = min(usual, self._known)
         return True
 
-    def _asked(self, step: StepCompletion, deadline: float, begun: float) -> bool:
+    def _poll(self, step: StepCompletion, deadline: float, begun: float) -> bool:
         while not step.done:
             if time.monotonic() > deadline:
                 return False

@@ -115,8 +115,8 @@ class Lowering:
             fields |= some
         _refuse_unknown(device, fields)
         operands = tuple(_operand(device, operand, fields) for operand in device.operands)
-        count, *sizes = (_given(device, size, fields) for size in device.sizes)
-        reals = (_given(device, real, fields) for real in device.reals)
+        count, *sizes = (_field(device, size, fields) for size in device.sizes)
+        reals = (_field(device, real, fields) for real in device.reals)
         if not isinstance(count, Count):
             raise ValueError(f"{name}: {device.sizes[0]} is {count!r}, not a count")
         self.step.ops.append(
@@ -180,7 +180,7 @@ class Lowering:
             name = f"{x.buffer}[{x.start}:{x.stop}]"
             segments = -(-x.columns // SEGMENT)
             padded = segments * SEGMENT
-            rows = self.rounded(tokens.most)
+            rows = self.rounded(tokens.maximum)
             m = self.new(f"{name}.m", rows, padded, 2)
             scale = self.new(f"{name}.scale", rows, segments)
             sums = self.new(f"{name}.sums", rows, padded // 32)
@@ -218,7 +218,7 @@ class Lowering:
         inputs: dict[str, Field] = {"x": x}
         if dtype.storage is not StorageClass.FLOAT:
             share = max(row_pairs, 1)
-            rows = Count(tokens.multiplier // share, tokens.per, tokens.most // share)
+            rows = Count(tokens.multiplier // share, tokens.per, tokens.maximum // share)
             inputs = dict(zip(("x", "scale", "sums"), self.quantized(x, rows), strict=True))
         self.add(
             "matmul",
@@ -248,7 +248,7 @@ class Lowering:
 
     def rotated(self, x: Tensor, node: Node, name: str) -> Tensor:
         """A new tensor: the heads of ``x``, rotated by rule R13."""
-        y = self.new(f"{node.name}.{name}", self.count(node).most, x.columns)
+        y = self.new(f"{node.name}.{name}", self.count(node).maximum, x.columns)
         self.rotate_heads(x, node, y)
         return y
 
@@ -277,7 +277,7 @@ def named(name: str, private: str = "") -> Rule:
 
 def cheap(count: Count, columns: int) -> bool:
     """Whether an op is so small that every worker may compute it whole."""
-    return count.most * columns <= PRIVATE_ELEMENTS
+    return count.maximum * columns <= PRIVATE_ELEMENTS
 
 
 def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:
@@ -286,7 +286,7 @@ def _refuse_unknown(device: DeviceOp, fields: Mapping[str, Field]) -> None:
             raise ValueError(f"{device.name}: the table of device ops has no {name!r} for it")
 
 
-def _given(device: DeviceOp, name: str, fields: Mapping[str, Field]) -> Field:
+def _field(device: DeviceOp, name: str, fields: Mapping[str, Field]) -> Field:
     try:
         return fields[name]
     except KeyError:

@@ -71,14 +71,14 @@ def _with_heads(step: Step) -> Step:
 
 def _fits_attention(heads: Op, parts: Op) -> bool:
     head, part = operands_of(heads), operands_of(parts)
-    sizes, table = heads.most_sizes(), head["rope_table"]
+    sizes, table = heads.max_sizes(), head["rope_table"]
     return (
         heads.count == parts.count
-        and heads.count.most == 1
+        and heads.count.maximum == 1
         and heads.dtype == parts.dtype == I12
         and head["y"] == part["q"]
         and all(head[name] == part[name] for name in ("kv", "query", "page_table"))
-        and parts.most_sizes()["window"] == 0
+        and parts.max_sizes()["window"] == 0
         and parts.reals[1] == 0
         and heads.reals[0] == heads.reals[1]
         and sizes["head_dim"] <= MAX_HEAD_DIM
@@ -90,10 +90,10 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
 
 def _attention(heads: Op, parts: Op) -> Op:
     tensors = operands_of(heads) | {"parts": operands_of(parts)["parts"]}
-    sizes = heads.most_sizes() | parts.most_sizes()
+    sizes = heads.max_sizes() | parts.max_sizes()
     device = FUSED["flash_attn_row_wide" if sizes["head_dim"] >= WIDE_FROM else "flash_attn_row"]
     return replace(
-        _made(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
+        _fused_op(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
         sizes=tuple(sizes[name] for name in device.sizes[1:]),
     )
 
@@ -110,10 +110,10 @@ def _with_gates(step: Step) -> Step:
         integers = users.integers(gate)
         if integers is None or users.products(integers, of=2) != [gate, up]:
             continue
-        gated = Tensor(f"{gate.results().pop()}.gated", 0, *2 * (gate.most_sizes()["rows"],))
+        gated = Tensor(f"{gate.results().pop()}.gated", 0, *2 * (gate.max_sizes()["rows"],))
         changes.scratch[gated.buffer] = 4 * gated.columns
         changes.dropped |= {id(integers), id(gate), id(op)}
-        changes.made[id(up)] = _gate(integers, gate, up, op.most_sizes()["activation"], gated)
+        changes.made[id(up)] = _gate(integers, gate, up, op.max_sizes()["activation"], gated)
         changes.made |= {id(p): _product({"x": gated}, (NO_NORM,), p) for p in down}
     return changes.applied(step)
 
@@ -153,7 +153,7 @@ class _Users:
         matrices."""
         tensors = operands_of(op)
         read = [t for name in ("x", "factors") if (t := tensors.get(name)) is not None]
-        if op.count.most != 1 or tensors.get("y") is not None:
+        if op.count.maximum != 1 or tensors.get("y") is not None:
             return None
         made = [t for name in INTEGERS if (t := tensors[name]) is not None]
         if any(t.start % ALIGNED_ELEMENTS for t in read) or not self._local(made):
@@ -161,7 +161,7 @@ class _Users:
         found = _distinct(reader for t in made for reader in self._readers[t.buffer])
         if any(p.name != "matmul_row" or p.count != op.count for p in found):
             return None
-        sizes = [product.most_sizes() for product in found]
+        sizes = [product.max_sizes() for product in found]
         groups = sum(pieces(size["rows"], TILE_ROWS) for size in sizes)
         whole = all(size["columns"] % SEGMENT == 0 for size in sizes)
         return found if found and whole and groups <= of * MAX_GROUPS else None
@@ -196,18 +196,20 @@ def _distinct(ops: Iterable[Op]) -> list[Op]:
 
 def _alike(gate: Op, up: Op) -> bool:
     """Whether two products differ only in their matrices."""
-    sizes = gate.most_sizes()
+    sizes = gate.max_sizes()
     plain = [operands_of(op)[name] is None for op in (gate, up) for name in ("bias", "residual")]
     return (
         gate is not up
-        and (gate.dtype, sizes) == (up.dtype, up.most_sizes())
+        and (gate.dtype, sizes) == (up.dtype, up.max_sizes())
         and pieces(sizes["rows"], TILE_ROWS) <= MAX_GROUPS
         and sizes["columns"] <= MAX_SEGMENTS * SEGMENT
         and all(plain)
     )
 
 
-def _made(like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[float, ...]) -> Op:
+def _fused_op(
+    like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[float, ...]
+) -> Op:
     device = FUSED[name]
     return replace(
         like,
@@ -222,10 +224,10 @@ def _made(like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[f
 def _product(x: dict[str, Tensor | None], reals: tuple[float, ...], product: Op) -> Op:
     """A product that makes the integers of ``x`` itself."""
     read = {name: x.get(name) for name in ("x", "factors")}
-    return _made(product, "norm_row", operands_of(product) | read, reals)
+    return _fused_op(product, "norm_row", operands_of(product) | read, reals)
 
 
 def _gate(integers: Op, gate: Op, up: Op, activation: int, y: Tensor) -> Op:
     weights = {"gate": operands_of(gate)["weight"], "up": operands_of(up)["weight"]}
-    made = _made(up, "gate_row", operands_of(integers) | weights | {"y": y}, _eps(integers))
+    made = _fused_op(up, "gate_row", operands_of(integers) | weights | {"y": y}, _eps(integers))
     return replace(made, sizes=(*up.sizes, activation))

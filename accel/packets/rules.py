@@ -69,7 +69,7 @@ def _kv_write(low: Lowering, node: Node) -> None:
 
 
 def _sample(low: Lowering, node: Node) -> None:
-    rows, vocab, parts = low.count(node, "rows").most, low.dims(node)["vocab"], low.parts
+    rows, vocab, parts = low.count(node, "rows").maximum, low.dims(node)["vocab"], low.parts
     best = low.new(f"{node.name}.parts", rows, parts * BEST_WORDS)
     values, ids, weights = (
         low.new(f"{node.name}.{name}", rows, vocab) for name in ("values", "ids", "weights")
@@ -79,7 +79,7 @@ def _sample(low: Lowering, node: Node) -> None:
 
 
 def _log_probabilities(low: Lowering, node: Node) -> None:
-    rows, dims = low.count(node, "rows").most, low.dims(node)
+    rows, dims = low.count(node, "rows").maximum, low.dims(node)
     best = low.new(f"{node.name}.parts", rows, low.parts * dims["top"] * BEST_WORDS)
     spans = low.new(f"{node.name}.spans", rows, -(-dims["vocab"] // SPAN))
     low.lower(node, "log_probabilities_part", best=best, parts=low.parts)

@@ -20,14 +20,14 @@ def lower_attention(low: Lowering, node: Node) -> None:
     if low.dtype(node.operands["kv"]) not in ROTATED_KV:
         _attend(low, node, low.tensor(node.operands["q"]), y)
         return
-    rotated = low.new(f"{node.name}.rotated_y", low.count(node).most, y.columns)
+    rotated = low.new(f"{node.name}.rotated_y", low.count(node).maximum, y.columns)
     q = low.rotated(low.tensor(node.operands["q"]), node, "rotated_q")
     _attend(low, node, q, rotated)
     low.rotate_heads(rotated, node, y, back=True)
 
 
 def _attend(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
-    if 0 < low.count(node).most <= low.split_tokens and low.parts > 1:
+    if 0 < low.count(node).maximum <= low.split_tokens and low.parts > 1:
         _split_attention(low, node, q, y)
         return
     dtype = low.dtype(node.operands["kv"])
@@ -53,7 +53,7 @@ def _split_attention(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
     dtype = low.dtype(node.operands["kv"])
     most_parts = part_slots(positions, low.parts)
     part = PART_HEADER + -(-head_dim // 16) * 16
-    rows = low.count(node).most
+    rows = low.count(node).maximum
     parts = low.new(f"{node.name}.parts", rows, heads * most_parts * part)
     low.lower(node, "flash_attn_part", q=q, parts=parts, most_parts=most_parts, dtype=dtype)
     low.lower(node, "flash_attn", y=y, parts=parts, most_parts=most_parts, private="y")

@@ -21,7 +21,7 @@ def _gate_topk(low: Lowering, node: Node) -> None:
     x, logits = low.tensor(node.operands["x"]), low.tensor(node.operands["logits"])
     products = logits
     if "bias" in node.operands:
-        products = low.new(f"{node.name}.products", tokens.most, dims["experts"])
+        products = low.new(f"{node.name}.products", tokens.maximum, dims["experts"])
     low.product(x, node.operands["gate_weight"], products, tokens)
     if products is not logits:
         bias = low.tensor(node.operands["bias"])
@@ -29,10 +29,10 @@ def _gate_topk(low: Lowering, node: Node) -> None:
     columns = dims["experts"] + dims["used"]
     if "choice_bias" in node.operands:
         bias = low.tensor(node.operands["choice_bias"])
-        s = low.new(f"{node.name}.s", tokens.most, columns)
+        s = low.new(f"{node.name}.s", tokens.maximum, columns)
         low.lower(node, "expert_choice", bias=bias, s=s, private="logits")
         return
-    p = low.new(f"{node.name}.p", tokens.most, columns)
+    p = low.new(f"{node.name}.p", tokens.maximum, columns)
     low.lower(node, "expert_topk", p=p, private="logits")
 
 
@@ -43,7 +43,7 @@ def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[T
         pairs = tokens.times(ids.columns)
         name = f"{ids.buffer}[{ids.start}:{ids.stop}].{tokens.per.name.lower()}"
         chunks = low.new(f"{name}.chunks", _max_chunks(pairs, experts) + 1, CHUNK_WORDS)
-        order = low.new(f"{name}.order", 2, pairs.most)
+        order = low.new(f"{name}.order", 2, pairs.maximum)
         known = low.expert_groups[ids, tokens] = chunks, order
         low.add(
             "expert_group",
@@ -54,14 +54,14 @@ def _grouped(low: Lowering, ids: Tensor, tokens: Count, experts: int) -> tuple[T
             tokens=tokens,
             used=ids.columns,
             experts=experts,
-            private=pairs.most + experts <= PRIVATE_ELEMENTS,
+            private=pairs.maximum + experts <= PRIVATE_ELEMENTS,
         )
     return known
 
 
 def _max_chunks(pairs: Count, experts: int) -> int:
     """Most chunks of SLOTS pairs, when no chunk has pairs of two experts."""
-    return min(pairs.most, experts + pairs.most // SLOTS)
+    return min(pairs.maximum, experts + pairs.maximum // SLOTS)
 
 
 def _product(
@@ -79,7 +79,7 @@ def _product(
     if bias not in node.operands:
         low.product(source, node.operands[weight], y, pairs, routing, row_pairs)
         return
-    products = low.new(f"{node.name}.{weight}.products", pairs.most, y.columns)
+    products = low.new(f"{node.name}.{weight}.products", pairs.maximum, y.columns)
     low.product(source, node.operands[weight], products, pairs, routing, row_pairs)
     biases = low.tensor(node.operands[bias])
     added = {"x": products, "ids": ids, "bias": biases, "y": y}
@@ -97,7 +97,7 @@ def _routing(
         "used": used,
         "most_chunks": _max_chunks(pairs, experts),
     }
-    if tokens.most > 1:
+    if tokens.maximum > 1:
         routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)
     return routing
 
@@ -118,7 +118,7 @@ def _swiglu(low: Lowering, node: Node) -> None:
 
 def _down_acc(low: Lowering, node: Node) -> None:
     hidden, pairs = low.dims(node)["hidden"], low.count(node).times(low.dims(node)["used"])
-    products = low.new(f"{node.name}.products", pairs.most, hidden)
+    products = low.new(f"{node.name}.products", pairs.maximum, hidden)
     _product(low, node, "x", "down_weight", "bias", products, 1)
     low.lower(node, "expert_sum", products=products, width=hidden)
 
@@ -128,11 +128,11 @@ def _shared_expert(low: Lowering, node: Node) -> None:
     width, hidden = dims["width"], dims["hidden"]
     x = low.tensor(node.operands["x"])
     gate, up, gated = (
-        low.new(f"{node.name}.{name}", tokens.most, width) for name in ("gate", "up", "gated")
+        low.new(f"{node.name}.{name}", tokens.maximum, width) for name in ("gate", "up", "gated")
     )
     router = None
     if "router_weight" in node.operands:
-        router = low.new(f"{node.name}.router", tokens.most, 1)
+        router = low.new(f"{node.name}.router", tokens.maximum, 1)
         low.add(
             "matmul",
             NO_EXPERTS,
@@ -149,7 +149,7 @@ def _shared_expert(low: Lowering, node: Node) -> None:
     low.product(x, node.operands["gate_weight"], gate, tokens)
     low.product(x, node.operands["up_weight"], up, tokens)
     low.elementwise("swiglu", tokens, {"gate": gate, "up": up, "y": gated}, activation=0)
-    down = low.new(f"{node.name}.down", tokens.most, hidden)
+    down = low.new(f"{node.name}.down", tokens.maximum, hidden)
     low.product(gated, node.operands["down_weight"], down, tokens)
     low.lower(node, "gated_add", gate=router, x=down, width=hidden)
 
@@ -166,7 +166,7 @@ def _head_product(low: Lowering, node: Node) -> None:
     target = low.tensor(node.operands["y"])
     whole = target
     if target.columns != target.stride:
-        whole = low.new(f"{node.name}.whole", tokens.most, target.columns)
+        whole = low.new(f"{node.name}.whole", tokens.maximum, target.columns)
     y = _by_head(whole, heads)
     products = y._replace(start=y.columns - dims["outputs"], columns=dims["outputs"])
     read = x._replace(start=x.columns - inner, columns=inner)
@@ -184,7 +184,7 @@ def _whole_rows(low: Lowering, node: Node, name: str) -> Tensor:
     found = low.tensor(node.operands[name])
     if found.columns == found.stride:
         return found
-    copy = low.new(f"{node.name}.{name}", low.count(node).most, found.columns)
+    copy = low.new(f"{node.name}.{name}", low.count(node).maximum, found.columns)
     low.elementwise("scale", low.count(node), {"x": found, "y": copy}, factor=1.0)
     return copy
 

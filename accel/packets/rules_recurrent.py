@@ -18,7 +18,7 @@ def _scale_columns(low: Lowering, node: Node) -> None:
 def _delta_net(low: Lowering, node: Node) -> None:
     """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
     of the state."""
-    dims, tokens = low.dims(node), low.count(node).most
+    dims, tokens = low.dims(node), low.count(node).maximum
     size = dims["state_size"]
     qk = low.new(f"{node.name}.qk", tokens, 2 * dims["key_heads"] * size)
     gates = low.new(f"{node.name}.gates", tokens, 2 * dims["value_heads"])
@@ -31,7 +31,7 @@ def _scan(low: Lowering, node: Node) -> None:
     """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
     of the state."""
     heads = low.dims(node)["heads"]
-    gates = low.new(f"{node.name}.gates", low.count(node).most, 2 * heads)
+    gates = low.new(f"{node.name}.gates", low.count(node).maximum, 2 * heads)
     low.lower(node, "ssm_scan_gates", gates=gates, private="gates")
     low.lower(node, "ssm_scan", gates=gates)
 

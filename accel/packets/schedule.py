@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from accel.packets.device_op import Split
 from accel.packets.packet import aligned
-from accel.packets.step import Op, Placement, Schedule, Step, Touch
+from accel.packets.step import Op, OpSchedule, Schedule, Step, Touch
 
 MAX_REPEATING_WORKERS = 64
 """Most workers that repeat cheap work to save a barrier. The thousands of workers of an accelerator
@@ -32,8 +32,8 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
     """The schedule of one kernel whose ``workers`` wait for each other at barriers."""
     writers = Counter(name for op in step.ops for name in op.results())
     last_uses = {t.buffer: index for index, op in enumerate(step.ops) for t in op.operands if t}
-    over: dict[str, str] = {}
-    placements: list[Placement] = []
+    overwritten: dict[str, str] = {}
+    op_schedules: list[OpSchedule] = []
     own: set[str] = set()
     pending: Pending = {}
     level = 0
@@ -56,28 +56,28 @@ def schedule_workers(step: Step, workers: int) -> Schedule:
             source, result = touches[0], touches[-1]
             ends = last_uses[source.tensor.buffer] == index and writers[result.tensor.buffer] == 1
             if ends and _may_replace(source, result, step.scratch, own, pending):
-                over[result.tensor.buffer] = source.tensor.buffer
+                overwritten[result.tensor.buffer] = source.tensor.buffer
         for touch in touches:
             pending.setdefault(touch.tensor.buffer, []).append(touch)
-        placements.append(Placement(wait, everyone, columns, level))
-    return _placed(step, placements, own, largest_first=not shared, over=over)
+        op_schedules.append(OpSchedule(wait, everyone, columns, level))
+    return _with_scratch(step, op_schedules, own, largest_first=not shared, overwritten=overwritten)
 
 
 def schedule_launches(
     step: Step,
     levels: Sequence[int] | None = None,
-    together: Sequence[tuple[int, int]] = (),
-    since: Mapping[str, int] = NOTHING,
+    concurrent: Sequence[tuple[int, int]] = (),
+    shared_from: Mapping[str, int] = NOTHING,
 ) -> Schedule:
     """The schedule of consecutive launches. Each op has its own level, or ``levels`` gives the
     level of each op; ops of one level share a launch and no memory.
 
-    ``together`` has first and last levels of launches that run concurrently in data order: buffers
-    used both inside and outside such a range share no memory with anything inside. ``since`` names
-    buffers that another device may write from a level on."""
+    ``concurrent`` has first and last levels of launches that run at the same time, in data order:
+    buffers used both inside and outside such a range share no memory with anything inside.
+    ``shared_from`` names buffers that another device may write from a level on."""
     levels = range(len(step.ops)) if levels is None else levels
-    placements = [Placement(False, False, False, level) for level in levels]
-    return _placed(step, placements, set(), together, since)
+    op_schedules = [OpSchedule(False, False, False, level) for level in levels]
+    return _with_scratch(step, op_schedules, set(), concurrent, shared_from)
 
 
 def schedule_levels(step: Step) -> Schedule:
@@ -108,8 +108,10 @@ def _follows_columns(op: Op, pending: Pending) -> bool:
 def _may_replace(
     source: Touch, result: Touch, sizes: Mapping[str, int], own: set[str], pending: Pending
 ) -> bool:
-    """Whether an elementwise op may write its result over an operand: both are all of a shared
-    buffer of this step, divided alike, and no other worker may still access the operand."""
+    """Whether an elementwise op may write its result over an operand.
+
+    Both must be whole shared buffers of this step and divided alike, and no other worker may still
+    access the operand."""
     read, written = source.tensor, result.tensor
     alike = written._replace(buffer=read.buffer) == read and source.split is result.split
     ours = read.buffer in sizes and written.buffer in sizes
@@ -119,44 +121,48 @@ def _may_replace(
     return whole and _safe([source._replace(writes=True)], pending)
 
 
-def _placed(
+def _with_scratch(
     step: Step,
-    placements: Sequence[Placement],
+    op_schedules: Sequence[OpSchedule],
     own: set[str],
-    together: Sequence[tuple[int, int]] = (),
-    since: Mapping[str, int] = NOTHING,
+    concurrent: Sequence[tuple[int, int]] = (),
+    shared_from: Mapping[str, int] = NOTHING,
     largest_first: bool = False,
-    over: Mapping[str, str] = NO_NAMES,
+    overwritten: Mapping[str, str] = NO_NAMES,
 ) -> Schedule:
-    """``over`` has for a buffer the one in whose memory it lies, whose life it prolongs."""
+    """The schedule with an offset for every step-local buffer.
+
+    ``overwritten`` names, for a buffer, an earlier one in whose memory it lies. Both are one
+    lifetime here. For the other arguments see ``schedule_launches``."""
     first_names: dict[str, str] = {}
     shared_lives: Lifetimes = {}
     own_lives: Lifetimes = {}
-    for index, (op, placement) in enumerate(zip(step.ops, placements, strict=True)):
+    for index, (op, op_schedule) in enumerate(zip(step.ops, op_schedules, strict=True)):
         for tensor in op.operands:
             if tensor is None or tensor.buffer not in step.scratch:
                 continue
             # A worker accesses its own memory in op order; shared memory may be reused only after
             # the next barrier.
             lives, now = (
-                (own_lives, index) if tensor.buffer in own else (shared_lives, placement.level)
+                (own_lives, index) if tensor.buffer in own else (shared_lives, op_schedule.level)
             )
             name = tensor.buffer
-            if name in over:
-                name = first_names.setdefault(name, first_names.get(over[name], over[name]))
-            first, _ = lives.get(name, (min(now, since.get(name, now)), now))
+            if name in overwritten:
+                earlier = overwritten[name]
+                name = first_names.setdefault(name, first_names.get(earlier, earlier))
+            first, _ = lives.get(name, (min(now, shared_from.get(name, now)), now))
             lives[name] = (first, now)
-    shared_lives = {name: _stretched(life, together) for name, life in shared_lives.items()}
+    shared_lives = {name: _extended(life, concurrent) for name, life in shared_lives.items()}
     shared, shared_bytes = _pack(shared_lives, step.scratch, largest_first)
     own_offsets, own_bytes = _pack(own_lives, step.scratch, largest_first)
     shared |= {name: shared[first] for name, first in first_names.items()}
-    return Schedule(tuple(placements), shared, shared_bytes, own_offsets, own_bytes)
+    return Schedule(tuple(op_schedules), shared, shared_bytes, own_offsets, own_bytes)
 
 
-def _stretched(life: tuple[int, int], together: Sequence[tuple[int, int]]) -> tuple[int, int]:
+def _extended(life: tuple[int, int], concurrent: Sequence[tuple[int, int]]) -> tuple[int, int]:
     """The lifetime, extended over every range of levels that it overlaps without lying inside."""
     first, last = life
-    for begin, end in together:
+    for begin, end in concurrent:
         if first <= end and last >= begin and not (begin <= first and last <= end):
             first, last = min(first, begin), max(last, end)
     return first, last

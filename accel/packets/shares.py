@@ -149,12 +149,12 @@ def _computed_whole(ops: Sequence[Op]) -> frozenset[str]:
     but those of experts, since waiting for other devices takes longer than half a product."""
     chosen = [op for op in ops if op.name == "expert_topk"]
     found = {tensor.buffer for op in chosen for tensor in _read_by(op)}
-    if chosen and chosen[0].count.most <= FEW:
+    if chosen and chosen[0].count.maximum <= FEW:
         products = [op for op in ops if op.name == "matmul"]
-        inputs = {op.operands[0] for op in products if op.most_sizes()["row_pairs"]}
+        inputs = {op.operands[0] for op in products if op.max_sizes()["row_pairs"]}
         added = {t.buffer for op in ops if op.name == "gated_add" for t in _read_by(op)}
         for op in products:
-            small = op.most_sizes()["rows"] <= SMALL_ROWS and op.operands[0] not in inputs
+            small = op.max_sizes()["rows"] <= SMALL_ROWS and op.operands[0] not in inputs
             found |= op.results() - added if small else set()
     return frozenset(found)
 
@@ -165,7 +165,7 @@ def _of_heads(ops: Sequence[Op], share: Share, heads: DividesHeads) -> frozenset
     found: set[int] = set()
     made: dict[Tensor, int] = {}
     for number, op in enumerate(ops):
-        if heads(op) and op.most_sizes()["kv_heads"] % share.count == 0:
+        if heads(op) and op.max_sizes()["kv_heads"] % share.count == 0:
             found.add(number)
             made_by = made.get(_operand(op, "q"))
             while made_by is not None and ops[made_by].name in ("rope", "rms_norm"):
@@ -194,7 +194,7 @@ def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
         return False
     names = [operand.name for operand in op.device.operands]
     behind = (op.operands[names.index(name)] for name in ("bias", "residual"))
-    return share.divides(op.most_sizes()["rows"]) and not any(behind)
+    return share.divides(op.max_sizes()["rows"]) and not any(behind)
 
 
 @dataclass(slots=True)
@@ -233,12 +233,12 @@ class _Dividing:
             if number in self.of_heads:
                 self._divide_heads(op)
             elif self._is_divided(op):
-                self._whole(op, written=False)
+                self._gather_operands(op, written=False)
                 self._divide_product(op)
             elif self._stays_partial(op):
                 self._divide_columns(op)
             else:
-                self._whole(op, written=True)
+                self._gather_operands(op, written=True)
                 self.ops.append(op)
             del self.left[number]
         outside = [t for t in self.partial if t.buffer not in self.step.scratch]
@@ -279,7 +279,7 @@ class _Dividing:
         weight = op.operands[op.matrix] if op.matrix is not None else None
         if weight is None or not _has_rows(op, self.share, self.computed_whole):
             return False
-        return weight.buffer in self.divided or op.most_sizes()["row_pairs"] == 0
+        return weight.buffer in self.divided or op.max_sizes()["row_pairs"] == 0
 
     def _divide_product(self, op: Op) -> None:
         weight = op.operands[op.matrix or 0]
@@ -298,7 +298,7 @@ class _Dividing:
         indices = self._by_columns(op)
         if not indices:
             return False
-        width, met = op.most_sizes()["width"], []
+        width, met = op.max_sizes()["width"], []
         for index, tensor in enumerate(op.operands):
             found = [] if tensor is None else self._overlapping(tensor)
             met += found
@@ -315,7 +315,7 @@ class _Dividing:
         return {n for n, operand in enumerate(op.device.operands) if operand.name in requested}
 
     def _divide_columns(self, op: Op) -> None:
-        own = self.share.of(op.most_sizes()["width"])
+        own = self.share.of(op.max_sizes()["width"])
         self.ops.append(self._narrowed(op, self._by_columns(op), "width", len(own)))
         for index in op.written:
             tensor = op.operands[index]
@@ -330,7 +330,7 @@ class _Dividing:
         near = self._overlapping(source) if attends else list(self.partial)
         self._gather([one for one in near if one != source and self._is_read(one)])
         mine = {i for i, tensor in enumerate(op.operands) if tensor in (source, y)}
-        sizes = op.most_sizes()
+        sizes = op.max_sizes()
         size = "groups" if op.name == "rms_norm" else "heads"
         op = self._narrowed(op, mine, size, sizes[size] // count)
         if attends:
@@ -352,17 +352,17 @@ class _Dividing:
         sizes = (*op.sizes[:at], number, *op.sizes[at + 1 :])
         return replace(op, operands=operands, sizes=sizes)
 
-    def _whole(self, op: Op, *, written: bool) -> None:
+    def _gather_operands(self, op: Op, *, written: bool) -> None:
         """Gather what ``op`` reads, and what any later op reads, since waiting for other devices
         costs more than sending. If ``written``, the results of ``op`` are whole from now on."""
         if any(self._overlapping(tensor) for tensor in _read_by(op)):
             self._gather([tensor for tensor in self.partial if self._is_read(tensor)])
             for unread in [one for one in self.partial if one.buffer in self.step.scratch]:
-                self._taken(unread)
+                self._take_partial(unread)
         for index in op.written if written else ():
             tensor = op.operands[index]
             for old in self._overlapping(tensor) if tensor is not None else ():
-                self._taken(old)
+                self._take_partial(old)
 
     def _is_read(self, tensor: Tensor) -> bool:
         """Whether an op left reads part of ``tensor``."""
@@ -377,14 +377,14 @@ class _Dividing:
         self.partial[tensor] = count
         self.of_buffer[tensor.buffer][tensor] = None
 
-    def _taken(self, tensor: Tensor) -> Count:
+    def _take_partial(self, tensor: Tensor) -> Count:
         """Remove a tensor from the partial ones, and return its count."""
         del self.of_buffer[tensor.buffer][tensor]
         return self.partial.pop(tensor)
 
     def _gather(self, tensors: Collection[Tensor]) -> None:
         for tensor in tensors:
-            own, count = self.share.of(tensor.columns), self._taken(tensor)
+            own, count = self.share.of(tensor.columns), self._take_partial(tensor)
             part = self.share.part(tensor)
             self.ops.append(self._gathering(part, tensor, count, own.start))
 

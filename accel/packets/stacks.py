@@ -45,10 +45,10 @@ class Stack:
         matrix, inside = divmod(group, self.matrix_groups)
         return matrix * self.rows + inside * self.group_rows
 
-    def parts(self, most_bytes: int) -> list[range]:
-        """All groups in order, in parts of at most ``most_bytes`` stored bytes or of one group."""
+    def parts(self, max_bytes: int) -> list[range]:
+        """All groups in order, in parts of at most ``max_bytes`` stored bytes or of one group."""
         stored_bytes = min(self.group_rows, self.rows) * self.data.shape[-1]
-        step = max(1, most_bytes // stored_bytes)
+        step = max(1, max_bytes // stored_bytes)
         return [range(g, min(g + step, self.groups)) for g in range(0, self.groups, step)]
 
     def stored_bytes(self, groups: range) -> int:

@@ -29,15 +29,15 @@ class Per(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """``multiplier`` times the tokens or rows of a step; ``most`` in the largest step."""
+    """``multiplier`` times the tokens or rows of a step; ``maximum`` in the largest step."""
 
     multiplier: int
     per: Per
-    most: int
+    maximum: int
 
     def times(self, number: int) -> Count:
         """``number`` times this count."""
-        return Count(self.multiplier * number, self.per, self.most * number)
+        return Count(self.multiplier * number, self.per, self.maximum * number)
 
 
 class Tensor(NamedTuple):
@@ -121,18 +121,18 @@ class Op:
         """Whether the op may divide columns instead of rows."""
         return self.device.by_columns
 
-    def most_sizes(self) -> dict[str, int]:
+    def max_sizes(self) -> dict[str, int]:
         """Every size by name, with the largest count."""
-        return dict(zip(self.device.sizes, (self.count.most, *self.sizes), strict=True))
+        return dict(zip(self.device.sizes, (self.count.maximum, *self.sizes), strict=True))
 
-    def launch_groups(self, group_size: int, most: int) -> int:
-        """Work-groups of a launch, from 1 to ``most``, on a device that is not a CPU.
+    def launch_groups(self, group_size: int, max_groups: int) -> int:
+        """Work-groups of a launch, from 1 to ``max_groups``, on a device that is not a CPU.
 
         Any number gives the right result; this one is fast."""
         dtype = self.dtype.ggml_id if self.dtype is not None else 0
-        units = self.device.units(dtype=dtype, **self.most_sizes())
+        units = self.device.units(dtype=dtype, **self.max_sizes())
         groups = units if self.device.by_groups else pieces(units, group_size)
-        return max(1, min(groups, most))
+        return max(1, min(groups, max_groups))
 
     def touches(self, columns: bool = False, everyone: bool = False) -> list[Touch]:
         """The accesses of the op if it divides rows, or ``columns``, or ``everyone`` repeats it."""
@@ -157,10 +157,10 @@ class Step:
     scratch: dict[str, int] = field(default_factory=dict)
 
 
-class Placement(NamedTuple):
-    """The schedule's decisions for one op: ``wait`` at a barrier before it; ``everyone`` computes
-    it whole; its workers divide ``columns``; its ``level``, a number that grows with the barriers
-    or launches."""
+class OpSchedule(NamedTuple):
+    """How one op runs. ``wait``: at a barrier before it. ``everyone``: every worker computes the
+    whole op. ``columns``: workers divide its columns. ``level`` counts barriers or launches before
+    it."""
 
     wait: bool
     everyone: bool
@@ -170,12 +170,12 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Placements in op order, and the offsets of step-local buffers.
+    """How each op runs, in op order, and the offsets of step-local buffers.
 
     ``shared`` and ``own`` are byte offsets in the scratch memory of all workers and of each worker;
     every buffer is in exactly one of them."""
 
-    placements: tuple[Placement, ...]
+    op_schedules: tuple[OpSchedule, ...]
     shared: Mapping[str, int]
     shared_bytes: int
     own: Mapping[str, int]
@@ -184,4 +184,4 @@ class Schedule:
     @property
     def barriers(self) -> int:
         """The number of barriers in a step, at which all workers meet."""
-        return sum(placement.wait for placement in self.placements)
+        return sum(op_schedule.wait for op_schedule in self.op_schedules)

@@ -16,7 +16,7 @@ watchdog of a slow device."""
 
 def work_of(op: Op) -> int:
     """An approximate upper bound of the number of multiplications of an op."""
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     if op.name in PRODUCTS or op.name == "matmul_planes":
         return sizes.get("tokens", 1) * sizes["rows"] * sizes["columns"]
     elements = max(t.columns for t in op.operands if t is not None)
@@ -24,11 +24,13 @@ def work_of(op: Op) -> int:
         names = [operand.name for operand in op.device.operands]
         table = op.operands[names.index("page_table")]
         assert table is not None
-        return 2 * op.count.most * sizes["heads"] * sizes["head_dim"] * table.columns * PAGE_TOKENS
-    return op.count.most * elements
+        return (
+            2 * op.count.maximum * sizes["heads"] * sizes["head_dim"] * table.columns * PAGE_TOKENS
+        )
+    return op.count.maximum * elements
 
 
-def cut(work: Sequence[int], limit: int, waits: Sequence[bool] = ()) -> list[range]:
+def split_launches(work: Sequence[int], limit: int, waits: Sequence[bool] = ()) -> list[range]:
     """Runs of consecutive launches of at most ``limit`` work, or of a single launch.
 
     ``waits`` says which launches wait for those before; overlapping launches stay in one run if

@@ -96,7 +96,7 @@ class Trial:
 
 @dataclass(slots=True)
 class WorkerTuner:
-    """Chooses the number of workers, 1 to ``most``, for steps of one size.
+    """Chooses the number of workers, 1 to ``max_workers``, for steps of one size.
 
     ``workers`` is in use; ``pending`` are the numbers to try before any is tried again. ``recent``
     are the last step times in seconds, ``long_mean`` is their running mean, ``spread`` the mean
@@ -104,7 +104,7 @@ class WorkerTuner:
     ordinary steps have reached ``gap`` and the trials' share of their time has paid ``debt``, the
     seconds that failed trials have cost."""
 
-    most: int
+    max_workers: int
     workers: int
     pending: list[int] = field(default_factory=list)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=TRIAL_STEPS))
@@ -117,7 +117,12 @@ class WorkerTuner:
 
     def choose(self) -> int:
         """Workers of the next step."""
-        if self.trial is None and self.most > 1 and self.waited >= self.gap and self.debt <= 0:
+        if (
+            self.trial is None
+            and self.max_workers > 1
+            and self.waited >= self.gap
+            and self.debt <= 0
+        ):
             self.trial = Trial(self._next(), typical(self.recent))
         if self.trial is not None and self.trial.takes_next:
             self.trial.submitted += 1
@@ -157,17 +162,17 @@ class WorkerTuner:
 
     def _look_again(self, downward: bool) -> None:
         """Start a trial soon, with fewer workers if ``downward``, else with more."""
-        if self.workers == (1 if downward else self.most):
+        if self.workers == (1 if downward else self.max_workers):
             return
         self.gap = MIN_GAP
-        self.pending = candidates(self.workers, self.most, downward)
+        self.pending = candidates(self.workers, self.max_workers, downward)
         if downward:
             self.debt = 0.0
 
     def _adopt(self, trial: Trial) -> None:
         downward = trial.workers < self.workers
         self.workers = trial.workers
-        self.pending = candidates(self.workers, self.most, downward)
+        self.pending = candidates(self.workers, self.max_workers, downward)
         self.recent = deque(trial.seconds, maxlen=TRIAL_STEPS)
         self.long_mean = typical(trial.seconds)
         self._rest(MIN_GAP)
@@ -191,7 +196,7 @@ class WorkerTuner:
     def _next(self) -> int:
         """The number to try next."""
         if not self.pending:
-            self.pending = candidates(self.workers, self.most, downward=True)
+            self.pending = candidates(self.workers, self.max_workers, downward=True)
         return self.pending[0]
 
 
@@ -222,18 +227,19 @@ class FixedWorkers:
 class AdaptiveWorkers:
     """Chooses with a WorkerTuner for each size of steps.
 
-    ``most`` is the most workers. ``by_size`` has the tuners by number of ops, which identifies the
-    graph, and ``size_class``. A new tuner starts with ``workers``, the number last in use."""
+    ``max_workers`` is the largest number it chooses. ``by_size`` has the tuners by number of ops,
+    which identifies the graph, and ``size_class``. A new tuner starts with ``workers``, the number
+    last in use."""
 
-    most: int
+    max_workers: int
     by_size: dict[tuple[int, int], WorkerTuner] = field(default_factory=dict)
     workers: int = 0
 
     def choose(self, tokens: int, ops: int) -> int:
-        """See WorkerChoice; 1 to ``most``."""
+        """See WorkerChoice; 1 to ``max_workers``."""
         size = ops, size_class(tokens)
         if size not in self.by_size:
-            self.by_size[size] = WorkerTuner(self.most, self.workers or self.most)
+            self.by_size[size] = WorkerTuner(self.max_workers, self.workers or self.max_workers)
         worker_tuner = self.by_size[size]
         chosen = worker_tuner.choose()
         self.workers = worker_tuner.workers
@@ -243,19 +249,19 @@ class AdaptiveWorkers:
         self.by_size[ops, size_class(tokens)].note(workers, seconds / max(1, tokens))
 
 
-def candidates(workers: int, most: int, downward: bool) -> list[int]:
+def candidates(workers: int, max_workers: int, downward: bool) -> list[int]:
     """Other numbers worth a trial, distant ones first, smaller and larger in turn.
 
-    They are halves down to one, doubles up to ``most``, then numbers near the one in use. If
+    They are halves down to one, doubles up to ``max_workers``, then numbers near the one in use. If
     ``downward``, a smaller one comes first if there is any."""
-    bits = range(1, most.bit_length() + 1)
+    bits = range(1, max_workers.bit_length() + 1)
     fewer = [max(1, workers >> bit) for bit in bits] + [workers - (workers >> bit) for bit in bits]
-    more = [min(most, workers << bit) for bit in bits] + [
+    more = [min(max_workers, workers << bit) for bit in bits] + [
         workers + (workers >> bit) for bit in bits
     ]
     sides = ([*fewer, workers - 1], [*more, workers + 1])
     in_turn = chain.from_iterable(zip(*(sides if downward else sides[::-1]), strict=True))
-    return [n for n in dict.fromkeys(in_turn) if 1 <= n <= most and n != workers]
+    return [n for n in dict.fromkeys(in_turn) if 1 <= n <= max_workers and n != workers]
 
 
 def between(first: int, middle: int, last: int) -> bool:

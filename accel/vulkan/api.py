@@ -86,7 +86,7 @@ class Vulkan:
         self.call(function, *(arguments if parent is None else (parent, *arguments)))
         return handle[0]
 
-    def every(self, name: str, kind: str, *arguments: Any) -> Any:
+    def list_all(self, name: str, kind: str, *arguments: Any) -> Any:
         """A C array of everything that ``vk<name>`` counts and then lists; it may be empty."""
         count = self.ffi.new("uint32_t *")
         function = getattr(self.library, f"vk{name}")

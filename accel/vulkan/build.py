@@ -131,7 +131,7 @@ def kernel_file(build: Build, code: bytes) -> bytes:
     )
 
 
-def made(build: Build) -> bytes:
+def compiled_file(build: Build) -> bytes:
     """The ``.zrt`` file of a build. Raises CompileError and InexactModule."""
     code = compiled(build)
     assert uses_integer_dot(code) == build.dot, build.name
@@ -139,4 +139,4 @@ def made(build: Build) -> bytes:
 
 
 if __name__ == "__main__":
-    refresh(FOLDER, compiler_version(), builds(), made)
+    refresh(FOLDER, compiler_version(), builds(), compiled_file)

@@ -110,7 +110,9 @@ class Instance(ContextManager):
         """Every device, discrete ones first and processors last, including unusable ones. Raises
         TierUnavailable when there is none."""
         try:
-            handles = self.vulkan.every("EnumeratePhysicalDevices", "PhysicalDevice", self.handle)
+            handles = self.vulkan.list_all(
+                "EnumeratePhysicalDevices", "PhysicalDevice", self.handle
+            )
         except VulkanError as error:
             raise TierUnavailable(TIER, f"no Vulkan driver ({error})", DRIVER_HINT) from None
         if not handles:
@@ -154,7 +156,7 @@ def describe(vulkan: Vulkan, handle: Any) -> Device:
         return _too_old(vulkan, handle, first.properties, version)
     extensions = frozenset(
         vulkan.ffi.string(extension.extensionName).decode()
-        for extension in vulkan.every(
+        for extension in vulkan.list_all(
             "EnumerateDeviceExtensionProperties", "ExtensionProperties", handle, vulkan.ffi.NULL
         )
     )

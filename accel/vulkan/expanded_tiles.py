@@ -53,7 +53,7 @@ class _Expanding:
     def product(self, op: Op) -> None:
         """Replace a product by expansion of its operands and a product of planes."""
         assert op.dtype is not None
-        tensors, sizes = operands_of(op), op.most_sizes()
+        tensors, sizes = operands_of(op), op.max_sizes()
         rows, columns = sizes["rows"], sizes["columns"]
         y, x = tensors["y"], tensors["x"]
         assert y is not None
@@ -72,17 +72,19 @@ class _Expanding:
         index = next((i for i, o in enumerate(self.ops) if o is writer), len(self.ops))
         self.ops.insert(index, expand)
         if x not in self.expanded:
-            planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.most, columns)
+            planes = self.planes(f"{x.buffer}.{len(self.ops)}.planes", op.count.maximum, columns)
             operands = tensors["x"], tensors["scale"], tensors["sums"], planes
-            self.add(_made(op, "expand_tokens", operands, (columns,)))
+            self.add(_tile_op(op, "expand_tokens", operands, (columns,)))
             self.expanded[x] = planes
         found = tensors | {"x": self.expanded[x], "weight": weight}
         names = [operand.name for operand in FUSED["matmul_planes"].operands]
-        made = _made(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
+        made = _tile_op(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
         self.add(replace(made, dtype=product_format(op.dtype)))
 
 
-def _made(like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]) -> Op:
+def _tile_op(
+    like: Op, name: str, operands: tuple[Tensor | None, ...], sizes: tuple[int, ...]
+) -> Op:
     device = FUSED[name]
     return Op(device, operands, device.splits, like.count, sizes)
 
@@ -99,7 +101,7 @@ def with_expanded_tiles(step: Step) -> Step:
 
 
 def _is_worth_it(op: Op) -> bool:
-    if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.most < PLANES_FROM:
+    if op.name != "matmul_tiles" or op.dtype not in FORMATS or op.count.maximum < PLANES_FROM:
         return False
-    sizes = op.most_sizes()
+    sizes = op.max_sizes()
     return sizes["rows"] >= MIN_ROWS and plane_bytes(sizes["rows"], sizes["columns"]) <= MAX_BYTES

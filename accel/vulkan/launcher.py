@@ -57,7 +57,7 @@ class Recording:
                 self.close()
             works = [launch.work for launch in self._launches]
             waits = [launch.wait for launch in self._launches]
-            runs = work.cut(works, self._batch_work, waits)
+            runs = work.split_launches(works, self._batch_work, waits)
             self._batches = [self._record(run) for run in runs]
             self._version = self._addresses.version
         return self._batches

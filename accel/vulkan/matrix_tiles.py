@@ -33,7 +33,7 @@ def with_tiles_32x16(step: Step) -> Step:
     """The step with its products in tiles of 16 tokens if it has few tokens."""
     made = list(step.ops)
     for index, op in enumerate(made):
-        if op.name == "matmul_tiles" and op.count.most <= SMALL_BUCKETS[-1]:
+        if op.name == "matmul_tiles" and op.count.maximum <= SMALL_BUCKETS[-1]:
             made[index] = replace(op, device=FUSED[FEW_PRODUCT])
     return Step(made, step.scratch)
 
@@ -62,9 +62,9 @@ def _length(op: Op) -> int:
 
 
 def _wide(op: Op) -> Op:
-    is_narrow = op.most_sizes()["rows"] < MIN_ROWS
+    is_narrow = op.max_sizes()["rows"] < MIN_ROWS
     return replace(op, device=FUSED[NARROW_PRODUCT if is_narrow else WIDE_PRODUCT])
 
 
 def _is_worth_it(op: Op) -> bool:
-    return op.name == "matmul_tiles" and op.dtype in WIDE_FORMATS and op.count.most >= WIDE_FROM
+    return op.name == "matmul_tiles" and op.dtype in WIDE_FORMATS and op.count.maximum >= WIDE_FROM

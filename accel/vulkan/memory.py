@@ -47,7 +47,7 @@ class Buffers:
         return buffer.handle, offset - buffer.start, buffer.start + buffer.nbytes - offset
 
 
-def cut(nbytes: int, limit: int) -> list[tuple[int, int]]:
+def split_buffer(nbytes: int, limit: int) -> list[tuple[int, int]]:
     """Offsets and sizes of buffers of at most ``limit`` bytes that cover ``nbytes``; all but the
     last have the same size."""
     if nbytes <= limit:
@@ -157,7 +157,7 @@ class Memory(MirroredMemory[Buffers]):
         buffers: list[Buffer] = []
         try:
             allowed, end = ~0, 0
-            for start, size in cut(nbytes, self.queue.device.max_buffer_bytes):
+            for start, size in split_buffer(nbytes, self.queue.device.max_buffer_bytes):
                 buffers.append(Buffer(self._buffer(size), start, size))
                 needs = vulkan.ffi.new("VkMemoryRequirements *")
                 vulkan.run("GetBufferMemoryRequirements", device, buffers[-1].handle, needs)

@@ -117,7 +117,7 @@ class Program(KernelCache[Pipeline]):
         vulkan.run("DestroyPipelineLayout", device, self.layout, null)
         vulkan.run("DestroyPipelineCache", device, self._cache, null)
 
-    def _made(self, module: Module, traits: Traits) -> Pipeline:
+    def _build_kernel(self, module: Module, traits: Traits) -> Pipeline:
         return self.build(_kernel(module, traits), traits)
 
     def _pipeline(self, module: Any, traits: Traits) -> Any:

@@ -270,7 +270,7 @@ class Queue:
 
 def _compute_family(vulkan: Vulkan, device: Device) -> int:
     """The first queue family that computes; every device has one that also copies."""
-    families = vulkan.every(
+    families = vulkan.list_all(
         "GetPhysicalDeviceQueueFamilyProperties", "QueueFamilyProperties", device.handle
     )
     compute = vulkan.flags("QUEUE", "COMPUTE")

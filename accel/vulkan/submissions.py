@@ -71,7 +71,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
 
     def _new_slot(self, batch: LoweredBatch[Allocation, Recording]) -> VulkanSlot:
         data = self._memory.allocate("inputs of a step", batch.input_bytes, ArenaKind.HOST)
-        return VulkanSlot(data, InputCopy(data.seen))
+        return VulkanSlot(data, InputCopy(data.host_view))
 
     def _launch(
         self,

@@ -93,7 +93,7 @@ class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):
         launches = launches_of(
             runtime.program.kernels,
             bound.step.ops,
-            bound.schedule.placements,
+            bound.schedule.op_schedules,
             max_groups(self.device),
         )
         packets = Packets(bound.packets, bound.stored.address)

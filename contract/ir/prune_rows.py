@@ -73,7 +73,7 @@ def select_rows_early(graph: Graph) -> Graph:
     if len(found) != 1:
         return graph
     (index,), uses = found, _Uses(graph)
-    of_rows = uses.for_rows_alone(index)
+    of_rows = uses.only_for_rows(index)
     selected, normed = uses.read_of_tokens(of_rows)
     views = [graph.nodes[index].operands[name] for name in ("x", "y")]
     whole = all(view.columns is None for view in views)
@@ -101,7 +101,7 @@ class _Uses:
                     if operand.access is Access.UPDATE:
                         self.updated.add(view.buffer)
 
-    def for_rows_alone(self, index: int) -> set[int]:
+    def only_for_rows(self, index: int) -> set[int]:
         """The row-by-row nodes whose results only the SELECT_ROWS at index ``index`` and other such
         nodes read."""
         found = {index}

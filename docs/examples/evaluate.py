@@ -13,7 +13,7 @@ class ZincLM(TemplateLM):
     def __init__(self, model=None, batch_size=None, max_batch_size=None, device=None, **settings):
         super().__init__()
         self.llm = LLM(model, progress=False, **settings)  # --model_args model=NAME,tier=native
-        self.most = self.llm.context - 1  # as lm_eval cuts texts for a server
+        self.max_context = self.llm.context - 1  # as lm_eval cuts texts for a server
 
     @property
     def eot_token_id(self):
@@ -24,14 +24,14 @@ class ZincLM(TemplateLM):
         return self.llm.tokenizer.encode(string, parse_special=True, add_bos=False)
 
     def _loglikelihood_tokens(self, requests, **_):
-        texts = [[*context, *target][-self.most :] for _, context, target in requests]
+        texts = [[*context, *target][-self.max_context :] for _, context, target in requests]
         starts = [len(t) - len(one[2]) for t, one in zip(texts, requests, strict=True)]
         scores = self.llm.score(texts, start=starts)  # the same bits on every tier
         return [(sum(s.log_probabilities[s.start :].tolist()), s.greedy) for s in scores]
 
     def loglikelihood_rolling(self, requests, **_):
         for tokens in (self.tok_encode(request.args[0]) for request in requests):
-            windows = get_rolling_token_windows(tokens, self.eot_token_id, self.most - 1, 1)
+            windows = get_rolling_token_windows(tokens, self.eot_token_id, self.max_context - 1, 1)
             parts = [(None, *make_disjoint_window(window)) for window in windows]
             yield sum(log for log, _ in self._loglikelihood_tokens(parts))
 

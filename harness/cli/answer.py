@@ -53,7 +53,7 @@ def closing_line(generation: TextGeneration, session: Session) -> str:
         info.name,
         info.arithmetic,
         *([f"temperature {drawn.temperature:g}, seed {drawn.seed}"] if drawn.temperature else []),
-        *_cut(generation, session),
+        *_cut_notes(generation, session),
     ]
     return f"[{' · '.join(parts)}]"
 
@@ -105,7 +105,7 @@ def record(generation: TextGeneration, session: Session) -> dict[str, Any]:
     }
 
 
-def _cut(generation: TextGeneration, session: Session) -> list[str]:
+def _cut_notes(generation: TextGeneration, session: Session) -> list[str]:
     if generation.finish_reason is FinishReason.CANCELLED:
         return ["interrupted"]
     if generation.finish_reason is not FinishReason.LENGTH:

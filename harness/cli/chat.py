@@ -4,40 +4,56 @@ answer."""
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
-from contract.errors import RequestError, TemplateError
+from contract.errors import ConfigError, RequestError, TemplateError
 from harness.cli.answer import closing_line, show_answer
-from harness.cli.prompt import (
-    MAX_PROMPT_BYTES,
-    Messages,
-    decoded,
-    encode_messages,
-    opening,
-    read_prompt,
-    user,
-)
-from harness.cli.sessions import open_session, sampling_of
+from harness.cli.conversation_file import read_conversation, save_conversation
+from harness.cli.prompt import Messages, encode_messages, opening, read_prompt, user
+from harness.cli.sessions import model_name, open_session, sampling_of
+from harness.cli.turns import is_command, message_of, piped_turns, typed_turns
 from harness.client import ServerError
-from harness.console import note
+from harness.console import note, table
 from harness.host.options import Recording
 from harness.host.session import Session
 from harness.interrupts import INTERRUPTED
 from harness.progress import progress_on
-from harness.settings import Settings
+from harness.setting_kinds import UINT64_MAX
+from harness.settings import SETTINGS, Settings
 
-ASK = ">>> "
 HELP = """\
-/system TEXT  start a new conversation with this system prompt; without TEXT with
-              that of the model
-/reset        start a new conversation
-/help         show this list
-/exit         leave, like Ctrl-D
-Ctrl-C stops an answer. Write // for a message that begins with a slash."""
+/retry           answer the last message again, drawn with the next seed
+/undo            take back the last message and its answer
+/forget          leave out the older half of the conversation, where the context is full
+/set NAME VALUE  change how answers are made: /set temperature 0.8; /set shows all
+/save FILE       write the conversation to a file
+/load FILE       go on with a conversation that was saved
+/system TEXT     start a new conversation with this system prompt; without TEXT with
+                 that of the model
+/reset           start a new conversation
+/help            show this list
+/exit            leave, like Ctrl-D
+Ctrl-C stops an answer. A message of several lines stands between \"\"\" and \"\"\".
+Write // for a message that begins with a slash."""
+HOW_TO_GO_ON = "/forget leaves out older messages, /reset starts a new conversation"
+SAME_COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("/regenerate", "/regen"), "/retry"),
+        **dict.fromkeys(("/clear", "/new"), "/reset"),
+        **dict.fromkeys(("/bye", "/quit"), "/exit"),
+        "/?": "/help",
+    }
+)
+"""Commands of other programs that mean the same as ours, and ours."""
+CHANGEABLE = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"),
+    *("max_tokens", "thinking"),
+)
+"""The settings that may change from one answer to the next."""
 
 
 class Partner(Protocol):
@@ -47,7 +63,7 @@ class Partner(Protocol):
     def name(self) -> str:
         """The name to show."""
 
-    def answer(self, messages: Messages) -> tuple[str, bool]:
+    def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         """Show the answer to a conversation as it comes; returns its text and whether Ctrl-C cut
         it."""
 
@@ -57,17 +73,17 @@ class LocalPartner:
     """A model in this process."""
 
     session: Session
-    settings: Settings
+    model: str
     stop: tuple[str, ...]
 
     @property
     def name(self) -> str:
         """The model and its context length."""
-        return f"{self.session.model.config.name}, {self.session.context} tokens of context"
+        return f"{self.model}, {self.session.context:,} tokens of context"
 
-    def answer(self, messages: Messages) -> tuple[str, bool]:
+    def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         """Generate the answer and show it."""
-        session, settings = self.session, self.settings
+        session = self.session
         generation = session.generate(
             encode_messages(session, messages, settings["thinking"]),
             sampling_of(settings, session),
@@ -90,7 +106,8 @@ def converse(args: argparse.Namespace, settings: Settings) -> int:
             raise TemplateError(
                 f"{session.model.file.path}: has no chat template; use zinc-rt run --raw"
             )
-        return take_turns(LocalPartner(session, settings, tuple(args.stop)), settings, first)
+        name = model_name(settings["model"], session.model.file.path)
+        return take_turns(LocalPartner(session, name, tuple(args.stop)), settings, first)
 
 
 def first_turn(args: argparse.Namespace) -> str | None:
@@ -102,105 +119,144 @@ def first_turn(args: argparse.Namespace) -> str | None:
 def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
     """Hold a conversation until the input ends; ``first`` is its first message if not None."""
     interactive = sys.stdin.isatty()
-    chat = Chat(partner, settings["system"])
+    chat = Chat(partner, settings)
     if interactive:
         note(f"{partner.name}; /help lists the commands")
-    if first is not None and chat.take_turn(first) and not interactive:
-        return INTERRUPTED
-    for line in _typed_lines() if interactive else _piped_lines():
-        if line.startswith("/") and not line.startswith("//"):
-            if not chat.command(line):
-                break
-            continue
-        turn = line.removeprefix("/") if line.startswith("//") else line
+    if first is not None:
+        chat.take_message(first)
+        if chat.interrupted and not interactive:
+            return INTERRUPTED
+    for turn in typed_turns() if interactive else piped_turns():
         try:
-            interrupted = chat.take_turn(turn)
+            chat.take(turn)
         except (RequestError, ServerError) as error:
             if not interactive:
                 raise
-            note(f"error: {error}; /reset starts a new conversation")
-            continue
+            note(f"error: {error}; {HOW_TO_GO_ON}")
+        except ConfigError as error:
+            if not interactive:
+                raise
+            note(f"error: {error}")
         except KeyboardInterrupt:
             if not interactive:
                 raise
             note("interrupted: the model will not see this message")
-            continue
-        if interrupted and not interactive:
+        if chat.ended:
+            break
+        if chat.interrupted and not interactive:
             return INTERRUPTED
     return 0
 
 
 class Chat:
-    """A conversation: its history, and the methods that extend it."""
+    """A conversation: its ``messages``, and the methods that extend it.
 
-    def __init__(self, partner: Partner, system: str | None) -> None:
+    ``interrupted`` says whether Ctrl-C cut the last answer, ``ended`` that the user left."""
+
+    def __init__(self, partner: Partner, settings: Settings) -> None:
         self._partner = partner
-        self.messages = opening(system)
+        self.settings = settings
+        self.messages = opening(settings["system"])
+        self.interrupted = False
+        self.ended = False
+        self._answered_with: Settings | None = None
 
-    def take_turn(self, text: str) -> bool:
-        """Answer ``text`` on standard output and add both to the history; True when Ctrl-C cut the
-        answer.
+    def take(self, turn: str) -> None:
+        """Execute a command, or answer a message."""
+        if is_command(turn):
+            self._command(turn)
+        else:
+            self.take_message(message_of(turn))
+
+    def take_message(self, text: str) -> None:
+        """Answer ``text`` on standard output and add both to the conversation.
 
         A turn that fails is not added."""
-        messages = [*self.messages, user(text)]
-        answer, interrupted = self._partner.answer(messages)
-        self.messages = [*messages, {"role": "assistant", "content": answer}]
-        return interrupted
+        self._answer([*self.messages, user(text)])
 
-    def command(self, line: str) -> bool:
-        """Execute a line that starts with a slash; returns False when it ends the conversation."""
+    def _answer(self, messages: list[dict[str, object]]) -> None:
+        answer, self.interrupted = self._partner.answer(messages, self.settings)
+        self.messages = [*messages, {"role": "assistant", "content": answer}]
+        self._answered_with = self.settings
+
+    def _command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
-        match name:
+        argument = argument.strip()
+        match SAME_COMMANDS.get(name, name):
             case "/exit":
-                return False
+                self.ended = True
             case "/help":
                 print(HELP, file=sys.stderr)
+            case "/retry":
+                self._retry()
+            case "/undo":
+                self._undo()
+            case "/forget":
+                self._forget()
+            case "/set":
+                self._set(argument)
+            case "/save":
+                note(f"saved: {save_conversation(argument, self.messages)}")
+            case "/load":
+                self._begin(read_conversation(argument))
+                note(f"loaded; messages of yours: {len(self._turns())}")
             case "/reset":
-                self.messages = [one for one in self.messages if one["role"] == "system"]
+                self._begin([one for one in self.messages if one["role"] == "system"])
                 note("a new conversation")
             case "/system":
-                self.messages = opening(argument.strip() or None)
-                note("a new conversation with this system prompt")
+                self._begin(opening(argument or None))
+                whose = "this" if argument else "the model's own"
+                note(f"a new conversation with {whose} system prompt")
             case _:
                 note(f"no command {name}; /help lists them, // begins a message with a slash")
-        return True
 
+    def _begin(self, messages: list[dict[str, object]]) -> None:
+        self.messages = messages
+        self._answered_with = None
 
-def _typed_lines() -> Iterator[str]:
-    """Yield lines typed at a terminal, with editing and history if readline exists."""
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401
-    while True:
-        try:
-            line = _ask()
-        except EOFError:
-            print(file=sys.stderr)
+    def _turns(self) -> list[int]:
+        """The places of the user's messages."""
+        return [place for place, one in enumerate(self.messages) if one["role"] == "user"]
+
+    def _retry(self) -> None:
+        """Answer the last message again, unless the answer would be the same."""
+        if not (turns := self._turns()):
+            note("there is no message to answer again")
             return
-        except KeyboardInterrupt:
-            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
-            continue
-        if line.strip():
-            yield line
+        if self._answered_with is self.settings and not self.interrupted:
+            if self.settings["temperature"] == 0:
+                note("at temperature 0 the answer is the same; /set temperature 0.8 draws others")
+                return
+            seed = (self.settings["seed"] + 1) & UINT64_MAX
+            self.settings = self.settings.changed("seed", str(seed), "/retry")
+        self._answer(self.messages[: turns[-1] + 1])
 
+    def _undo(self) -> None:
+        """Take back the last message and its answer."""
+        if not (turns := self._turns()):
+            note("there is no message to take back")
+            return
+        taken = str(self.messages[turns[-1]]["content"])
+        self._begin(self.messages[: turns[-1]])
+        note(f"taken back: {taken if len(taken) <= 60 else f'{taken[:57]}...'}")
 
-def _ask() -> str:
-    """Read one line; the prompt is not written to a standard output that is no terminal."""
-    if sys.stdout.isatty():
-        return input(ASK)
-    print(ASK, end="", file=sys.stderr, flush=True)
-    line = sys.stdin.readline()
-    if not line:
-        raise EOFError
-    return line.rstrip("\n")
+    def _forget(self) -> None:
+        """Leave out the older half of the user's messages, with their answers."""
+        turns = self._turns()
+        left = turns[len(turns) // 2 :]
+        if left == turns:
+            note("there is no older message; /reset starts a new conversation")
+            return
+        self._begin([*self.messages[: turns[0]], *self.messages[left[0] :]])
+        note(f"left out; messages of yours: {len(left)}")
 
-
-def _piped_lines() -> Iterator[str]:
-    """Yield the lines of a standard input that is no terminal, without empty ones."""
-    start = 0
-    while raw := sys.stdin.buffer.readline(MAX_PROMPT_BYTES + 1):
-        if len(raw) > MAX_PROMPT_BYTES:
-            raise RequestError("prompt", f"a line is longer than {MAX_PROMPT_BYTES:,} bytes")
-        line = decoded(raw, f"standard input, line at byte {start}").rstrip("\r\n")
-        start += len(raw)
-        if line.strip():
-            yield line
+    def _set(self, argument: str) -> None:
+        """Change a setting, or show it, or all."""
+        name, _, value = argument.partition(" ")
+        flag = f"--{name.lstrip('-').replace('_', '-')}"
+        names = [one for one in CHANGEABLE if not name or flag in SETTINGS[one].flags]
+        if not names:
+            raise ConfigError(f"/set: {name!r} is not one of {', '.join(CHANGEABLE)}")
+        if value.strip():
+            self.settings = self.settings.changed(names[0], value.strip(), f"/set {names[0]}")
+        print(table([(one, str(self.settings[one])) for one in names]), file=sys.stderr)

@@ -161,7 +161,7 @@ def verify_receipt_file(
         note(f"note: signed by {keys}; give --key FILE to require a key you trust")
     lines = chain_verdict(receipts) if len(receipts) > 1 else []
     path = model_file(settings)
-    options = _fitting(options_of(settings, path), settings, receipts)
+    options = _recorded_options(options_of(settings, path), settings, receipts)
     with ExitStack() as owned:
         thread = owned.enter_context(EngineThread())
         model = open_model(path, options, thread, owned, progress_on(transient=True))
@@ -175,7 +175,7 @@ def verify_receipt_file(
     return NOT_WHOLE if any(line.startswith("not whole") for line in lines) else 0
 
 
-def _fitting(options: ModelOptions, settings: Settings, receipts: Any) -> ModelOptions:
+def _recorded_options(options: ModelOptions, settings: Settings, receipts: Any) -> ModelOptions:
     """The options with what the receipts say of the server: the storage of keys and values, unless
     that is given, and how far penalties look back."""
     session = replace(options.session, digests=True)

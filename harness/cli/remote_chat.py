@@ -43,7 +43,7 @@ def converse_with_server(args: argparse.Namespace, settings: Settings) -> int:
         raise ServerError(f"{args.server} serves no model")
     named = settings["model"] if settings.sources["model"].startswith("flag") else None
     model = next((one for one in models if one["id"] == named), models[0])
-    partner = RemotePartner(client, named or model["id"], settings, tuple(args.stop))
+    partner = RemotePartner(client, named or model["id"], tuple(args.stop))
     return take_turns(partner, settings, first_turn(args))
 
 
@@ -78,7 +78,6 @@ class RemotePartner:
 
     client: ServerClient
     model: str
-    settings: Settings
     stop: tuple[str, ...]
 
     @property
@@ -86,13 +85,13 @@ class RemotePartner:
         """The model and the server's address."""
         return f"{self.model} at {self.client.url}"
 
-    def answer(self, messages: Messages) -> tuple[str, bool]:
+    def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         """Request an answer and show it. Ctrl-C closes the connection, which stops the server's
         generation."""
         answer = _ReceivedAnswer()
         began = time.perf_counter()
         interrupted = False
-        stream = self.client.stream("/v1/chat/completions", self._body(messages))
+        stream = self.client.stream("/v1/chat/completions", self._body(messages, settings))
         try:
             with closing(stream) as events:
                 for event in events:
@@ -106,16 +105,16 @@ class RemotePartner:
         note(self._closing_line(answer.usage, time.perf_counter() - began, end))
         return answer.text, interrupted
 
-    def _body(self, messages: Messages) -> dict[str, Any]:
+    def _body(self, messages: Messages, settings: Settings) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": list(messages),
             "stream_options": {"include_usage": True},
         }
-        body |= {wire: self.settings[name] for name, wire in WIRE_NAMES.items()}
+        body |= {wire: settings[name] for name, wire in WIRE_NAMES.items()}
         if self.stop:
             body["stop"] = list(self.stop)
-        fields = thinking_fields(self.settings["thinking"])
+        fields = thinking_fields(settings["thinking"])
         if "enable_thinking" in fields:
             fields = {"chat_template_kwargs": fields}
         return body | fields

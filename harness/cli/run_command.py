@@ -62,7 +62,10 @@ def add_parser(subparsers: Any) -> None:
     add_file(output, "--receipt", help="write a signed receipt of the answer, see zinc-rt verify")
     _add_common(parser, output)
     text = "hold a conversation with a model"
-    described = "Hold a conversation with a model. Of piped text every line is one turn."
+    described = (
+        "Hold a conversation with a model: /help lists what can be typed besides messages. Of "
+        'piped text every line is one turn, or what stands between """ and """.'
+    )
     parser = subparsers.add_parser("chat", help=text, description=described, epilog=CHAT_EXAMPLES)
     source = parser.add_argument_group("input")
     source.add_argument(

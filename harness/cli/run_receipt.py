@@ -73,7 +73,7 @@ class RunReceipt:
             "sampling_defaults": {},
             "number": 1,
             "previous": None,
-            "request": json.dumps(self._asked(request, chat)),
+            "request": json.dumps(self._as_server_request(request, chat)),
             "prompts": [list(request.prompt)],
             "choices": [choice_facts(0, request, tokens, finish.value, leaves)],
             "results": [],
@@ -85,7 +85,7 @@ class RunReceipt:
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot write: {error.strerror}") from None
 
-    def _asked(self, request: Request, chat: bool) -> dict[str, Any]:
+    def _as_server_request(self, request: Request, chat: bool) -> dict[str, Any]:
         """The request that a server would be sent for the same answer."""
         sampling = asdict(request.sampling)
         # Requests have signed seeds, which count modulo 2^64.

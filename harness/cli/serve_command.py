@@ -7,7 +7,7 @@ import json
 import logging
 import signal
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,13 @@ from harness.cli.receipts_command import (
     refuse_receipt_flags,
     verify_receipt_file,
 )
-from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
+from harness.cli.sessions import (
+    ENGINE_SETTINGS,
+    MODEL_SETTINGS,
+    model_file,
+    model_name,
+    session_options,
+)
 from harness.console import complain, note
 from harness.extras import optional_libraries
 from harness.interrupts import INTERRUPTED
@@ -225,7 +231,7 @@ def options_of(settings: Settings) -> ServeOptions:
     from harness.serve.run import ServeOptions
 
     path = model_file(settings)
-    name = _name(settings["model"], path)
+    name = model_name(settings["model"], path)
     given = values_for(ServeOptions, settings) | {
         "path": path,
         "model": _model_options(settings, path),
@@ -246,7 +252,7 @@ def _model_options(settings: Settings, path: Path) -> ModelOptions:
     return ModelOptions(
         **values_for(ModelOptions, settings),
         session=session,
-        name=_name(settings["model"], path),
+        name=model_name(settings["model"], path),
         digests=settings["cache_dir"] / "digests.json",
         sampling={
             name: settings[name]
@@ -262,17 +268,9 @@ def _files_of(names: Sequence[str], settings: Settings, answers: str) -> dict[st
     files = {answers: Path()}
     for one in names:
         path = model_file(settings, one)
-        name = _name(one, path)
+        name = model_name(one, path)
         if name in files:
             raise ConfigError(f"--beside: two models would be called {name!r}; rename a file")
         files[name] = path
     del files[answers]
     return files
-
-
-def _name(name: str | None, path: Path) -> str:
-    """The name of a model in requests: as the user wrote it, but for a path the file's name."""
-    if name is not None:
-        with suppress(OSError):
-            return path.stem if Path(name).exists() else str(name)
-    return path.stem

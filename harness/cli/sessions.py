@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +40,14 @@ def model_file(settings: Settings, model: str | None = None, *, pull_missing: bo
         pull_missing=pull_missing,
         before_pull=partial(_check_tier, settings),
     )
+
+
+def model_name(name: str | None, path: Path) -> str:
+    """The name to call a model by: as the user wrote it, but for a path the file's name."""
+    if name is not None:
+        with suppress(OSError):
+            return path.stem if Path(name).exists() else str(name)
+    return path.stem
 
 
 def _check_tier(settings: Settings) -> None:

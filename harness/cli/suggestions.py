@@ -14,7 +14,7 @@ from harness.cli.parser import commands, flags_of, nearest
 
 ONE_DEVICE = "one device runs the whole model: choose it with --tier, see zinc-rt devices"
 NOT_NEEDED = "nothing needs to be switched on for this: leave it out"
-TEMPLATE = "the model file says how conversations, calls and thoughts are written: leave it out"
+TEMPLATE = "the model file says how conversations, calls and reasoning are written: leave it out"
 WEIGHTS = "the model file determines how weights are stored"
 PARALLEL = "--device 0,1 runs one model on several devices"
 GRAMMAR = "zinc-rt serve and LLM.chat in Python take response_format"

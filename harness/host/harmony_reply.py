@@ -31,9 +31,9 @@ from harness.host.reply import (
     CallBegin,
     Content,
     Part,
+    ReasoningText,
     ReplyForm,
     ReplyParser,
-    Thought,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ class FramedAnswer:
     parser: ReplyParser
     shown_tokens: frozenset[int]
     content: str = ""
-    thought: bool = False
+    reasoning: bool = False
 
     @classmethod
     def of(cls, dialect: Dialect) -> FramedAnswer:
@@ -84,11 +84,11 @@ class FramedAnswer:
         """The text to show for these parts."""
         shown = ""
         for part in parts:
-            if isinstance(part, Thought):
-                self.thought = True
+            if isinstance(part, ReasoningText):
+                self.reasoning = True
                 shown += part.text
             elif isinstance(part, Content):
-                gap = self.thought and not self.content
+                gap = self.reasoning and not self.content
                 self.content += part.text
                 shown += f"\n\n{part.text}" if gap else part.text
         return shown
@@ -99,7 +99,7 @@ class HarmonyParser(ReplyParser):
 
     def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
         super().__init__(form, identity)
-        self._message = _Message(Thought) if form.thinking else None
+        self._message = _Message(ReasoningText) if form.thinking else None
         self._begun_kinds: set[type[Part]] = set()
 
     def _parts(self, final: bool) -> Iterator[Part]:
@@ -108,7 +108,7 @@ class HarmonyParser(ReplyParser):
                 self._message = self._opened(final)
                 if self._message is None:
                     return
-                self.thinking = self._message.kind is Thought
+                self.thinking = self._message.kind is ReasoningText
             message = self._message
             if message.function is None:
                 yield from self._text_of(message, final)
@@ -145,13 +145,13 @@ class HarmonyParser(ReplyParser):
             return _Message(Content, header + MESSAGE)
         channel = NAMED_CHANNEL.search(header)
         thinks = channel is not None and channel[1] == "analysis"
-        return _Message(Thought if thinks else Content)
+        return _Message(ReasoningText if thinks else Content)
 
     def _text_of(self, message: _Message, final: bool) -> Iterator[Part]:
         """The parts of a message's text that are certain."""
         found = ENDS.search(self._held)
         text, self._held = self._certain(found, final)
-        text = message.taken_header() + text
+        text = message.take_header() + text
         if text:
             joint = "" if message.begun or message.kind not in self._begun_kinds else "\n"
             message.begun = True
@@ -192,7 +192,7 @@ class HarmonyParser(ReplyParser):
         arguments = arguments_of(body)
         if arguments is None:
             self._begun_kinds.add(Content)
-            yield Content(message.taken_header() + body)
+            yield Content(message.take_header() + body)
             return
         yield CallBegin(self.calls, self._call_id(), message.function)
         yield CallArguments(self.calls, arguments)
@@ -227,7 +227,7 @@ class _Message:
     unless it was recognised. ``begun``: some of its text was returned. The end of a call is
     searched in ``body`` from ``searched`` on; its ``arguments`` are scanned from ``scanned`` on."""
 
-    kind: type[Content] | type[Thought]
+    kind: type[Content] | type[ReasoningText]
     header: str = ""
     function: str | None = None
     begun: bool = False
@@ -236,7 +236,7 @@ class _Message:
     scanned: int = 0
     arguments: ValueScanner | None = field(default=None)
 
-    def taken_header(self) -> str:
+    def take_header(self) -> str:
         """The header at the first call, then ""."""
         header, self.header = self.header, ""
         return header

@@ -58,7 +58,7 @@ class LiveMemory:
 
     def __post_init__(self) -> None:
         self.now = self.first
-        self._free = min(self._room())
+        self._free = min(self._free_and_margin())
 
     def look(self, engine: Engine) -> None:
         """Give memory back or take it again, if it is time to. Raises OutOfMemory or DoesNotFit if
@@ -67,7 +67,7 @@ class LiveMemory:
         if at - self._looked < POLL_SECONDS:
             return
         self._looked = at
-        available, margin = self._room()
+        available, margin = self._free_and_margin()
         self._short = self._short + 1 if available < self._free // 2 else 0
         missing = self.first.plan.budgeted - self.now.plan.budgeted
         if available - margin < missing - missing // 2 or not missing:
@@ -83,7 +83,7 @@ class LiveMemory:
             self._taken = at
             self._reopen(engine)
 
-    def _room(self) -> tuple[int, int]:
+    def _free_and_margin(self) -> tuple[int, int]:
         """The free bytes, and the margin that a plan leaves free."""
         tier = self.runner.tier
         available = tier.available_bytes
@@ -94,7 +94,7 @@ class LiveMemory:
         """Whether nothing more can be given back."""
         now, streams = self.now, isinstance(self.runner.tier, StreamsWeights)
         resident = now.resident or now.cache if now.streamed else streams
-        return now.limits.pages <= engine.fewest_pages and not resident
+        return now.limits.pages <= engine.min_pages and not resident
 
     def _reopen(self, engine: Engine) -> None:
         """Plan again within the free memory, and log what changed. If the model's file was changed,
@@ -107,9 +107,9 @@ class LiveMemory:
             self._looked = float("inf")
             log.warning("device memory stays as it is: %s", error)
             return
-        engine.reopen(lambda: self._fit(engine.fewest_pages))
+        engine.reopen(lambda: self._reopen_fitting(engine.min_pages))
         self.given_back = self.first.plan.budgeted - self.now.plan.budgeted
-        self._free = min(self._room())
+        self._free = min(self._free_and_margin())
         if self.now.plan.budgeted == before.plan.budgeted:
             return
         self.changes += 1
@@ -125,19 +125,19 @@ class LiveMemory:
             "" if self.given_back == 0 else ", until other programs need less",
         )
 
-    def _fit(self, fewest_pages: int) -> None:
+    def _reopen_fitting(self, min_pages: int) -> None:
         """Open the runner with what fits now. Another program may take the memory first; then plan
         again, the last time without a margin."""
         for seconds in (*RETRY_SECONDS, None):
             try:
-                self._open(fewest_pages, margin=seconds is not None)
+                self._open(min_pages, margin=seconds is not None)
                 return
             except (OutOfMemory, DoesNotFit):
                 if seconds is None:
                     raise
                 self.wait(seconds)
 
-    def _open(self, fewest_pages: int, *, margin: bool) -> None:
+    def _open(self, min_pages: int, *, margin: bool) -> None:
         runner = self.runner
         tier, model = runner.tier, runner.model
         runner.close()
@@ -148,7 +148,7 @@ class LiveMemory:
         budget = budget_of(tier.available_bytes) if margin else tier.available_bytes
         if self.asked is not None:
             budget = min(budget, self.asked)
-        found = refit_residency(model, tier, self.first, fewest_pages, budget)
+        found = refit_residency(model, tier, self.first, min_pages, budget)
         self.now = found.applied(model, tier, budget)
         runner.reopen(self.now.limits)
         runner.prepare()

@@ -26,7 +26,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Thought:
+class ReasoningText:
     """Reasoning before the answer."""
 
     text: str
@@ -49,7 +49,7 @@ class CallArguments:
     text: str
 
 
-Part = Content | Thought | CallBegin | CallArguments
+Part = Content | ReasoningText | CallBegin | CallArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ class ReplyForm:
 
 
 class ReplyParser:
-    """Divides the text of one answer into parts. ``identity`` seeds the ids of its calls, which are
-    the same for the same answer."""
+    """Divides the text of one answer into parts. ``identity`` seeds the ids of its calls."""
 
     def __init__(self, form: ReplyForm, identity: bytes = b"") -> None:
         self.calls = 0
@@ -84,7 +83,7 @@ class ReplyParser:
         self._held = ""
         self._after_mark = form.thinking
         self._said = False
-        self._thought = form.thinking
+        self._had_reasoning = form.thinking
         self._call: _OpenCall | None = None
         self._stray: str | None = None
         self._tolerant = not (form.exact or form.enforced)
@@ -109,9 +108,7 @@ class ReplyParser:
         return self._joined(self._parts(final=True))
 
     def _joined(self, parts: Iterator[Part]) -> list[Part]:
-        if self._form.forced:
-            return joined(part for part in parts if not isinstance(part, Content))
-        return joined(parts)
+        return joined(p for p in parts if not (self._form.forced and isinstance(p, Content)))
 
     def _parts(self, final: bool) -> Iterator[Part]:
         """The next parts, as long as they are certain."""
@@ -121,7 +118,7 @@ class ReplyParser:
                 if self._call is not None:
                     return
             elif self.thinking:
-                yield from self._thoughts(final)
+                yield from self._reasoning_parts(final)
                 if self.thinking:
                     return
             else:
@@ -129,7 +126,7 @@ class ReplyParser:
                 if self._call is None and not self.thinking:
                     return
 
-    def _thoughts(self, final: bool) -> Iterator[Part]:
+    def _reasoning_parts(self, final: bool) -> Iterator[Part]:
         assert self._reasoning is not None
         self._skip_blanks()
         before, mark, after = self._held.partition(self._reasoning.close)
@@ -138,11 +135,11 @@ class ReplyParser:
             self._held = after
             before = before.rstrip(BLANKS)
         else:
-            before = self._unclosed_thought(final)
+            before = self._unclosed_reasoning(final)
         if before:
-            yield Thought(before)
+            yield ReasoningText(before)
 
-    def _unclosed_thought(self, final: bool) -> str:
+    def _unclosed_reasoning(self, final: bool) -> str:
         """The certain text of reasoning that has not ended. Text that may be a call is not certain:
         if the reasoning never ends, it is a call."""
         assert self._reasoning is not None
@@ -153,16 +150,16 @@ class ReplyParser:
             starts = [at for at in starts if self._is_call(at)][:1]
         if not starts:
             return self._take_certain([close, *marks], final)
-        thought, self._held = self._held[: starts[0]], self._held[starts[0] :]
+        reasoning, self._held = self._held[: starts[0]], self._held[starts[0] :]
         if not final:
-            return self._certain_before(thought)
+            return self._certain_before(reasoning)
         self.thinking, self._after_mark = False, True
-        return thought.rstrip(BLANKS)
+        return reasoning.rstrip(BLANKS)
 
-    def _certain_before(self, thought: str) -> str:
+    def _certain_before(self, reasoning: str) -> str:
         """Reasoning before a possible call, without its last blanks, which stay held."""
-        text = thought.rstrip(BLANKS)
-        self._held = thought[len(text) :] + self._held
+        text = reasoning.rstrip(BLANKS)
+        self._held = reasoning[len(text) :] + self._held
         return text
 
     def _starts(self, marks: Sequence[str]) -> list[int]:
@@ -206,12 +203,12 @@ class ReplyParser:
         elif mark in others:
             self._call = _OpenCall(blanks, mark, len(mark), mark, others[mark])
         else:
-            self.thinking = self._thought = self._after_mark = True
+            self.thinking = self._had_reasoning = self._after_mark = True
 
     def _marks(self) -> list[str]:
         """The marks that may come next."""
         marks = []
-        if self._reasoning is not None and not (self._said or self._thought):
+        if self._reasoning is not None and not (self._said or self._had_reasoning):
             marks.append(self._reasoning.open)
         if self._syntax is not None and not (self._syntax.only_first and self._said):
             marks.extend(self._call_marks())
@@ -239,7 +236,7 @@ class ReplyParser:
         if call.arguments is not None:
             yield from self._stream(call, call.arguments, final)
         else:
-            yield from self._whole(call, final)
+            yield from self._complete_call(call, final)
 
     def _begin(self, call: _OpenCall) -> Iterator[Part]:
         """Begin a call once its name and the start of its arguments are known."""
@@ -264,11 +261,11 @@ class ReplyParser:
             self.calls += 1
             self._end_call(call.body.partition(end)[2] if end is not None and closed else "")
 
-    def _whole(self, call: _OpenCall, final: bool) -> Iterator[Part]:
+    def _complete_call(self, call: _OpenCall, final: bool) -> Iterator[Part]:
         """The calls of a complete body, or its text if it is not a call."""
         assert self._syntax is not None
         end, functions = call.end, self._form.functions
-        if call.bare and self._syntax.hopeless(call.body, functions):
+        if call.bare and self._syntax.cannot_become_call(call.body, functions):
             yield self._as_text(call.opening + call.bare, call.body.removeprefix(call.bare))
             return
         while end is not None and (at := call.body.find(end, call.searched)) >= 0:
@@ -276,7 +273,7 @@ class ReplyParser:
             body, rest = call.body[: after if call.bare else at], call.body[after:]
             calls = self._parsed(body)
             if calls is not None:
-                yield from self._made(calls)
+                yield from self._call_parts(calls)
                 self._end_call(rest, bool(call.bare))
                 return
             call.searched = after
@@ -293,9 +290,9 @@ class ReplyParser:
         assert self._syntax is not None
         calls, rest = None if call.bare else self._parsed(call.body), ""
         if calls is None and self._tolerant and not call.bare:
-            calls, rest = self._syntax.mended(call.body, self._form.functions) or (None, "")
+            calls, rest = self._syntax.repair(call.body, self._form.functions) or (None, "")
         if calls is not None:
-            yield from self._made(calls)
+            yield from self._call_parts(calls)
             self._end_call(rest)
         elif self._form.enforced and not call.bare:
             # With the grammar it can only be a call that the token limit cut off.
@@ -304,11 +301,12 @@ class ReplyParser:
             yield self._as_text(call.opening + call.body, "")
 
     def _parsed(self, body: str) -> list[Call] | None:
-        assert self._syntax is not None
+        syntax, functions = self._syntax, self._form.functions
+        assert syntax is not None
         if not self._tolerant:
-            return self._syntax.parse_exactly(body, self._form.functions)
-        calls = self._syntax.parse(body, self._form.functions)
-        return self._syntax.several(body, self._form.functions) if calls is None else calls
+            return syntax.parse_exactly(body, functions)
+        calls = syntax.parse(body, functions)
+        return syntax.parse_without_marks(body, functions) if calls is None else calls
 
     def _as_text(self, text: str, rest: str) -> Content:
         """The text of something that looked like a call."""
@@ -316,7 +314,7 @@ class ReplyParser:
         self._said, self._after_mark = True, False
         return Content(text)
 
-    def _made(self, calls: Sequence[Call]) -> Iterator[Part]:
+    def _call_parts(self, calls: Sequence[Call]) -> Iterator[Part]:
         for call in calls if self._form.many else calls[:1]:
             yield CallBegin(self.calls, self._call_id(), call.name)
             yield CallArguments(self.calls, call.arguments)
@@ -391,8 +389,8 @@ def joined(parts: Iterable[Part]) -> list[Part]:
         match found[-1] if found else None, part:
             case (Content(text), Content(more)):
                 found[-1] = Content(text + more)
-            case (Thought(text), Thought(more)):
-                found[-1] = Thought(text + more)
+            case (ReasoningText(text), ReasoningText(more)):
+                found[-1] = ReasoningText(text + more)
             case (CallArguments(index, text), CallArguments(same, more)) if index == same:
                 found[-1] = CallArguments(index, text + more)
             case _:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from contract.dtypes import F32, I32, DType
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, View
 from contract.ir.inputs import input_layout, pack_inputs
-from contract.ir.scratch import buffer_bytes
+from contract.ir.scratch import buffer_bytes, concrete_shape
 from contract.ops import TABLE
 from contract.shape_key import SYMBOLS, ShapeKey
 from contract.spec import Access, Operand, shape_of
@@ -118,17 +118,12 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
         batch = tier.lower(graph, buffers, step, layout)
         tier.wait(tier.submit(batch, pack_inputs(layout, step, inputs)))
         return {
-            decl.name: _read(tier, buffers[decl.name], decl, _shape(decl, step))
+            decl.name: _read(tier, buffers[decl.name], decl, concrete_shape(decl, step))
             for decl in (graph.buffers[o.name] for o in TABLE[case.opcode].outputs)
         }
     finally:
         for buffer in buffers.values():
             tier.free(buffer)
-
-
-def _shape(decl: BufferDecl, key: ShapeKey) -> tuple[int, ...]:
-    sizes = key.sizes()
-    return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in decl.shape)
 
 
 def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Any:

@@ -140,7 +140,7 @@ def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
         if most <= case.sizes["recent_tokens"]:
             query[1::3, 0] = RECENT_TOKEN
     if case.opcode is Opcode.VERIFY_K:
-        query[:, 0] = _few(rng, query.shape[:1])
+        query[:, 0] = _two_values(rng, query.shape[:1])
     return query
 
 
@@ -183,7 +183,7 @@ def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
 
 
-def _few(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _two_values(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.int32]:
     """Random choices of two values, so that drafts agree for a few tokens."""
     return (rng.random(shape) < 0.2).astype(np.int32)
 
@@ -247,7 +247,7 @@ def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
 def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
     """Token ids; rows without a token where some are mapped and where logits are broken."""
     if case.opcode is Opcode.VERIFY_K:
-        return _few(rng, shape)
+        return _two_values(rng, shape)
     if "vocab" not in case.sizes:
         return _words(rng, case, shape)
     lacking = case.kind in NONFINITE or case.opcode is Opcode.MAP_TOKENS

@@ -2,7 +2,7 @@
 
 A shape names every dimension of the opcode's table row that its parameters do not bind. ``runs``
 lists the tokens of the step as (slot, first position, count); the numbers of tokens and slots and
-the page-table size follow from it."""
+the page-table size follow from it. Names after the sizes of a row are operands that are absent."""
 
 from __future__ import annotations
 

@@ -193,13 +193,14 @@ class Completion(Answered, kw_only=True):
 
 
 class ModelCard(Struct):
-    """A model that the server has."""
+    """A model that the server has; with its context, in tokens, where it is loaded."""
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
     x_zinc: dict[str, Any]
+    max_model_len: int | UnsetType = UNSET
 
 
 class ModelList(Struct):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
 from harness.host.answer_text import Piece
-from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.host.reply import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from harness.serve.caller import Caller
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
 from harness.serve.engine_requests import TIER_OF_CLASS
@@ -20,7 +20,7 @@ from reference.model.tokenizer import Tokenizer
 
 Json = dict[str, Any]
 CHAT_CHUNK = "chat.completion.chunk"
-TEXTS = {Content: "content", Thought: "reasoning_content"}
+TEXTS = {Content: "content", ReasoningText: "reasoning_content"}
 """The field of a delta for each kind of text."""
 
 
@@ -246,7 +246,7 @@ class ChatShape(OpenAiStream):
         name = TEXTS.get(type(part))
         if name is None:
             return data_line(encode(self._chunk(index, _delta_of(part))))
-        assert isinstance(part, Content | Thought)
+        assert isinstance(part, Content | ReasoningText)
         return self._templates.line(
             (index, name), lambda text: self._chunk(index, {name: text}), part.text
         )
@@ -317,7 +317,7 @@ def _delta_of(part: Part) -> Json:
     match part:
         case Content(text):
             return {"content": text}
-        case Thought(text):
+        case ReasoningText(text):
             return {"reasoning_content": text}
         case CallBegin(index, call_id, name):
             call = {"index": index, "id": call_id, "type": "function"}
@@ -329,7 +329,7 @@ def _delta_of(part: Part) -> Json:
 def message_of(parts: Sequence[Part]) -> Json:
     """The message that the parts of an answer make."""
     content = "".join(part.text for part in parts if isinstance(part, Content))
-    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningText))
     calls = []
     for part in parts:
         if isinstance(part, CallBegin):
@@ -338,8 +338,8 @@ def message_of(parts: Sequence[Part]) -> Json:
         elif isinstance(part, CallArguments):
             calls[part.index]["function"]["arguments"] += part.text  # type: ignore[index]
     message: Json = {"role": "assistant", "content": content, "refusal": None}
-    if thoughts:
-        message["reasoning_content"] = thoughts
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message["content"] = content or None
         message["tool_calls"] = calls

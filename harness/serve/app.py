@@ -281,7 +281,7 @@ class _Answer:
         return self._body
 
 
-def _whole(body: bytes, kind: str) -> _Answer:
+def _full_body(body: bytes, kind: str) -> _Answer:
     return _Answer([body], kind, ("Content-Length", str(len(body))))
 
 
@@ -324,7 +324,7 @@ def _view(
         if isinstance(answered, dict | list):
             answered = msgspec.json.encode(answered)
             if posted:
-                return _whole(answered, "application/json")
+                return _full_body(answered, "application/json")
             return Response(answered, mimetype="application/json")
         if isinstance(answered, bytes):
             return Response(answered, mimetype=route.produces)

@@ -19,6 +19,8 @@ from harness.serve.wire import Body, Prepare, decode
 KEYLESS_PATH = "/health"
 """The only API path that needs no key."""
 JSON_TYPE = "application/json"
+FORM_TYPE = "application/x-www-form-urlencoded"
+"""The content type of ``curl -d`` where no header names another, and of forms in pages."""
 BROWSER_HEADERS = tuple(
     f"HTTP_{name}" for name in ("ORIGIN", "REFERER", "SEC_FETCH_SITE", "SEC_FETCH_MODE", "COOKIE")
 )
@@ -87,11 +89,12 @@ class HostCheck:
 
 def check_body(environ: Mapping[str, Any]) -> None:
     """Raises ApiError 415 for a body that is not plain JSON. A page of another site cannot send
-    JSON without a preflight request. A body without a content type is accepted if no browser sent
-    it, which BROWSER_HEADERS tell."""
-    kind, encoding = environ.get("CONTENT_TYPE"), environ.get("HTTP_CONTENT_ENCODING")
-    unnamed = not kind and not any(name in environ for name in BROWSER_HEADERS)
-    if not unnamed and (kind or "").partition(";")[0].strip().lower() != JSON_TYPE:
+    JSON without a preflight request. A body without a content type, or with the one that curl
+    names by itself, is accepted if no browser sent it, which BROWSER_HEADERS tell."""
+    kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+    encoding = environ.get("HTTP_CONTENT_ENCODING")
+    by_program = kind in ("", FORM_TYPE) and not any(name in environ for name in BROWSER_HEADERS)
+    if not by_program and kind != JSON_TYPE:
         raise ApiError(
             415, f"send the header Content-Type: {JSON_TYPE}", code="unsupported_media_type"
         )

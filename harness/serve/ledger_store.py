@@ -121,7 +121,7 @@ class LedgerStore(Database):
         """Record that ``name`` was activated in servers started with the file ``began_with``; None
         for the model of that file. Raises StorageProblem."""
         row = (str(began_with.resolve()), name)
-        with self._used(), self._whole():
+        with self._used(), self._transaction():
             self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
 
     def activated(self, began_with: Path) -> str | None:

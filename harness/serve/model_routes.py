@@ -216,6 +216,7 @@ def _described(model: ServedModel) -> Json:
     template = model.template
     return {
         **_card(model.name, model.created),
+        "max_model_len": model.context,
         "x_zinc": {
             "fingerprint": model.fingerprint,
             "context": model.context,

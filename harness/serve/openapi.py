@@ -101,7 +101,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     strict = {route.body.__name__ for route in routes if route.strict and route.body is not None}
     for name in _reachable(components, [body.__name__ for body in bodies]):
-        _taken(components[name], strict=name in strict)
+        _accept(components[name], strict=name in strict)
     schema_of = dict(zip(kinds, schemas, strict=True))
     paths: dict[str, Any] = {}
     for route in routes:
@@ -154,7 +154,7 @@ def _reachable(components: Mapping[str, Any], names: Iterable[str]) -> set[str]:
     return found
 
 
-def _taken(schema: dict[str, Any], *, strict: bool) -> None:
+def _accept(schema: dict[str, Any], *, strict: bool) -> None:
     """Change the schema of an object to what the server accepts: null for optional fields, and
     unknown fields unless ``strict``."""
     if not strict and schema.get("additionalProperties") is False:

@@ -230,7 +230,7 @@ class ServerModels:
         for thread in self._retiring:
             thread.join()
         for loaded in tuple(self._in_memory):
-            self._let_go(loaded, CLOSE_SECONDS)
+            self._unload_when_idle(loaded, CLOSE_SECONDS)
 
     def _replace(self, before: _LeasedModel, name: str, path: Path) -> None:
         with self._changed:
@@ -245,7 +245,7 @@ class ServerModels:
             self._active = loaded
         log.info("%s answers now, instead of %s", name, before.service.model.name)
         if not stays:
-            self._leave(before)
+            self._unload_later(before)
 
     def _check_accepting(self) -> None:
         """Raise if models can no longer be loaded. The failure of one model's engine is no
@@ -254,7 +254,7 @@ class ServerModels:
         if self._thread is not None:
             self._thread.call(lambda models: None)
 
-    def _leave(self, loaded: _LeasedModel) -> None:
+    def _unload_later(self, loaded: _LeasedModel) -> None:
         """Unload a model, in a thread, after its last request."""
         loaded.retiring = True
         loaded.service.metrics.leave(loaded.service.model.driver)
@@ -299,7 +299,7 @@ class ServerModels:
         with self._changed:
             failed = [one for one in self._in_memory if one.failed and not one.retiring]
         for one in failed:
-            self._leave(one)
+            self._unload_later(one)
         try:
             loaded = self._load(self.names.files[name], name)
         except (DoesNotFit, OutOfMemory) as error:
@@ -335,10 +335,10 @@ class ServerModels:
         return True
 
     def _retire(self, loaded: _LeasedModel) -> None:
-        self._let_go(loaded, None)
+        self._unload_when_idle(loaded, None)
         log.info("%s is unloaded", loaded.service.model.name)
 
-    def _let_go(self, loaded: _LeasedModel, seconds: float | None) -> None:
+    def _unload_when_idle(self, loaded: _LeasedModel, seconds: float | None) -> None:
         """Unload a model after its last request, or CLOSE_SECONDS after the server closed."""
         with self._changed:
             self._changed.wait_for(lambda: not loaded.leases or self._closing, seconds)

@@ -163,7 +163,7 @@ class Service:
             tenant,
             max_tokens=max_completion_tokens(body),
             log_probabilities=body.logprobs,
-            scored=_most_scored(body),
+            scored=_max_scored(body),
         )
 
     def _makes_receipt(self, body: GenerationRequest) -> bool:
@@ -387,7 +387,7 @@ def max_completion_tokens(body: CompletionRequest) -> int | None:
     return COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
 
 
-def _most_scored(body: CompletionRequest) -> int | None:
+def _max_scored(body: CompletionRequest) -> int | None:
     """How many likely tokens to list with each prompt token; None if prompts are not scored."""
     echoed = body.logprobs if body.echo else None
     if None not in (echoed, body.prompt_logprobs) and echoed != body.prompt_logprobs:

@@ -137,7 +137,7 @@ class Database(ContextManager):
             raise sqlite3.DatabaseError("database disk image is malformed; move it away")
 
     @contextmanager
-    def _whole(self, seconds: float | None = None) -> Iterator[None]:
+    def _transaction(self, seconds: float | None = None) -> Iterator[None]:
         """A transaction. The caller holds the lock. While another process has the file, this
         releases the lock between tries, for up to ``seconds`` or BUSY_SECONDS."""
         late = time.monotonic() + (BUSY_SECONDS if seconds is None else seconds)
@@ -208,7 +208,7 @@ class Database(ContextManager):
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
                     raise
-        with self._whole():
+        with self._transaction():
             for text, values in changes:
                 self._file.execute(text, values)
 

@@ -106,14 +106,14 @@ class TenantHandlers:
         need_admin()
         body = decode(raw, RotateKey)
         with _refusals(self._path) as path:
-            name = self._known(tenant).tenant.name
+            name = self._account_named(tenant).tenant.name
             key = rotate_key(path, name, keep_old=body.keep_old)
         return self._changed(name, key)
 
     def remove_tenant(self, tenant: str) -> Json:
         need_admin()
         with _refusals(self._path) as path:
-            account = self._known(tenant)
+            account = self._account_named(tenant)
             if account.tenant.id == g.account.tenant.id:
                 raise ApiError(400, "an admin cannot remove itself", param="tenant")
             remove_tenant(path, account.tenant.name)
@@ -137,7 +137,7 @@ class TenantHandlers:
         if reserved > pages:
             raise ConfigError(f"{reserved} pages would be reserved, there are {pages}")
 
-    def _known(self, name: str) -> Account:
+    def _account_named(self, name: str) -> Account:
         account = self._accounts.named(name)
         if account is None:
             raise _no_such_tenant()
@@ -145,7 +145,7 @@ class TenantHandlers:
 
     def _visible(self, name: str) -> Account:
         """A tenant that the caller may see. Raises ApiError 404."""
-        account = self._known(name)
+        account = self._account_named(name)
         if not (g.account.operator or account.tenant.id == g.account.tenant.id):
             raise _no_such_tenant()
         return account
@@ -153,7 +153,7 @@ class TenantHandlers:
     def _changed(self, name: str, key: str) -> Response:
         """The answer with the tenant and its new key; proxies must not store it."""
         self._reload()
-        facts = account_facts(self._known(name))
+        facts = account_facts(self._account_named(name))
         return Response(
             msgspec.json.encode({"tenant": facts, "key": key}),
             mimetype="application/json",

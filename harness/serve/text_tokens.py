@@ -1,4 +1,4 @@
-"""Finds the tokens of an answer's text among reasoning before it and calls after it."""
+"""Finds the tokens of an answer's text, which stand between those of reasoning and of calls."""
 
 from __future__ import annotations
 
@@ -10,23 +10,27 @@ UTF8 = getincrementaldecoder("utf-8")
 Listed = dict[str, Any]
 
 
-def tokens_of_text(text: str, listed: Sequence[Listed], thoughts: str = "") -> list[Listed]:
-    """The ``listed`` tokens with at least one byte of ``text``, which comes after ``thoughts``. All
-    tokens with bytes, if the text is not made of the tokens."""
-    shown = [one for one in listed if one["bytes"]]
+def tokens_of_text(text: str, listed: Sequence[Listed], reasoning: str = "") -> list[Listed]:
+    """The ``listed`` tokens with at least one byte of ``text``, which comes after ``reasoning``.
+
+    If the tokens' bytes do not contain ``text``, all tokens that have bytes."""
+    visible = [token for token in listed if token["bytes"]]
     decoder = UTF8(errors="replace")
     whole, spans = "", []
-    for number, one in enumerate(shown, 1):
+    for number, token in enumerate(visible, 1):
         begin = len(whole)
-        whole += decoder.decode(bytes(one["bytes"]), final=number == len(shown))
+        whole += decoder.decode(bytes(token["bytes"]), final=number == len(visible))
+        # Bytes that wait for the rest of a character are part of the next character.
         spans.append((begin, len(whole) + bool(decoder.getstate()[0])))
-    begins = max(0, whole.find(thoughts)) + len(thoughts)
-    start = whole.find(text, begins)
+    reasoning_end = max(0, whole.find(reasoning)) + len(reasoning)
+    start = whole.find(text, reasoning_end)
     if start < 0:
-        return shown
+        return visible
     end = start + len(text)
     return [
-        one for one, (at, after) in zip(shown, spans, strict=True) if at < end and after > start
+        token
+        for token, (first, last) in zip(visible, spans, strict=True)
+        if first < end and last > start
     ]
 
 

@@ -65,8 +65,8 @@ def _whole_of_lines(objects: Sequence[Json], path: Path) -> Json:
                 "role": "assistant",
                 "content": "".join(m["content"] for m in messages),
             }
-            if thoughts := "".join(m.get("thinking") or "" for m in messages):
-                message["thinking"] = thoughts
+            if reasoning := "".join(m.get("thinking") or "" for m in messages):
+                message["thinking"] = reasoning
             if calls := [call for m in messages for call in m.get("tool_calls") or ()]:
                 message["tool_calls"] = calls
             whole["message"] = message
@@ -127,7 +127,7 @@ def _added(values: Iterable[Any]) -> Any:
 
 
 def _whole_message(deltas: Sequence[Json]) -> Json:
-    content, thoughts = ("".join(delta.get(name) or "" for delta in deltas) for name in TEXTS)
+    content, reasoning = ("".join(delta.get(name) or "" for delta in deltas) for name in TEXTS)
     calls: list[Json] = []
     for delta in deltas:
         for call in delta.get("tool_calls") or ():
@@ -138,8 +138,8 @@ def _whole_message(deltas: Sequence[Json]) -> Json:
                 function = calls[call["index"]]["function"]
                 function["arguments"] += call["function"]["arguments"]
     message: Json = {"role": deltas[0]["role"], "content": content, "refusal": None}
-    if thoughts:
-        message["reasoning_content"] = thoughts
+    if reasoning:
+        message["reasoning_content"] = reasoning
     if calls:
         message |= {"content": content or None, "tool_calls": calls}
     return message

@@ -51,11 +51,11 @@ class Client:
 @dataclass(slots=True)
 class Clients:
     """The clients of all accepted requests. ``solo`` gives the events of a request that runs alone
-    on the model of a number. A request may end with an error after ``most_faults`` faults."""
+    on the model of a number. A request may end with an error after ``max_faults`` faults."""
 
     solo: Callable[[int, Request, Constraint | None], tuple[TokenEvent, ...]]
     stall_steps: int
-    most_faults: int
+    max_faults: int
     by_id: dict[int, Client] = field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class Clients:
         if event.token != -1 or event.position != client.expected[client.received].position:
             return False
         if event.finish_reason is FinishReason.ERROR:
-            return client.faults >= self.most_faults or client.tenant_replaced or client.may_fail
+            return client.faults >= self.max_faults or client.tenant_replaced or client.may_fail
         if event.finish_reason is FinishReason.CLIENT_TOO_SLOW:
             stalled = client.stalled_since
             return stalled is not None and step - stalled >= self.stall_steps

@@ -25,10 +25,10 @@ from reference.sched.tenants import Tenants
 TURNS_SPREAD = 3.0
 """The most that the weighted times of busy models may differ, in units of the longest weighted
 step: two models may each have been a step ahead when the comparison began, and one of them may have
-waited for a step that nobody needed, while the other had nothing to compute."""
+waited for a step that no_watch needed, while the other had nothing to compute."""
 
 
-def nobody(step: StepInput) -> None:
+def no_watch(step: StepInput) -> None:
     """The ``watch`` of a runner that has no engine any more."""
 
 
@@ -229,7 +229,7 @@ class Machine:
         """Clear all engines and their watches: they refer to each other, and collecting such cycles
         takes a twentieth of a schedule's time."""
         for served in self.served.values():
-            served.world.runner.watch = nobody
+            served.world.runner.watch = no_watch
             for one in (served.engine, served.watch):
                 vars(one).clear()
         vars(self).clear()

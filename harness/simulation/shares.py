@@ -74,7 +74,7 @@ class SlotTimes(Observer):
     one, and each tenant's slot-seconds so far after every change."""
 
     def __init__(self, tenants: int) -> None:
-        self.slots, self.most = [0] * tenants, [0] * tenants
+        self.slots, self.max_slots = [0] * tenants, [0] * tenants
         self.longest = 0.0
         self._began: dict[int, float] = {}
         self._tenant: dict[int, int] = {}
@@ -109,7 +109,7 @@ class SlotTimes(Observer):
         self._sums.append([s + n * passed for s, n in zip(self._sums[-1], self.slots, strict=True)])
         self._moments.append(at)
         self.slots[tenant] += slots
-        self.most[tenant] = max(self.most[tenant], self.slots[tenant])
+        self.max_slots[tenant] = max(self.max_slots[tenant], self.slots[tenant])
 
 
 def play_shares(seed: int) -> None:
@@ -229,12 +229,14 @@ def check_slots_held(times: SlotTimes, weights: Sequence[int], slots: int, cheat
     - where its part is whole, and so are the others': no other tenant misses more of any
       WINDOW_SECONDS than its part of the time in which one request holds a slot;
     - where it is not: of tenants of equal weight no other has had less than the cheat, at any
-      moment, by more than ``most_ahead``."""
-    most = max_slots_held(weights, slots, cheat)
+      moment, by more than ``max_ahead``."""
+    limit = max_slots_held(weights, slots, cheat)
     require(
-        times.most[cheat] <= most,
+        times.max_slots[cheat] <= limit,
         Invariant.SHARES,
-        lambda: f"tenant {cheat} held {times.most[cheat]} of {slots} slots, its most is {most}",
+        lambda: (
+            f"tenant {cheat} held {times.max_slots[cheat]} of {slots} slots, its limit is {limit}"
+        ),
     )
     ends = np.arange(BEGIN_SECONDS + WINDOW_SECONDS, END_SECONDS, 0.01)
     others = [id for id in range(len(weights)) if id != cheat]
@@ -246,7 +248,7 @@ def check_slots_held(times: SlotTimes, weights: Sequence[int], slots: int, cheat
     elif len(set(weights)) == 1:
         held = times.until(ends)
         missed = (held[:, [cheat]] - held[:, others]).max(0)
-        bound = np.full(len(others), most_ahead(times.longest, END_SECONDS))
+        bound = np.full(len(others), max_ahead(times.longest, END_SECONDS))
     else:
         return
     require(
@@ -271,7 +273,7 @@ def max_slots_held(weights: Sequence[int], slots: int, tenant: int) -> int:
     return 1 + max(h for h in range(slots) if h + others(h) <= slots - 1)
 
 
-def most_ahead(longest: float, seconds: float) -> float:
+def max_ahead(longest: float, seconds: float) -> float:
     """The most slot-seconds by which a tenant can be ahead of one of equal weight after so many
     ``seconds`` in which both had requests, where requests hold a slot for at most ``longest``.
 

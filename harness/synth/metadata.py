@@ -37,7 +37,7 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         "rope.freq_base": spec.rope_base,
     }
     if spec.architecture in NEMOTRONS:
-        feeding = [spec.feeds_alone(block) for block in range(spec.blocks)]
+        feeding = [spec.is_feed_forward_only(block) for block in range(spec.blocks)]
         width = spec.experts.width if spec.experts else spec.feed_forward
         keys["feed_forward_length"] = [width if feeds else 0 for feeds in feeding]
         keys["attention.layer_norm_epsilon"] = RMS_EPSILON
@@ -162,7 +162,7 @@ def _latent_keys(spec: SynthSpec, latent: LatentSpec) -> dict[str, Any]:
 def _kv_heads(spec: SynthSpec) -> list[int]:
     """Heads for keys and values of every block, none in those that do not attend."""
     blocks = range(spec.blocks)
-    without = (spec.is_recurrent(block) or spec.feeds_alone(block) for block in blocks)
+    without = (spec.is_recurrent(block) or spec.is_feed_forward_only(block) for block in blocks)
     return [0 if alone else spec.kv_heads for alone in without]
 
 

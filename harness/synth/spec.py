@@ -180,9 +180,9 @@ class SynthSpec:
         kind = self.recurrent or self.short_conv or self.mamba
         if kind is None or block >= self.layers:
             return False
-        return (block + 1) % kind.interval != 0 and not self.feeds_alone(block)
+        return (block + 1) % kind.interval != 0 and not self.is_feed_forward_only(block)
 
-    def feeds_alone(self, block: int) -> bool:
+    def is_feed_forward_only(self, block: int) -> bool:
         """Whether this block is a feed forward and nothing else: every second one of Nemotron's
         that does not attend."""
         mamba = self.mamba if self.architecture in NEMOTRONS else None

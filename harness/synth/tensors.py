@@ -166,12 +166,12 @@ def _rows(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
         yield from chain.from_iterable(drawn)
         return
     counts = [rows for _, rows in tensor.parts]
-    slices = [_cut(chunks, count) for chunks, count in zip(drawn, counts, strict=True)]
+    slices = [_row_groups(chunks, count) for chunks, count in zip(drawn, counts, strict=True)]
     for parts in zip(*slices, strict=True):
         yield from parts
 
 
-def _cut(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
+def _row_groups(chunks: Iterable[Bytes], rows: int) -> Iterator[Bytes]:
     """Yield the rows of ``chunks``, ``rows`` at a time."""
     held: list[Bytes] = []
     count = 0

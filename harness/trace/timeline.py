@@ -69,14 +69,14 @@ class Timeline(ContextManager, Observer):
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
         """Show that a request lost its slot and waits again."""
-        self._leave(at, slot)
+        self._end_slot(at, slot)
         self._span("e", RUNNING, at, request_id, {"preempted": True, "known": known})
         self._span("b", WAITING, at, request_id, {"known": known})
 
     def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
         """Show that a request ended."""
         if slot is not None:
-            self._leave(at, slot)
+            self._end_slot(at, slot)
         state = WAITING if slot is None else RUNNING
         self._span("e", state, at, request_id, {"finish_reason": reason.value})
         self._tenant.pop(request_id, None)
@@ -107,7 +107,7 @@ class Timeline(ContextManager, Observer):
         if not self._file.closed:
             self._write("\n]\n", last=True)
 
-    def _leave(self, at: float, slot: int) -> None:
+    def _end_slot(self, at: float, slot: int) -> None:
         if self._in_slots.pop(slot, None) is not None:
             self._put("E", SLOTS, slot, "", at)
 

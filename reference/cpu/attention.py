@@ -198,9 +198,9 @@ def _attend(
         WIDENED_ELEMENTS // (kv_heads * head_dim * KV_TILE),
     )
     step = max(1, step) * KV_TILE
-    total = _nothing(*rows.m.shape)
+    total = _empty_partial(*rows.m.shape)
     for span in range(first - first % KV_SPAN, last, KV_SPAN):
-        folded = _nothing(*rows.m.shape)
+        folded = _empty_partial(*rows.m.shape)
         end = min(span + KV_SPAN, last)
         for start in range(max(span, first - first % KV_TILE), end, step):
             at = slice(start, min(start + step, end))
@@ -218,7 +218,7 @@ def _attend(
     out[...] = y.reshape(kv_heads, block, group, head_dim).swapaxes(0, 1)
 
 
-def _nothing(kv_heads: int, rows: int, head_dim: int) -> Partial:
+def _empty_partial(kv_heads: int, rows: int, head_dim: int) -> Partial:
     empty = np.zeros((kv_heads, rows), np.float32)
     return Partial(empty + NO_POSITION, empty, np.zeros((kv_heads, rows, head_dim), np.float32))
 

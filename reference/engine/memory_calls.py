@@ -28,14 +28,14 @@ class MemoryCalls:
     _recover: Callable[..., None]
 
     @property
-    def fewest_pages(self) -> int:
+    def min_pages(self) -> int:
         """The fewest pages with which every accepted request can still run: those of the longest
         context, and all reserved pages."""
         return self.runner.limits.slot_pages + self.memory.reservations.pages
 
     def reopen(self, reopen_runner: Callable[[], None]) -> None:
         """Let all sequences wait, call ``reopen_runner``, which closes the runner and opens it
-        again, and continue. The new runner has at least ``fewest_pages`` and at most its first
+        again, and continue. The new runner has at least ``min_pages`` and at most its first
         number of pages.
 
         Sequences are computed again from their tokens, so no answer changes. Cached pages are lost,

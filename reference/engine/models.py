@@ -146,7 +146,7 @@ class Models:
         if len(self._models) == 1:
             ((name, model),) = self._models.items()
             self.stepped = name
-            self._let_join({} if model.loaded.engine.idle else {name: model})
+            self._catch_up_idle({} if model.loaded.engine.idle else {name: model})
             return model.loaded.engine.step()
         engine = self._advance()
         return [] if engine is None else engine.take_events()
@@ -157,7 +157,7 @@ class Models:
         # The last request of a removed tenant may have ended in another engine.
         self._in_all(Engine.finish_removals)
         busy = {name: p for name, p in self._models.items() if not p.loaded.engine.idle}
-        self._let_join(busy)
+        self._catch_up_idle(busy)
         passed: list[_LoadedModel] = []
         in_turn = sorted(busy.items(), key=lambda named: (named[1].turn, named[1].latest))
         for self.stepped, model in in_turn:
@@ -219,7 +219,7 @@ class Models:
         oldest = self.longest_idle(self._models)
         return oldest is not None and self.unload(oldest)
 
-    def _let_join(self, busy: dict[str, _LoadedModel]) -> None:
+    def _catch_up_idle(self, busy: dict[str, _LoadedModel]) -> None:
         """Start models that were idle with the least time of the busy models, so that they get no
         extra turns for their idle time. The time of a model while it was the only busy one does not
         count."""

@@ -124,7 +124,7 @@ class Scheduler:
         self._push(sequence)
 
     def _push(self, sequence: Sequence) -> None:
-        fits = self._fits_ever(sequence)
+        fits = self._can_ever_fit(sequence)
         if not fits:
             self.unfit.append(sequence)
         if fits and not sequence.stalled:
@@ -156,14 +156,14 @@ class Scheduler:
         """Find the waiting sequences that can never have room, after reservations changed."""
         before, self.unfit = self.unfit, []
         for sequence in self.waiting.values():
-            if not self._fits_ever(sequence):
+            if not self._can_ever_fit(sequence):
                 self.queue.remove(sequence.order)
                 self.unfit.append(sequence)
             elif sequence in before:
                 self._push(sequence)
         self._changed = True
 
-    def _fits_ever(self, sequence: Sequence) -> bool:
+    def _can_ever_fit(self, sequence: Sequence) -> bool:
         limit = self.slot_manager.memory.reservations.max_for(sequence.tenant)
         return pages_for(sequence.max_positions) <= limit
 

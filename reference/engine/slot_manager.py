@@ -127,7 +127,7 @@ class SlotManager:
             sequence.matched, sequence.from_disk = hit.matched, hit.from_disk
             self.table.computed[slot], self.table.loading[slot] = hit.tokens, False
             if self.keeps_states:
-                self._next_cut(sequence)
+                self._next_branch_point(sequence)
             if hit.from_disk and hit.state is not None:
                 self._runner.recurrent.load(hit.state, slot)
         return [sequence for sequence, _ in loaded]
@@ -165,7 +165,7 @@ class SlotManager:
                 # A state inside the prompt serves every request with the same prompt.
                 self.publish(sequence)
                 self._attach_state(sequence)
-        self._next_cut(sequence)
+        self._next_branch_point(sequence)
 
     def save_last_state(self, sequence: Sequence) -> None:
         """Save the recurrent state of a sequence that is about to lose its slot, if others could
@@ -249,9 +249,9 @@ class SlotManager:
         self.table.add_pages(sequence.slot, sequence.pages)
         self.table.stalled[sequence.slot] = sequence.stalled
         if self.keeps_states:
-            self._next_cut(sequence)
+            self._next_branch_point(sequence)
 
-    def _next_cut(self, sequence: Sequence) -> None:
+    def _next_branch_point(self, sequence: Sequence) -> None:
         """Set the position at which the next recurrent state is saved.
 
         In a prompt these are: every ``state_interval`` tokens, so that an edit in the middle costs
@@ -263,20 +263,20 @@ class SlotManager:
         end_of_prompt = whole_pages(known - 1)
         if computed < end_of_prompt:
             quantum_end = sequence.quantum_end if sequence.protected else 0
-            cuts = [end_of_prompt, *self._lasting_cuts(sequence)]
+            cuts = [end_of_prompt, *self._branch_points(sequence)]
             cuts += [self._interval * (computed // self._interval + 1)] if self._interval else []
             cuts += [quantum_end] if quantum_end % PAGE_TOKENS == 0 else []
             self.table.cut[slot] = min(cut for cut in cuts if cut > computed)
         else:
             self.table.cut[slot] = whole_pages(computed) + PAGE_TOKENS
 
-    def _lasting_cuts(self, sequence: Sequence) -> list[int]:
+    def _branch_points(self, sequence: Sequence) -> list[int]:
         """Page ends within a prompt at which other prompts are likely to differ."""
         return [sequence.matched, *map(whole_pages, sequence.request.turns)]
 
     def _gain_of_state(self, sequence: Sequence, tokens: int) -> int | None:
         """Tokens that a state amid a prompt would save; None for a state that is always saved."""
-        if tokens >= whole_pages(sequence.known - 1) or tokens in self._lasting_cuts(sequence):
+        if tokens >= whole_pages(sequence.known - 1) or tokens in self._branch_points(sequence):
             return None
         return self._interval
 

@@ -108,7 +108,7 @@ class KvMemory:
         if not leaving and not self.reservations:
             return room
         freed, changes = self._pool.effect_of(leaving)
-        withheld = self.reservations.withheld_from(
+        withheld = self.reservations.reserved_for_others(
             tenant, lambda other: self.held(other) + changes[other]
         )
         return max(0, room + freed - withheld)

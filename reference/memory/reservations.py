@@ -38,7 +38,7 @@ class Reservations:
         """The most pages a tenant can ever have: all that no other tenant has reserved."""
         return self._total - self.pages + self._pages.get(tenant, 0)
 
-    def withheld_from(self, tenant: int, held: Callable[[int], int]) -> int:
+    def reserved_for_others(self, tenant: int, held: Callable[[int], int]) -> int:
         """Pages that ``tenant`` cannot take, because they are reserved for other tenants that do
         not hold them yet. ``held`` gives the pages that a tenant holds."""
         others = ((other, pages) for other, pages in self._pages.items() if other != tenant)

@@ -45,7 +45,7 @@ class StateSlots:
         ``gain`` is the number of tokens that a new state in the middle of a prompt would save; then
         the result is also None if every present state has more value than that."""
         if not self._free and self._attached:
-            least, value = self._least_valuable()
+            least, value = self._min_valuable()
             if gain is not None and self._credit + gain // PASSED_BY < value:
                 return None
             self._credit = max(self._credit, value)
@@ -102,7 +102,7 @@ class StateSlots:
             "a state slot is lost or given twice"
         )
 
-    def _least_valuable(self) -> tuple[Node, int]:
+    def _min_valuable(self) -> tuple[Node, int]:
         """The attached node of the least value; among equals the least recently used."""
         below = Counter(attached.above for attached in self._attached.values())
         values = {node: self._value(node, below[node]) for node in self._attached}

@@ -2,7 +2,7 @@
 
 Templates differ in what the content of a message is: a text, or a list of parts; in what it is
 in a message with tool calls: null, an empty text, or missing; in what the arguments of calls are:
-an object, or its JSON text; and in the name of thoughts. A template silently drops a form that it
+an object, or its JSON text; and in the name of reasoning. A template silently drops a form that it
 does not take. So each form is rendered once, with texts that nothing else would print, and a form
 whose texts come out is taken."""
 
@@ -24,8 +24,8 @@ KEY = "zqkey7"
 VALUE = "zqvalue7"
 CALL_ID = "call00007"
 """Texts that no template has of its own."""
-THOUGHTS, OTHER_THOUGHTS = "reasoning_content", "thinking"
-"""Names under which templates look for the thoughts of a message."""
+REASONING, OTHER_REASONING = "reasoning_content", "thinking"
+"""Names under which templates look for the reasoning of a message."""
 ABSENT = object()
 """A content that is not there."""
 
@@ -97,33 +97,33 @@ class TemplateForms:
             adapted["content"] = content = "".join(texts)
         if message["role"] == "assistant" and message.get("tool_calls"):
             self._adapt_calls(adapted, content)
-        if adapted.get(THOUGHTS) and self._other_thoughts:
-            self._adapt_thoughts(adapted)
+        if adapted.get(REASONING) and self._uses_other_name:
+            self._adapt_reasoning(adapted)
         return adapted
 
-    def _adapt_thoughts(self, message: Turn) -> None:
-        """Thoughts under the other name; none if the template refuses them."""
-        thoughts = message.pop(THOUGHTS)
+    def _adapt_reasoning(self, message: Turn) -> None:
+        """Reasoning under the other name; none if the template refuses them."""
+        reasoning = message.pop(REASONING)
         has_both = bool(message.get("tool_calls") and message.get("content"))
-        if not has_both or self._takes_thoughts_with_content:
-            message[OTHER_THOUGHTS] = thoughts
+        if not has_both or self._accepts_reasoning_with_content:
+            message[OTHER_REASONING] = reasoning
 
     @cached_property
-    def _other_thoughts(self) -> bool:
-        """Whether thoughts come out under the other name alone."""
+    def _uses_other_name(self) -> bool:
+        """Whether reasoning comes out under the other name alone."""
         own, other = (
             any(text is not None and MARK in text for text in self._thinking(name, None))
-            for name in (THOUGHTS, OTHER_THOUGHTS)
+            for name in (REASONING, OTHER_REASONING)
         )
         return other and not own
 
     @cached_property
-    def _takes_thoughts_with_content(self) -> bool:
-        """Whether a message may have thoughts, content and calls."""
-        return any(text is not None for text in self._thinking(OTHER_THOUGHTS, "hi"))
+    def _accepts_reasoning_with_content(self) -> bool:
+        """Whether a message may have reasoning, content and calls."""
+        return any(text is not None for text in self._thinking(OTHER_REASONING, "hi"))
 
     def _thinking(self, name: str, content: str | None) -> Iterator[str | None]:
-        """The rendered thoughts in front of a call, in one conversation after the other."""
+        """The rendered reasoning in front of a call, in one conversation after the other."""
         turn = self._adapted(_calling(content, as_text=False)) | {name: MARK}
         return (self._try_out(around(turn)) for around in self._call_contexts())
 

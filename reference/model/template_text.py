@@ -66,25 +66,25 @@ class Text(str):
         return self[: len(super().removesuffix(suffix))]
 
     def split(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
-        return self._cut(super().split(sep, maxsplit), sep)
+        return self._split_parts(super().split(sep, maxsplit), sep)
 
     def rsplit(self, sep: str | None = None, maxsplit: Any = -1) -> list[str]:
-        return self._cut(super().rsplit(sep, maxsplit), sep)
+        return self._split_parts(super().rsplit(sep, maxsplit), sep)
 
     def splitlines(self, keepends: Any = False) -> list[str]:
-        return self._cut(super().splitlines(keepends), "" if keepends else None)
+        return self._split_parts(super().splitlines(keepends), "" if keepends else None)
 
     def partition(self, sep: str) -> tuple[str, str, str]:
-        before, middle, after = self._cut(super().partition(sep), "")
+        before, middle, after = self._split_parts(super().partition(sep), "")
         return before, middle, after
 
     def rpartition(self, sep: str) -> tuple[str, str, str]:
-        before, middle, after = self._cut(super().rpartition(sep), "")
+        before, middle, after = self._split_parts(super().rpartition(sep), "")
         return before, middle, after
 
-    def _cut(self, parts: Iterable[str], between: str | None) -> list[str]:
-        """``parts``, which stand in this text with ``between`` between them, or with blanks, of
-        which they have none."""
+    def _split_parts(self, parts: Iterable[str], between: str | None) -> list[str]:
+        """The pieces of this text that equal ``parts``, which are in order and separated by
+        ``between``. If it is None, they are separated by blanks and contain none."""
         found = []
         start = 0
         for part in parts:
@@ -102,9 +102,9 @@ class Text(str):
     def replace(self, old: str, new: str, count: Any = -1) -> str:
         if old:
             return Text(new).join(self.split(old, count))
-        most = len(self) + 1 if count < 0 else min(count, len(self) + 1)
-        pieces = [piece for index in range(most) for piece in (new, self[index : index + 1])]
-        return concat([*pieces, self[most:]])
+        times = len(self) + 1 if count < 0 else min(count, len(self) + 1)
+        pieces = [piece for index in range(times) for piece in (new, self[index : index + 1])]
+        return concat([*pieces, self[times:]])
 
     def upper(self) -> str:
         return self._recased(super().upper())
@@ -146,7 +146,8 @@ class Text(str):
         return concat([sign, "0" * (len(padded) - len(self)), self[len(sign) :]])
 
     def _within(self, padded: str, start: int, fill: str) -> str:
-        """``padded``, in which this text begins at ``start``."""
+        """This text padded with ``fill`` to the length of ``padded``, so that it begins at
+        ``start``."""
         after = len(padded) - len(self) - start
         return concat([_repeated(fill, start), self, _repeated(fill, after)])
 
@@ -160,8 +161,7 @@ class Text(str):
         return self._of_data("encode").encode(*args, **kwargs)
 
     def _of_data(self, operation: str) -> str:
-        """This text as a plain str, which it may only become where the template wrote none of it.
-        Raises Untracked."""
+        """This text as a plain str. Raises Untracked if the template wrote any of it."""
         if 1 in self._trusted:
             raise Untracked(f"{operation!r} of a text of the template's is not supported")
         return str.__getitem__(self, slice(None))
@@ -181,8 +181,9 @@ def literal(value: str) -> Text:
 
 
 def untrusted(value: Any) -> Any:
-    """``value``, of JSON's types, in which every text is a Text that the template did not write:
-    what the template puts into such a text stays trusted."""
+    """``value``, of JSON's types, with every string as an untrusted Text.
+
+    It is a Text, not a str, so that what the template joins to it stays trusted."""
     if isinstance(value, str):
         return Text(value, bytes(len(value)))
     if isinstance(value, dict):
@@ -191,7 +192,9 @@ def untrusted(value: Any) -> Any:
 
 
 def written_with(write: Callable[[Any], str], value: Any) -> str:
-    """``write(value)``, a value as JSON, in which the template's characters stay trusted."""
+    """The JSON text ``write(value)``, in which the template's characters stay trusted.
+
+    Strings with trusted characters are replaced by marks, and inserted into the written text."""
     written = write(value)
     mark = "@"
     while mark in written:
@@ -206,7 +209,7 @@ def written_with(write: Callable[[Any], str], value: Any) -> str:
 
 
 def _marked(value: Any, mark: str, texts: list[Text]) -> Any:
-    """``value`` with a mark for each text that the template wrote some of; they go to ``texts``."""
+    """``value`` with a mark for each Text that has trusted characters; these go to ``texts``."""
     if isinstance(value, Text) and 1 in value._trusted:
         texts.append(value)
         return f"{mark}{len(texts) - 1}{mark}"
@@ -218,7 +221,7 @@ def _marked(value: Any, mark: str, texts: list[Text]) -> Any:
 
 
 def _escaped(text: Text, write: Callable[[Any], str]) -> str:
-    """A text as it stands within quotation marks in JSON."""
+    """A text as JSON writes it between quotation marks. Escapes have their character's mark."""
     written = [write(character)[1:-1] for character in text]
     flags = zip(written, text._trusted, strict=True)
     return concat(Text(piece, bytes([flag]) * len(piece)) for piece, flag in flags)
@@ -235,7 +238,7 @@ class Untracked(Exception):
 
 
 def checked(tracked: Text, expected: str, operation: str) -> Text:
-    """``tracked``, which must be ``expected``. Raises Untracked."""
+    """``tracked``. Raises Untracked if it differs from ``expected``, what Python itself gives."""
     if tracked != expected:
         raise Untracked(f"{operation!r} of a text is not supported in this form")
     return tracked
@@ -267,22 +270,22 @@ def percent_formatted(form: Text, values: Any) -> Text:
             pieces.append(_filled(found, {found["key"]: value}, value, found["precision"]))
         else:
             value = next(rest, None)
-            most = stars[-1] if found["precision"] == "*" else found["precision"]
-            pieces.append(_filled(found, (*stars, value), value, most))
+            limit = stars[-1] if found["precision"] == "*" else found["precision"]
+            pieces.append(_filled(found, (*stars, value), value, limit))
     return concat([*pieces, form[end:]])
 
 
-def _filled(found: re.Match[str], values: Any, value: Any, most: Any) -> str:
-    """One conversion, of at most so many characters; a text keeps its trust."""
+def _filled(found: re.Match[str], values: Any, value: Any, limit: Any) -> str:
+    """The text of one conversion. A string is cut to ``limit`` characters and keeps its marks."""
     written: str = found[0] % values
     if found["kind"] != "s" or not isinstance(value, str):
         return written
-    shown = value if most is None else value[: int(most or 0)]
+    shown = value if limit is None else value[: int(limit or 0)]
     return _aligned(shown, written, "<" if "-" in found["flags"] else ">")
 
 
 BRACE_SPEC = re.compile(
-    r"(?:(?P<fill>.)?(?P<align>[<>=^]))?(?P<zero>0)?\d*(?:\.(?P<most>\d+))?s?", re.S
+    r"(?:(?P<fill>.)?(?P<align>[<>=^]))?(?P<zero>0)?\d*(?:\.(?P<limit>\d+))?s?", re.S
 )
 
 
@@ -300,7 +303,7 @@ def _brace_pieces(formatter: Formatter, form: Text, args: Any, kwargs: Any) -> I
         yield form[at : at + len(text)]
         at += len(text)
         if field is None:
-            # A doubled brace is one of the text and one that is not.
+            # A doubled brace stands for one: skip the second.
             at += bool(text) and text[-1] in "{}"
             continue
         at += _field_length(form, at, field, spec or "", conversion)
@@ -322,12 +325,12 @@ def _in_spec(value: Any, written: str, spec: str) -> str:
     found = BRACE_SPEC.fullmatch(spec)
     if not isinstance(value, str) or found is None:
         return written
-    shown = value if found["most"] is None else value[: int(found["most"])]
+    shown = value if found["limit"] is None else value[: int(found["limit"])]
     return _aligned(shown, written, found["align"] or "<")
 
 
 def _aligned(shown: str, written: str, align: str) -> str:
-    """``written`` in which ``shown`` stands at the left, the right or in the middle."""
+    """``written`` with the marks of ``shown``, which is aligned in it by ``align``: <, > or ^."""
     more = len(written) - len(shown)
     start = {"<": 0, ">": more, "^": more // 2}.get(align, 0)
     if more < 0 or written[start : start + len(shown)] != shown:

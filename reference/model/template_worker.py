@@ -100,7 +100,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         raise SecurityError(f"{attribute!r} of {type(obj).__name__} is out of bounds")
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Jinja's own, for texts that know who wrote them."""
+        """As Jinja's, but formatting a Text keeps the marks of its characters."""
         wrapped = super().wrap_str_format(value)
         form = getattr(value, "__self__", None)
         if wrapped is None or not isinstance(form, Text):
@@ -127,7 +127,7 @@ def _join(
 
 
 def _indent(s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """Jinja's own, which forgets who wrote what."""
+    """As Jinja's ``indent``, but the marks are kept."""
     margin = Text(width) if isinstance(width, str) else literal(" " * width)
     first_line, *lines = (Text(s) + "\n").splitlines()
     shifted = [margin + line if line or blank else line for line in lines]
@@ -158,7 +158,7 @@ def _to_json(
 
 
 def _title(s: str) -> str:
-    """Jinja's own, which forgets who wrote what."""
+    """As Jinja's ``title``, but the marks are kept if no character was added or removed."""
     titled = do_title(s)
     return Text(titled, trusted_characters(s)) if len(titled) == len(s) else titled
 
@@ -249,8 +249,10 @@ class Renderer:
 def _failed(
     error: str, line: int | None, *, summary: str | None = None, refused: str | None = None
 ) -> dict[str, Any]:
-    """A reply that is no text. ``summary`` is ``error`` without what may be a conversation's, and
-    ``refused`` what the template itself says."""
+    """The reply to a conversation that was not rendered.
+
+    ``summary`` is ``error`` without any text of a conversation. ``refused`` is the message with
+    which the template itself refused the conversation."""
     return {"error": error, "line": line, "summary": summary or error, "refused": refused}
 
 

@@ -122,7 +122,9 @@ class Tenants:
         for tenant in tenants:
             tenant.validate()
         known = [tenant for tenant in tenants if tenant.id in self]
-        self._leave({one.id for one in known if scope_of(self[one.id]) != scope_of(one)})
+        self._end_unused_scopes(
+            {one.id for one in known if scope_of(self[one.id]) != scope_of(one)}
+        )
         for tenant in tenants:
             account = self._accounts.get(tenant.id)
             if account is None:
@@ -143,7 +145,7 @@ class Tenants:
         own = sorted((one.id, one.name) for one in self if scope_of(one) == scope)
         return [part for member in own for part in member]
 
-    def _leave(self, ids: Collection[int]) -> None:
+    def _end_unused_scopes(self, ids: Collection[int]) -> None:
         """End the scopes that nobody uses once these tenants have left theirs. Repeating an
         interrupted change ends them again, which is harmless."""
         left = {scope_of(self[id]) for id in ids}
@@ -185,7 +187,7 @@ class Tenants:
         if live:
             raise RequestError("tenant", f"{id} has {live} live requests; end them first")
         assert not held, f"tenant {id} holds what no request holds"
-        self._leave({id})
+        self._end_unused_scopes({id})
         self.changes += 1
         del self._accounts[id]
 

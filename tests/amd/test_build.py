@@ -21,9 +21,9 @@ from accel.amd.tools.build import (
     CompileError,
     builds,
     compiled,
+    compiled_file,
+    compiled_kernel,
     compiler_version,
-    kernel_made,
-    made,
 )
 from accel.kernels.source import Module
 from accel.kernels.stored import DIGESTS, digest_of, read_digests
@@ -68,7 +68,7 @@ def test_building_again_gives_the_same_files(gpu: Generation, step: int) -> None
         machine_lacks("clang that the kernels were built with")
     for build in list(builds(gpu))[::step]:
         path = folder_of(gpu) / f"{build.name}.zrt"
-        assert made(build) == (path.read_bytes() if path.is_file() else None), build.name
+        assert compiled_file(build) == (path.read_bytes() if path.is_file() else None), build.name
 
 
 def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
     with pytest.raises(CompileError, match=r"^rms_norm: rms_norm.k:\d+:\d+: error"):
-        kernel_made(RMS_NORM)
+        compiled_kernel(RMS_NORM)
 
 
 def test_contraction_makes_other_numbers(

@@ -20,7 +20,7 @@ from tests.bench.ratios import MEASUREMENTS, Measured
 
 BASELINE = FOLDER / "speed.json"
 ATTEMPTS = 3
-LEAST_SHARE = 0.85
+MIN_SHARE = 0.85
 """A ratio below this share of the stored one in every attempt is a regression."""
 OTHERS_MOST = 0.1
 """Most share of the cores that other processes may use in a valid measurement."""
@@ -31,7 +31,7 @@ Ratios = Mapping[str, float]
 def complaint(stored: float, attempts: Sequence[Measured]) -> str:
     """The complaint about ``attempts`` (at least one); empty when one is good enough."""
     best = max(attempt.ratio for attempt in attempts)
-    if best >= LEAST_SHARE * stored:
+    if best >= MIN_SHARE * stored:
         return ""
     busiest = max(attempt.others for attempt in attempts)
     if busiest > OTHERS_MOST:
@@ -39,7 +39,7 @@ def complaint(stored: float, attempts: Sequence[Measured]) -> str:
             f"no verdict: other processes use {busiest:.0%} of the cores; run it on an idle machine"
         )
     return f"{best:.3g} is {best / stored:.0%} of the stored {stored:.3g}, at least " + (
-        f"{LEAST_SHARE:.0%} are asked for"
+        f"{MIN_SHARE:.0%} are asked for"
     )
 
 

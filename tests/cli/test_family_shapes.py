@@ -25,12 +25,12 @@ PUBLISHED = {
     ("gemma2", "2b"): (2.61, 2.61, 104 << 10),
 }
 """Billions of weights, of all and of those a token uses, and bytes a token in F16."""
-MOST_BILLIONS = 20.0
+MAX_BILLIONS = 20.0
 """Files of more weights have too many places to look at for every run."""
 
 
 CASES = [
-    pytest.param(*key, marks=pytest.mark.long if billions[0] > MOST_BILLIONS else ())
+    pytest.param(*key, marks=pytest.mark.long if billions[0] > MAX_BILLIONS else ())
     for key, billions in PUBLISHED.items()
 ]
 

@@ -314,7 +314,7 @@ static void arrive(unsigned hasty) {
 }
 
 bool run_together(unsigned blocks, unsigned threads, uint64_t seed, unsigned device,
-                  unsigned most_turns, void (*kernel)()) {
+                  unsigned max_turns, void (*kernel)()) {
     std::vector<Block> all(blocks);
     body = kernel;
     random_state = seed;
@@ -327,7 +327,7 @@ bool run_together(unsigned blocks, unsigned threads, uint64_t seed, unsigned dev
     // Of a device longer, so that others are as far ahead as they can be.
     const unsigned devices = blocks / device, often = device > 1 ? 256 : 64;
     unsigned left = blocks, late = random_below(devices), turns = 0;
-    for (; left && turns < most_turns; turns++) {
+    for (; left && turns < max_turns; turns++) {
         if (random_below(often) == 0) late = random_below(devices);
         const unsigned next = random_below(blocks);
         block = &all[next];
@@ -343,7 +343,7 @@ bool run_together(unsigned blocks, unsigned threads, uint64_t seed, unsigned dev
         free(one.memory);
     }
     free_idle();
-    return turns < most_turns;
+    return turns < max_turns;
 }
 
 }  // namespace emulator

@@ -109,9 +109,9 @@ void run_blocks(unsigned blocks, unsigned threads, void (*kernel)());
 void run_clusters(unsigned clusters, unsigned size, unsigned threads, void (*kernel)());
 // All blocks of a launch at once, in turns that are drawn: one may go far ahead, another stand still for
 // long. Blocks stand still in groups of `device`, which are those of a device. False when they have
-// not come to an end after `most_turns` turns.
+// not come to an end after `max_turns` turns.
 bool run_together(unsigned blocks, unsigned threads, uint64_t seed, unsigned device,
-                  unsigned most_turns, void (*kernel)());
+                  unsigned max_turns, void (*kernel)());
 // Ends a launch of the blocks from `first` on, for one that follows it on their device: all that they
 // published has arrived.
 void end_launch(unsigned first, unsigned blocks);

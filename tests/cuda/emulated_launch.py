@@ -11,7 +11,7 @@ import numpy as np
 from accel.cuda.program import Source
 from tests.cuda.emulator import emulate
 
-MOST_TURNS = 200_000
+MAX_TURNS = 200_000
 TOGETHER = """
 struct CALL { U64 scratch, inputs, table, workspace; };
 extern "C" __global__ void all_devices(U64 calls, U64 ended, U64 steps, U64 devices) {
@@ -34,7 +34,7 @@ def run_all(
     calls: Sequence[Sequence[Sequence[int]]],
     seed: int,
     folder: Path,
-    turns: int = MOST_TURNS,
+    turns: int = MAX_TURNS,
 ) -> bool:
     """The step kernel ``source`` with ``blocks`` blocks of ``threads`` threads on every device, in
     an order drawn from ``seed``; ``calls`` are the arguments of each device in each launch. False

@@ -33,7 +33,7 @@ TOGETHER = ("expert_token",)
 """Kernels of one device whose blocks exchange floats."""
 SEEDS = count(1)
 """Of the order of the blocks of such launches, one after the other."""
-MOST_TURNS = 20000
+MAX_TURNS = 20000
 """Turns of blocks after which a launch is taken to wait forever."""
 ENTRY = re.compile(
     r'extern "C" __global__ void\s+(?:__cluster_dims__\((?P<cluster>\w+)[^)]*\)\s+)?'
@@ -65,7 +65,7 @@ class Emulated:
         seed: int,
         *arguments: int,
         device: int = 1,
-        turns: int = MOST_TURNS,
+        turns: int = MAX_TURNS,
     ) -> bool:
         """All blocks of a cooperative launch at once, in an order drawn from ``seed``, what they
         store for each other arriving late; False where they wait forever. Groups of ``device``

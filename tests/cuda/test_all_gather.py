@@ -30,7 +30,7 @@ from contract.ir.inputs import InputLayout
 from tests.cuda.emulated_step import DEVICE, aligned_memory
 from tests.cuda.emulator import Emulated, emulate
 
-MOST_TOKENS = 5
+MAX_TOKENS = 5
 STRIDE = 200
 TENSORS = (Tensor("a", 0, 160, STRIDE), Tensor("a", 161, 37, STRIDE), Tensor("b", 16, 64, 96))
 """Aligned for vectors of four, not aligned, and of another buffer."""
@@ -54,12 +54,12 @@ TOO_EARLY = """
     if (packets.others.index) for (int i = 0; i < 400; i++) spin_pause();
 """
 BLOCKS = 3
-SEEN_BYTES = 4 * MOST_TOKENS * (STRIDE + 96)
+SEEN_BYTES = 4 * MAX_TOKENS * (STRIDE + 96)
 
 
 def gathers(share: Share, tensors: tuple[Tensor, ...]) -> list[Op]:
     """Of each tensor, or of none: then devices only wait for each other."""
-    count = Count(1, Per.TOKEN, MOST_TOKENS)
+    count = Count(1, Per.TOKEN, MAX_TOKENS)
     found = [
         Op(ALL_GATHER, (share.part(one), one), (ANY, ANY), count,
            (share.of(one.columns).start, len(share.of(one.columns)), share.count))
@@ -101,13 +101,13 @@ class Member:
         """Of ``a``, from the beginning of scratch memory on, and of ``b``, by its address."""
         if buffer == "a":
             return SCRATCH_MEMORY
-        return self.scratch.ctypes.data + 4 * MOST_TOKENS * STRIDE
+        return self.scratch.ctypes.data + 4 * MAX_TOKENS * STRIDE
 
     def tensor(self, one: Tensor, seen: bool = False) -> np.ndarray:
         """Its columns, as they are or as they were when the launch ended."""
-        memory, first = self.seen if seen else self.scratch, 4 * MOST_TOKENS * STRIDE
+        memory, first = self.seen if seen else self.scratch, 4 * MAX_TOKENS * STRIDE
         memory = memory[first:] if one.buffer == "b" else memory[:first]
-        return memory.view(np.float32).reshape(MOST_TOKENS, one.stride)[:, one.start : one.stop]
+        return memory.view(np.float32).reshape(MAX_TOKENS, one.stride)[:, one.start : one.stop]
 
     @property
     def places(self) -> tuple[int, tuple[int, ...]]:
@@ -165,7 +165,7 @@ def fill(members: Members, tokens: int, seed: int) -> list[np.ndarray]:
     rng = np.random.default_rng(seed)
     expected = []
     for one in members.tensors:
-        values = rng.standard_normal((MOST_TOKENS, one.columns), np.float32)
+        values = rng.standard_normal((MAX_TOKENS, one.columns), np.float32)
         for member in members.all:
             there, own = member.tensor(one), member.share.of(one.columns)
             there[:] = -1

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.cuda.driver import CudaError
-from accel.cuda.launcher import nothing_collected
+from accel.cuda.launcher import garbage_collection_off
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_tier import Lowered
@@ -60,8 +60,8 @@ def test_nothing_is_collected_while_a_step_is_captured(
 
 def broken_capture(seen: list[bool]) -> None:
     """Fails in a pause that began before another one ended."""
-    with nothing_collected():
-        with nothing_collected():
+    with garbage_collection_off():
+        with garbage_collection_off():
             seen.append(gc.isenabled())
         seen.append(gc.isenabled())
         raise CudaError("cuLaunchKernel", "CUDA_ERROR_UNKNOWN")
@@ -78,7 +78,7 @@ def test_it_is_collected_again_behind_the_last_of_several_pauses() -> None:
 def test_a_collector_that_was_off_stays_off() -> None:
     gc.disable()
     try:
-        with nothing_collected():
+        with garbage_collection_off():
             pass
         assert not gc.isenabled()
     finally:

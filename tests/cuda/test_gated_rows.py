@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gated_rows import MOST_TOKENS
+from accel.cuda.gated_rows import MAX_TOKENS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.packets.rules import lower_graph
 from contract.dtypes import F32
@@ -45,5 +45,5 @@ def test_every_activation(activation: int, folder: Path) -> None:
 
 def test_many_tokens_are_the_plain_kernels() -> None:
     """Where that has blocks enough."""
-    step = lower_graph(gated(0), ShapeKey(MOST_TOKENS + 1, 0), 1, "cuda")
+    step = lower_graph(gated(0), ShapeKey(MAX_TOKENS + 1, 0), 1, "cuda")
     assert plain_ops(plan_launches(step.ops, DEVICE, step.scratch)) == [0]

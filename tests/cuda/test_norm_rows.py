@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.norm_rows import MOST_TOKENS
+from accel.cuda.norm_rows import MAX_TOKENS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.packets.rules import lower_graph
 from contract.dtypes import F32
@@ -54,7 +54,7 @@ def test_every_width(width: int, weighted: bool, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "at"), [(MOST_TOKENS + 1, 256, 8), (4, 255, 0), (4, 256, 2), (4, 20480, 0)]
+    ("tokens", "width", "at"), [(MAX_TOKENS + 1, 256, 8), (4, 255, 0), (4, 256, 2), (4, 20480, 0)]
 )
 def test_other_rows_are_the_plain_kernels(tokens: int, width: int, at: int) -> None:
     """Many tokens, rows that are not read 16 bytes at a time, and rows that are too long."""

@@ -229,7 +229,7 @@ def test_contexts_of_several_items(
     tiles than there is room for, spans, of which there may be more than warps; both steps count
     from 0."""
     one = ShapeKey(1, 1)
-    monkeypatch.setattr(phases, "MOST_TILE_PARTS", most_parts)
+    monkeypatch.setattr(phases, "MAX_TILE_PARTS", most_parts)
     model = recorded("qwen3", folder, one, context=context)
     fill_evenly(model)
     device = replace(DEVICE, multiprocessors=multiprocessors)

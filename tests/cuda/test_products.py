@@ -11,7 +11,7 @@ import pytest
 
 from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.plan import plain_ops, plan_launches
-from accel.cuda.products import MOST_TILE_SLOTS
+from accel.cuda.products import MAX_TILE_SLOTS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
 from contract import dtypes
@@ -89,7 +89,7 @@ def test_more_tiles_than_places_for_their_values(
 ) -> None:
     """A warp that is to fold a tile, which several have computed, has to do so before it computes
     what needs its place."""
-    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    tiles = (2 * MAX_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, columns, tokens)
     assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
 
@@ -119,7 +119,7 @@ def test_two_blocks_share_the_columns(
 def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: Path) -> None:
     """In a form of four tokens several warps fold a tile; with fewer some of them fold nothing of
     it, and must not give up its place before its values are there."""
-    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    tiles = (2 * MAX_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, 2048, tokens)
     want = matmul(case.matrices["w"][1], dtype, case.x)
     for device in (DEVICE, EVEN):

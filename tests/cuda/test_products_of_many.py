@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.gated_rows import MOST_TOKENS as MOST_GATED
+from accel.cuda.gated_rows import MAX_TOKENS as MAX_GATED
 from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, group_shape, overlapping_shapes
 from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.packing import MAX_FOUR_WARPS
 from accel.cuda.plan import plain_ops, plan_launches
-from accel.cuda.products import MOST_TILE_SLOTS
+from accel.cuda.products import MAX_TILE_SLOTS
 from accel.cuda.registered import cuda_buckets
-from accel.cuda.split_k_products import MOST_TOKENS, span_shape
+from accel.cuda.split_k_products import MAX_TOKENS, span_shape
 from accel.packets.rules import lower_graph
 from contract import dtypes
 from contract.dtypes import F32, DType
@@ -48,7 +48,7 @@ def test_fewer_tokens_than_a_form_of_sixteen(
 ) -> None:
     """Whoever has values of a tile ends a share of it, at once or behind its next item; places of
     tiles are used again."""
-    tiles = (2 * MOST_TILE_SLOTS + 1) * DEVICE.multiprocessors
+    tiles = (2 * MAX_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, columns, tokens)
     want = matmul(case.matrices["w"][1], dtype, case.x)
     assert np.array_equal(run(case, folder, most=16)["y"], want)
@@ -192,7 +192,7 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     pack = _pack_of(tokens)
     assert [launch.entry for launch in plan.launches[:3]] == [pack, "unit_groups", pack]
     older = plan_launches(step.ops, OLDER, step.scratch)
-    few = tokens <= MOST_GATED
+    few = tokens <= MAX_GATED
     assert [step.ops[i].name for i in plain_ops(older)] == ([] if few else ["swiglu"])
     assert few == ("gated_rows" in [launch.entry for launch in older.launches])
     got, want = run(case, folder), layer_by_definition(case, False)
@@ -258,7 +258,7 @@ def test_spans_folded_by_the_next_run(
     case.x[3, 300] = np.inf
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
-    products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
+    products = "unit_spans" if most <= MAX_TOKENS else "unit_groups"
     packs = [_pack_of(most), "unit_pack"]
     assert [launch.entry for launch in plan.launches] == [packs[0], products, packs[1], products]
     assert dict(plan.launches[1].source.macros)["PARTS"] > 1
@@ -301,7 +301,7 @@ def test_spans_nobody_packs(
     last = replace(case, graph=builder.build(), matrices=first_only)
     step = lower_graph(last.graph, ShapeKey(most, 0), 1, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
-    products = "unit_spans" if most <= MOST_TOKENS else "unit_groups"
+    products = "unit_spans" if most <= MAX_TOKENS else "unit_groups"
     assert [launch.entry for launch in plan.launches] == [_pack_of(most), products, "unit_fold"]
     got = run(last, folder, most, device)["sum"]
     want = matmul(first_only["first"][1], dtypes.Q4_K, case.x)

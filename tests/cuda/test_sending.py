@@ -101,9 +101,9 @@ def test_heads_are_divided_where_they_divide_evenly(count: int, heads: int, fold
         step, Share(count - 1, count), (), lambda op: divides_heads(op, DEVICE)
     ).step
     found = [op for op in shared.ops if op.name == "flash_attn_batched"]
-    assert {op.most_sizes()["heads"] for op in found} == {heads}
+    assert {op.max_sizes()["heads"] for op in found} == {heads}
     assert all((op.device is ATTENTION_SHARE) == (count == 2) for op in found)
-    assert {op.most_sizes()["heads"] for op in shared.ops if op.name == "rope"} == {heads, 2}
+    assert {op.max_sizes()["heads"] for op in shared.ops if op.name == "rope"} == {heads, 2}
 
 
 def overlaps_of_sends(model: Model, tokens: int) -> list[tuple[str, str]]:

@@ -24,7 +24,7 @@ from contract.shape_key import ShapeKey
 from harness.synth import sized_spec, write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.cuda.emulated_launch import MOST_TURNS, run_all
+from tests.cuda.emulated_launch import MAX_TURNS, run_all
 from tests.cuda.emulated_step import DEVICE, aligned_memory
 from tests.cuda.recorded_step import Bytes, PersistentSteps, RecordedModel
 from tests.cuda.test_persistent import FOUR_WARPS, MODELS, fill_evenly, recorded
@@ -85,7 +85,7 @@ class SharedSteps:
             own.append((member.scratch_before(self.launch_of(member)), block))
         self.calls.append(own)
 
-    def run(self, seed: int, absent: int | None = None, turns: int = MOST_TURNS) -> bool:
+    def run(self, seed: int, absent: int | None = None, turns: int = MAX_TURNS) -> bool:
         """All steps recorded, in an order drawn from ``seed``; False where devices wait for more
         than ``turns``, as they do for one that is ``absent``."""
         launches = [self.launch_of(member) for member in self.members]

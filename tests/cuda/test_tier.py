@@ -72,18 +72,18 @@ def output(fence: Fence) -> np.ndarray:
 
 @pytest.mark.parametrize("graphs", [True, False])
 @pytest.mark.parametrize("late", [True, False])
-@pytest.mark.parametrize("most_brief", [0, 16])
+@pytest.mark.parametrize("max_brief", [0, 16])
 def test_queued_steps_keep_their_inputs_and_outputs(
     driver: FakeDriver,
     open_cuda: OpenTier,
     graphs: bool,
     late: bool,
-    most_brief: int,
+    max_brief: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Inputs are overwritten as soon as they were submitted; nothing is waited for in between, and
     copies beside the steps are made at once or as late as can be."""
-    monkeypatch.setattr(launcher, "MAX_BRIEF_LAUNCHES", most_brief)
+    monkeypatch.setattr(launcher, "MAX_BRIEF_LAUNCHES", max_brief)
     lowered = Lowered(open_cuda(graphs=graphs))
     driver.current.late = late
     for first in range(3):

@@ -16,7 +16,7 @@ from accel.cuda.device import Device
 from accel.cuda.driver import open_driver
 from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.plan import Plan, PlannedLaunch
-from accel.cuda.products import MOST_TILE_SLOTS
+from accel.cuda.products import MAX_TILE_SLOTS
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.packets.step import Op
@@ -161,7 +161,7 @@ def run_on_device(
 def test_fewer_tokens_than_a_form_has(dtype: DType, opened: CudaTier, folder: Path) -> None:
     """Of more tiles than have places in a block: steps of as many tokens as are left of a form's,
     as when one sequence after the other ends."""
-    tiles, blocks = 2 * MOST_TILE_SLOTS + 1, opened._runtime.device.multiprocessors
+    tiles, blocks = 2 * MAX_TILE_SLOTS + 1, opened._runtime.device.multiprocessors
     case = product_cases.one_product(dtype, tiles * UNIT_ROWS, 1024, 4)
     stored = case.matrices["w"][1]
     want = np.tile(matmul(stored, dtype, case.x), (1, blocks))

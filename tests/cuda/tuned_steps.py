@@ -171,7 +171,7 @@ class TunedSteps:
                 self._keep(op, qk=qk, gates=gates)
 
     def _delta_inputs(self, op: Op) -> tuple[NDArray[Any], NDArray[Any]]:
-        sizes = op.most_sizes()
+        sizes = op.max_sizes()
         size, heads = sizes["state_size"], (sizes["key_heads"], sizes["value_heads"])
         read = {name: self._values(one) for name, one in named(op).items() if name in DELTA_READ}
         q, k, _ = split_heads(read["x"], *heads, size)

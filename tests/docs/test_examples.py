@@ -21,7 +21,7 @@ from zinc_rt import LLM, SamplingParams
 
 __all__ = ["serve", "server"]
 EXAMPLES = ROOT / "docs" / "examples"
-MOST_LINES = 50
+MAX_LINES = 50
 ELSEWHERE = {"evaluate": ROOT / "tests" / "evaluation" / "test_lm_eval.py"}
 """Examples that need more than this project's test packages, and the file that runs them."""
 LONG = "independent"
@@ -143,4 +143,4 @@ def test_examples_are_short_and_all_tested() -> None:
     tested = {name.removeprefix("test_") for name in globals() if name[5:] in names}
     assert names == tested | ELSEWHERE.keys()
     for path in examples:
-        assert len(path.read_text().splitlines()) <= MOST_LINES, path.name
+        assert len(path.read_text().splitlines()) <= MAX_LINES, path.name

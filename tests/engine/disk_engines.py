@@ -81,7 +81,7 @@ class Life:
 @contextmanager
 def life(
     path: Path, folder: Path | None, *, tier: str = "quick", kv_dtype: DType = I12,
-    most_bytes: int = PLENTY, tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
+    max_bytes: int = PLENTY, tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
     pages: int = 36, slots: int = 2, steps_ahead: int | None = None, **options: Any,
 ) -> Iterator[Life]:  # fmt: skip
     """A server's life with a disk cache in ``folder``; None is a cold one without a cache."""
@@ -99,7 +99,7 @@ def life(
                 model, limits, file_digests(model, folder.parent / "digests.json")
             )
             chosen = DiskCacheOptions(
-                folder, most_bytes, function,
+                folder, max_bytes, function,
                 **{"patience": 600.0, "flush_seconds": 600.0, **options},
             )  # fmt: skip
             disk = DiskCache(chosen, lines.append, no_clock)

@@ -57,7 +57,7 @@ def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
         return take(reading) if left[0] >= 0 else None
 
     monkeypatch.setattr(row_copies, "BLOCK_ROWS", 1)
-    monkeypatch.setattr(DiskCache, "_let_read", lambda *parts: None)
+    monkeypatch.setattr(DiskCache, "_queue_reading", lambda *parts: None)
     monkeypatch.setattr(DiskCache, "due", read_one)
     monkeypatch.setattr(Reading, "_take", take_one)
 

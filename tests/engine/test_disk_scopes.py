@@ -234,7 +234,7 @@ def test_a_small_folder_stays_small_and_answers_stay_right(model: Path, folder: 
         assert page is not None
         most = 10 * (page.page_bytes + 200)
     for _ in range(2):
-        with life(model, folder, most_bytes=most) as small:
+        with life(model, folder, max_bytes=most) as small:
             assert small.engine.disk is not None
             for turn in range(4):
                 assert small.ask(PROMPT[turn:]) == expected[turn]
@@ -243,7 +243,7 @@ def test_a_small_folder_stays_small_and_answers_stay_right(model: Path, folder: 
             sizes = [path.stat().st_size for path in (folder / SUBFOLDER).glob("*/*.page")]
             assert 0 < sum(sizes) <= most
             assert small.counts.used_bytes == sum(sizes)
-    with life(model, folder, most_bytes=most) as small:
+    with life(model, folder, max_bytes=most) as small:
         assert small.ask(PROMPT[3:]) == expected[3]
         assert small.from_disk, "what was used last is there, from its first page on"
 

@@ -142,7 +142,7 @@ def test_without_a_look_at_what_waits_the_engine_is_blocked(
 ) -> None:
     """Negative control."""
     monkeypatch.setattr(
-        "reference.engine.scheduler.Scheduler._fits_ever", lambda self, sequence: True
+        "reference.engine.scheduler.Scheduler._can_ever_fit", lambda self, sequence: True
     )
     engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12)
     engine.submit(wide(2, 10))

@@ -36,7 +36,7 @@ class Steps(Observer):
             self.prefill.append(sum(tokens[2:]))
 
 
-def most_prefill(*classes: QosClass, beside: int | None = None) -> int:
+def max_prefill(*classes: QosClass, beside: int | None = None) -> int:
     """The largest prefill beside a decoding sequence of each of two ``classes``, once the engine
     knows what steps cost; ``beside`` is its ``chunk_while_decoding``."""
     clock, steps = VirtualClock(), Steps()
@@ -63,26 +63,26 @@ def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("classes", "most_urgent"),
+    ("classes", "max_urgent"),
     [
         ((QosClass.INTERACTIVE, QosClass.STANDARD), QosClass.INTERACTIVE),
         ((QosClass.STANDARD, QosClass.BATCH), QosClass.STANDARD),
     ],
 )
 def test_the_most_urgent_class_decides(
-    classes: tuple[QosClass, QosClass], most_urgent: QosClass
+    classes: tuple[QosClass, QosClass], max_urgent: QosClass
 ) -> None:
-    spare = (INTERVAL_RATIO[most_urgent] - 1) * ALONE / SECONDS.token
-    assert 0.8 * spare <= most_prefill(*classes) <= 1.05 * spare
+    spare = (INTERVAL_RATIO[max_urgent] - 1) * ALONE / SECONDS.token
+    assert 0.8 * spare <= max_prefill(*classes) <= 1.05 * spare
 
 
 def test_batch_work_waits_for_nobody() -> None:
-    assert most_prefill(QosClass.BATCH, QosClass.BATCH) == CHUNK
+    assert max_prefill(QosClass.BATCH, QosClass.BATCH) == CHUNK
 
 
 def test_a_chunk_of_its_own_beside_decoding_sequences() -> None:
     """A prompt that nobody decodes beside is read by whole chunks all the same."""
-    assert most_prefill(QosClass.BATCH, QosClass.BATCH, beside=100) == 100
+    assert max_prefill(QosClass.BATCH, QosClass.BATCH, beside=100) == 100
     limits = Limits(1, 1024, 64, step_tokens=CHUNK + 1, step_rows=1)
     steps = Steps()
     engine = Engine(

@@ -107,7 +107,9 @@ def test_the_same_seed_is_the_same_load(seed: int, mix: str, count: int, tenants
     beginnings = {asked.prompt.partition(":")[0] for asked in load + draw_load(plan, 1)}
     assert len(beginnings) == 2 * count
     for asked in load:
-        assert any(kind.answer.least <= asked.max_tokens <= kind.answer.most for kind in MIXES[mix])
+        assert any(
+            kind.answer.minimum <= asked.max_tokens <= kind.answer.maximum for kind in MIXES[mix]
+        )
 
 
 def test_arrivals_are_a_poisson_process() -> None:
@@ -120,7 +122,9 @@ def test_arrivals_are_a_poisson_process() -> None:
 
 
 def test_every_request_of_a_mix_fits() -> None:
-    longest = max(kind.prompt.most + kind.answer.most for mix in MIXES.values() for kind in mix)
+    longest = max(
+        kind.prompt.maximum + kind.answer.maximum for mix in MIXES.values() for kind in mix
+    )
     assert longest * 1.3 < MIX_CONTEXT
 
 

@@ -78,7 +78,7 @@ def test_steps_are_abandoned_behind_what_goes_to_the_disk(
     with need_device(lambda: Session.open(path, options)) as session:
         expected = [piece.token for piece in session.generate(prompt, SamplingParams(), 4)]
     # A busy machine may take long to write.
-    monkeypatch.setattr(DiskCache, "_left", lambda self: None)
+    monkeypatch.setattr(DiskCache, "_closing_seconds_left", lambda self: None)
     order: list[str] = []
     for owner, call in ((DiskCache, "close"), (NativeTier, "abandon"), (ModelRunner, "close")):
         method, name = getattr(owner, call), f"{owner.__name__}.{call}"

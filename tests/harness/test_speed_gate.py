@@ -17,7 +17,7 @@ from tests.bench import ratios
 from tests.bench.cpu_use import CpuUse
 from tests.bench.gate import (
     BASELINE,
-    LEAST_SHARE,
+    MIN_SHARE,
     OTHERS_MOST,
     complaint,
     find_baseline,
@@ -44,7 +44,7 @@ def test_one_good_attempt_is_enough_and_a_busy_machine_gives_no_verdict(
 ) -> None:
     found = [Measured(stored * attempt.ratio, attempt.others) for attempt in attempts]
     said = complaint(stored, found)
-    if any(attempt.ratio >= LEAST_SHARE * stored for attempt in found):
+    if any(attempt.ratio >= MIN_SHARE * stored for attempt in found):
         assert said == ""
     elif any(attempt.others > OTHERS_MOST for attempt in found):
         assert "no verdict" in said

@@ -12,15 +12,15 @@
 
 enum KIND { CONTEXT = 1, QUEUE, LIST, POOL, EVENT, MODULE, KERNEL, LOG };
 enum COMMAND_KIND { BARRIER, WAIT, COPY, FILL, LAUNCH };
-enum { MOST_ARGUMENTS = 8, MOST_WAITS = 4, MOVED = 1 << 24 };
+enum { MAX_ARGUMENTS = 8, MAX_WAITS = 4, MOVED = 1 << 24 };
 
 typedef struct OBJECT OBJECT;
 
 typedef struct {
     enum COMMAND_KIND kind;
-    OBJECT *signal, *kernel, *waits[MOST_WAITS];
+    OBJECT *signal, *kernel, *waits[MAX_WAITS];
     uint32_t wait_count, groups, pattern_bytes;
-    uint64_t target, source, nbytes, arguments[MOST_ARGUMENTS];
+    uint64_t target, source, nbytes, arguments[MAX_ARGUMENTS];
     uint8_t pattern[16];
 } COMMAND;
 
@@ -30,7 +30,7 @@ struct OBJECT {
     int alive, closed, immediate, in_flight, signaled, children;
     OBJECT *parent;
     uint32_t index, count, items, given, access, group_size;
-    uint64_t arguments[MOST_ARGUMENTS];
+    uint64_t arguments[MAX_ARGUMENTS];
     uint64_t taken;
     COMMAND *commands;
     uint32_t command_count, command_room;

@@ -1,7 +1,7 @@
 // The simulated GPU: what it is, its memory, its modules, and the record of what was done wrong.
 #include "fake.h"
 
-enum { MOST_CALLS = 1 << 16, MOST_RANGES = 4096 };
+enum { MAX_CALLS = 1 << 16, MAX_RANGES = 4096 };
 typedef struct {
     uint64_t address, nbytes;
     char *bytes;
@@ -12,9 +12,9 @@ typedef struct {
 BEHAVIOUR behaviour;
 static char problems[1 << 16], fail_name[64];
 static int fail_number, fail_result, initialized, all_calls;
-static const char *calls[MOST_CALLS];
+static const char *calls[MAX_CALLS];
 static int call_count, alive[LOG + 1];
-static RANGE ranges[MOST_RANGES];
+static RANGE ranges[MAX_RANGES];
 static int range_count;
 static uint64_t allocated;
 static const char *(*translate)(const uint8_t *, size_t, const char **);
@@ -28,7 +28,7 @@ void problem(const char *function, const char *text) {
 static void kernel_problem(const char *text) { problem("a kernel", text); }
 
 ze_result_t called(const char *function) {
-    calls[call_count++ % MOST_CALLS] = function;
+    calls[call_count++ % MAX_CALLS] = function;
     all_calls++;
     if (behaviour.lost && initialized && !strstr(function, "Get")) return ZE_RESULT_ERROR_DEVICE_LOST;
     if (fail_result && !strcmp(fail_name, function) && --fail_number == 0) return fail_result;
@@ -116,7 +116,7 @@ static ze_result_t allocate(const char *function, OBJECT *context, size_t size, 
         return ZE_RESULT_ERROR_UNSUPPORTED_ALIGNMENT;
     }
     if (device && allocated + size > behaviour.memory_bytes) return ZE_RESULT_ERROR_OUT_OF_DEVICE_MEMORY;
-    if (range_count == MOST_RANGES) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
+    if (range_count == MAX_RANGES) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
     char *bytes = aligned_alloc(1 << 16, (size + 0xffff) & ~(size_t)0xffff);
     if (!bytes) return ZE_RESULT_ERROR_OUT_OF_HOST_MEMORY;
     memset(bytes, 0xAA, size);

@@ -2,15 +2,15 @@
 // reverse order of the list, since nothing orders them.
 #include "fake.h"
 
-enum { MOST_PENDING = 4096 };
-static OBJECT *pending[MOST_PENDING];
+enum { MAX_PENDING = 4096 };
+static OBJECT *pending[MAX_PENDING];
 static int first_pending, pending_end, looks;
 
 int pending_count(void) { return pending_end - first_pending; }
 
 int pending_uses(const OBJECT *found) {
     for (int n = first_pending; n < pending_end; n++) {
-        const OBJECT *list = pending[n % MOST_PENDING];
+        const OBJECT *list = pending[n % MAX_PENDING];
         if (list == found || found->kind == CONTEXT || found->kind == QUEUE) return 1;
         for (uint32_t c = 0; c < list->command_count; c++) {
             const COMMAND *command = &list->commands[c];
@@ -63,7 +63,7 @@ static void run_list(OBJECT *list) {
 void run_pending(OBJECT *until) {
     if (behaviour.hangs) return;
     while (pending_count() && !(until && until->signaled)) {
-        OBJECT *list = pending[first_pending % MOST_PENDING];
+        OBJECT *list = pending[first_pending % MAX_PENDING];
         run_list(list);
         first_pending++;
     }
@@ -98,9 +98,9 @@ EXPORT ze_result_t zeCommandQueueExecuteCommandLists(ze_command_queue_handle_t h
         RULE(!list->immediate, "an immediate command list cannot be executed by a queue");
         RULE(list->closed, "a command list is executed before it is closed");
         RULE(!list->in_flight, "a command list is executed while the device uses it");
-        RULE(pending_count() < MOST_PENDING, "too many command lists are in flight");
+        RULE(pending_count() < MAX_PENDING, "too many command lists are in flight");
         list->in_flight = 1;
-        pending[pending_end++ % MOST_PENDING] = list;
+        pending[pending_end++ % MAX_PENDING] = list;
     }
     looks = behaviour.looks;
     return ZE_RESULT_SUCCESS;
@@ -171,7 +171,7 @@ static ze_result_t appended(const char *function, ze_command_list_handle_t handl
         return ZE_RESULT_ERROR_INVALID_ARGUMENT;
     }
     command.wait_count = count;
-    if (count > MOST_WAITS || (count && !waits)) {
+    if (count > MAX_WAITS || (count && !waits)) {
         problem(function, "the events to wait for are missing");
         return ZE_RESULT_ERROR_INVALID_SIZE;
     }

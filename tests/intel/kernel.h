@@ -46,10 +46,10 @@ static inline float widened(uint16_t bits) {
 static inline float as_f32(uint32_t u) { float f; memcpy(&f, &u, 4); return f; }
 static inline uint32_t as_u32(float f) { uint32_t u; memcpy(&u, &f, 4); return u; }
 
-enum { MOST_ITEMS = 1024, STACK_BYTES = 1 << 15 };
-static _Alignas(16) char stacks[MOST_ITEMS * STACK_BYTES];
-static void *caller, *contexts[MOST_ITEMS];
-static uint32_t met[MOST_ITEMS];
+enum { MAX_ITEMS = 1024, STACK_BYTES = 1 << 15 };
+static _Alignas(16) char stacks[MAX_ITEMS * STACK_BYTES];
+static void *caller, *contexts[MAX_ITEMS];
+static uint32_t met[MAX_ITEMS];
 static uint32_t item_now, group_now, groups_now, items_now;
 static uint64_t arguments_now[8];
 static const uint32_t ENDED = 0xffffffff;

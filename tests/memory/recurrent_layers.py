@@ -26,7 +26,7 @@ from reference.memory.recurrent import RecurrentMemory
 KEYS, VALUES, SIZE, HISTORY = 2, 4, 24, 3
 CHANNELS, WIDTH = SIZE * (2 * KEYS + VALUES), SIZE * VALUES
 VOCABULARY = 8
-MOST_TOKENS = 64
+MAX_TOKENS = 64
 STATE_SLOTS = 2
 
 Token = tuple[int, int, int]
@@ -96,7 +96,7 @@ class Layers:
         self.slots = slots
         self.graph = graph(slots, layers, states)
         self.buffers: dict[str, Buffer] = {}
-        most = ShapeKey(MOST_TOKENS, 0)
+        most = ShapeKey(MAX_TOKENS, 0)
         for decl in self.graph.buffers.values():
             if decl.kind is BufferKind.WEIGHT:
                 values = weights(decl.name, [int(dim) for dim in decl.shape])

@@ -157,10 +157,10 @@ def test_known_shapes():
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n  2+2? <|im_end|>\n"
         "<|im_start|>assistant\n"
     )
-    thought = "<think>\n\n</think>\n\n"
+    reasoning = "<think>\n\n</think>\n\n"
     off = _template("Qwen-Qwen3-0.6B").render(TURNS, enable_thinking=False).text
     on = _template("Qwen-Qwen3-0.6B").render(TURNS).text
-    assert off == on + thought
+    assert off == on + reasoning
     assert _template("Qwen-Qwen3-0.6B").has_thinking_toggle
     assert not _template("chatml").has_thinking_toggle
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from contract.errors import RequestError
 from reference.model.tokenizer import TokenKind, encoders, load_tokenizer
 from reference.model.tokenizer.encoders import merge_pairs
-from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, _compiled, _cut
+from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, _compiled, _split
 from reference.model.tokenizer.special_tokens import partition
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
 
@@ -86,7 +86,7 @@ def test_text_that_is_ascii_is_cut_as_any_text_is(name, drawn):
     for pattern in PRE_TOKENIZERS[name].passes:
         plain, any_text = (_compiled(pattern, of_ascii) for of_ascii in (True, False))
         for text in (drawn, *ASCII):
-            assert list(_cut(plain, text)) == list(_cut(any_text, text))
+            assert list(_split(plain, text)) == list(_split(any_text, text))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from tests.native.c_plan import (
     run,
 )
 
-MOST_TOKENS = CHUNK + SLOTS
+MAX_TOKENS = CHUNK + SLOTS
 
 
 VOCAB = 320
@@ -33,8 +33,8 @@ VOCAB = 320
 
 STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "no tokens": ("SIZE", "0 tokens", {"tokens": []}),
-    "too many tokens": ("SIZE", f"not 1 to {MOST_TOKENS}",
-                        {"tokens": [(1, 0, at) for at in range(MOST_TOKENS + 1)]}),
+    "too many tokens": ("SIZE", f"not 1 to {MAX_TOKENS}",
+                        {"tokens": [(1, 0, at) for at in range(MAX_TOKENS + 1)]}),
     "more rows than tokens": ("SIZE", "2 rows", {"tokens": [(1, 0, 0)], "rows": [0, 0]}),
     "an id beyond the vocabulary": ("TOKEN", f"{VOCAB - 1}", {"tokens": [(VOCAB, 0, 0)]}),
     "the largest id": ("TOKEN", "id 2147483647", {"tokens": [(2**31 - 1, 0, 0)]}),

@@ -16,7 +16,7 @@ from harness.parity import STRATEGIES, Case, by_definition, example, on_tier
 from tests.needs import need_device
 
 ROWS, VOCAB = 12, 5003
-MOST_KEPT = (1, 2, 40, 300, VOCAB // 4 - 1, VOCAB // 4, 5000, 0)
+MAX_KEPT = (1, 2, 40, 300, VOCAB // 4 - 1, VOCAB // 4, 5000, 0)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def logits_of(kind: str) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
 @pytest.mark.parametrize(
     "kind", ["normal", "rising", "falling", "few", "equal", "tiny", "forbidden"]
 )
-@pytest.mark.parametrize("top_k", MOST_KEPT)
+@pytest.mark.parametrize("top_k", MAX_KEPT)
 def test_cut_lists_draw_what_the_definition_draws(tier: NativeTier, kind: str, top_k: int) -> None:
     (shape, *_) = STRATEGIES[Opcode.SAMPLE](None)
     sizes = {"rows": ROWS, "vocab": VOCAB, "recent_tokens": 8, "slots": 3}

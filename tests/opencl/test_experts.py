@@ -238,7 +238,7 @@ def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: i
     """As many units as any routing can cut chunks, and not a multiple of it."""
     graph = expert_layers(1, experts=experts, used=used)
     step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS, "opencl")
-    product = next(op for op in step.ops if op.name == "matmul" and op.most_sizes()["row_pairs"])
+    product = next(op for op in step.ops if op.name == "matmul" and op.max_sizes()["row_pairs"])
     product = replace(product, dtype=Q4_K)
     pairs, row_groups = tokens * used, 256 // TILE_ROWS
     # The worst routing: as many experts as possible hold one pair, one holds the rest.

@@ -34,7 +34,7 @@ def test_fields_stand_in_the_order_of_the_table(lowering: Lowering) -> None:
     lowering.add("rms_norm", {name: NORM[name] for name in NORM if name != "weight"})
     whole, unweighted = lowering.step.ops
     assert whole.operands == (NORM["x"], NORM["weight"], NORM["y"])
-    assert whole.most_sizes() == {"tokens": 5, "groups": 1, "width": 64}
+    assert whole.max_sizes() == {"tokens": 5, "groups": 1, "width": 64}
     assert whole.reals == (1e-6,)
     assert unweighted.operands == (NORM["x"], None, NORM["y"])
 

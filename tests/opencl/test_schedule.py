@@ -44,14 +44,14 @@ def _races(step: Step, schedule: Schedule, rows: int = 6) -> list[str]:
 
     found = []
     seen: list[tuple[str, Tensor, np.ndarray, bool, bool]] = []
-    for op, placement in zip(step.ops, schedule.placements, strict=True):
-        if placement.wait:
+    for op, op_schedule in zip(step.ops, schedule.op_schedules, strict=True):
+        if op_schedule.wait:
             seen = []
-        for touch in op.touches(placement.columns, placement.everyone):
+        for touch in op.touches(op_schedule.columns, op_schedule.everyone):
             tensor = touch.tensor
             if tensor.buffer in schedule.own:
                 continue
-            split = Split.ANY if placement.everyone else touch.split
+            split = Split.ANY if op_schedule.everyone else touch.split
             grid = np.broadcast_to(_owners(tensor, split, rows), (rows, max(tensor.columns, 1)))
             for name, other, other_grid, other_writes, other_all in seen:
                 apart = memory(other.buffer) != memory(tensor.buffer)
@@ -66,7 +66,7 @@ def _races(step: Step, schedule: Schedule, rows: int = 6) -> list[str]:
                 theirs = other_grid[:, low - other.start : high - other.start]
                 if (mine != theirs).any() or (mine < 0).any():
                     found.append(f"{name} and {op.name} meet in {tensor.buffer}")
-            seen.append((op.name, tensor, grid, touch.writes, placement.everyone))
+            seen.append((op.name, tensor, grid, touch.writes, op_schedule.everyone))
     return found
 
 
@@ -83,13 +83,13 @@ def test_a_missing_barrier_is_noticed(name: str) -> None:
     """The negative control of the walk above: taking any one barrier away makes a race."""
     step = lower_graph(GRAPHS[name], ShapeKey(3, 2), WORKERS, "opencl")
     schedule = schedule_workers(step, WORKERS)
-    for index, placement in enumerate(schedule.placements):
-        if not placement.wait:
+    for index, op_schedule in enumerate(schedule.op_schedules):
+        if not op_schedule.wait:
             continue
-        placements = list(schedule.placements)
-        placements[index] = type(placement)(False, placement.everyone, placement.columns, 0)
+        op_schedules = list(schedule.op_schedules)
+        op_schedules[index] = type(op_schedule)(False, op_schedule.everyone, op_schedule.columns, 0)
         broken = Schedule(
-            tuple(placements), schedule.shared, schedule.shared_bytes, schedule.own, 0
+            tuple(op_schedules), schedule.shared, schedule.shared_bytes, schedule.own, 0
         )
         assert _races(step, broken), f"without barrier before op {index}"
 
@@ -105,10 +105,10 @@ def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool, 
     spans: dict[str, tuple[int, int]] = {}
     results: dict[tuple[str, str], Op] = {}
     uses: dict[str, int] = {}
-    for index, (op, placement) in enumerate(zip(step.ops, schedule.placements, strict=True)):
+    for index, (op, op_schedule) in enumerate(zip(step.ops, schedule.op_schedules, strict=True)):
         names = [t.buffer for t in op.operands if t is not None and t.buffer in step.scratch]
         for name in names:
-            now = index if name in schedule.own else placement.level
+            now = index if name in schedule.own else op_schedule.level
             first, last = spans.get(name, (now, now))
             spans[name] = (min(first, now), max(last, now))
         results |= {(name, names[-1]): op for name in names[:-1] if names[-1] not in uses}
@@ -191,4 +191,4 @@ def test_everyone_writing_shared_memory_bars_a_second_writer() -> None:
     operands, splits = (source, None, page), (Split.ROWS,) * 3
     write = Op(TABLE["add"], operands, splits, Count(1, Per.STEP, 1), (4,), private=True)
     step = Step([write, write])
-    assert [p.wait for p in schedule_workers(step, WORKERS).placements] == [False, True]
+    assert [p.wait for p in schedule_workers(step, WORKERS).op_schedules] == [False, True]

@@ -26,13 +26,13 @@ STEPS_AHEAD = 1
 class RandomWorkers:
     """Any number, another one for every step. ``chosen`` counts them, ``noted`` their times."""
 
-    most: int
+    max_workers: int
     chosen: list[int] = field(default_factory=list)
     noted: list[int] = field(default_factory=list)
     chance: random.Random = field(default_factory=lambda: random.Random(8))
 
     def choose(self, tokens: int, ops: int) -> int:
-        self.chosen.append(self.chance.randint(1, self.most))
+        self.chosen.append(self.chance.randint(1, self.max_workers))
         return self.chosen[-1]
 
     def note(self, tokens: int, ops: int, workers: int, seconds: float) -> None:

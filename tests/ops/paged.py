@@ -161,7 +161,7 @@ def _tile(
         weight = scalar_exp2(max(F(x[p] - F(top)), F(-80.0)))
         weights[p - start] = weight
         w = round(Fraction(float(weight)) * Fraction(2) ** (value.e + 13))
-        assert 0 <= w <= MOST_WEIGHT
+        assert 0 <= w <= MAX_WEIGHT
         output = [o + w * m for o, m in zip(output, value.m, strict=True)]
         assert all(abs(o) < 2**31 for o in output)
     return Tile(top, halves(weights), [F(np.int32(o)) for o in output])
@@ -187,7 +187,7 @@ def _merge(left: Tile, right: Tile) -> Tile:
 
 LOG2E = np.uint32(0x3FB8AA3B).view(F)
 EXP2_COEFFICIENTS = [np.uint32(c).view(F) for c in (0x3D61FBB0, 0x3E786F0D, 0x3F31798D, 0x3F7FFB49)]
-MOST_WEIGHT = 12_124
+MAX_WEIGHT = 12_124
 
 
 def scalar_exp2(d: np.float32) -> np.float32:

@@ -50,8 +50,8 @@ def misuses(step: Step, schedule: Schedule, ring: WeightRing) -> list[str]:
     content: dict[int, str] = {}
     written: dict[int, int] = {}
     read: dict[int, int] = {}
-    for op, placement in zip(step.ops, schedule.placements, strict=True):
-        level += placement.wait
+    for op, op_schedule in zip(step.ops, schedule.op_schedules, strict=True):
+        level += op_schedule.wait
         for tensor in op.operands:
             name = "" if tensor is None else tensor.buffer.removeprefix(SOURCE)
             if name not in ring.offsets:
@@ -92,8 +92,8 @@ def test_every_weight_is_copied_once_and_in_time(
     assert [op for op in copying.ops if op.name != "copy_rows"] == step.ops
     levels: dict[int, set[str]] = {}
     level = 0
-    for op, placement in zip(copying.ops, schedule.placements, strict=True):
-        level += placement.wait
+    for op, op_schedule in zip(copying.ops, schedule.op_schedules, strict=True):
+        level += op_schedule.wait
         levels.setdefault(level, set()).add(op.name)
     beside = sum("copy_rows" in ops and "matmul" in ops for ops in levels.values())
     assert beside >= len(ring.layers) - 1

@@ -254,14 +254,14 @@ def test_a_new_size_begins_as_the_last_one_stands() -> None:
 
 
 def test_a_bad_trial_is_one_step_whatever_is_queued() -> None:
-    worker_tuner = WorkerTuner(most=2, workers=1)
+    worker_tuner = WorkerTuner(max_workers=2, workers=1)
     tried = []
     for _ in range(8):
         workers = worker_tuner.choose()
         tried.append(workers == 2)
         worker_tuner.note(workers, beside_two(workers))
     assert tried.count(True) == 1
-    worker_tuner = WorkerTuner(most=2, workers=1)
+    worker_tuner = WorkerTuner(max_workers=2, workers=1)
     for _ in range(4):
         worker_tuner.note(1, 20.0)
     assert [worker_tuner.choose() for _ in range(4)] == [2, 1, 1, 1]

@@ -72,7 +72,7 @@ class Fake:
     """Whether streams end early without saying so."""
     refusal: str = ""
     """The message with which every question is refused."""
-    most_messages: int | None = None
+    max_messages: int | None = None
     """Longer conversations do not fit the context."""
     finish: str = "stop"
     used: int = 1024
@@ -134,7 +134,7 @@ def fake_app(double: Double) -> Flask:
             return _refused(status, "the queue is full", **{"Retry-After": "1"})
         if fake.refusal:
             return _refused(400, fake.refusal)
-        if fake.most_messages is not None and len(body["messages"]) > fake.most_messages:
+        if fake.max_messages is not None and len(body["messages"]) > fake.max_messages:
             return _refused(400, "prompt: is too long", code="context_length_exceeded")
         return Response(_chunks(fake, body), mimetype="text/event-stream")
 

@@ -142,7 +142,7 @@ class TestFullContext:
     def test_the_oldest_turns_can_be_forgotten(self, chat: Chat) -> None:
         for text in ("One", "Two", "Three"):
             chat.ask(text)
-        chat.fake.most_messages = 5
+        chat.fake.max_messages = 5
         chat.ask("Four")
         expect(chat.page.locator(".problem")).to_contain_text("too long")
         chat.press("Forget the oldest turns")
@@ -157,7 +157,7 @@ class TestFullContext:
         expect(chat.page.locator(".verdict")).to_contain_text("Identical.")
 
     def test_a_new_chat_is_offered(self, chat: Chat) -> None:
-        chat.fake.most_messages = 0
+        chat.fake.max_messages = 0
         chat.ask("One")
         chat.press("Forget the oldest turns")
         expect(chat.page.locator("#banner")).to_contain_text("This message alone is longer")

@@ -36,7 +36,7 @@ from tests.needs import need_device
 
 pytestmark = pytest.mark.parity
 
-FEWEST_CASES = 2000
+MIN_CASES = 2000
 THREADS = 2
 REPEATS = int(os.environ.get("ZINC_RT_PARITY_REPEATS", "1"))
 """Seeds of every point; nights and releases ask for more."""
@@ -184,7 +184,7 @@ def test_every_format_of_every_weight_is_swept() -> None:
 
 def test_enough_cases_and_no_two_alike() -> None:
     """The commit suite's share of property 1."""
-    assert len(CASES) >= FEWEST_CASES
+    assert len(CASES) >= MIN_CASES
     assert len({str(case) for case in CASES}) == len(CASES)
 
 

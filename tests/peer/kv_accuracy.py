@@ -29,7 +29,7 @@ OURS = ("i12", "f16", "q8_0", "i4r", "i3r")
 THEIRS = {"q8_0": GGML_TYPE_Q8_0, "q4_0": GGML_TYPE_Q4_0}
 LENGTHS = (128, 8192)
 DOCS = Path(__file__).parents[2] / "docs"
-MOST_ROWS = 1024
+MAX_ROWS = 1024
 """Positions of a model with a large vocabulary that are compared, evenly spread."""
 LARGE_VOCABULARY = 4096
 
@@ -73,7 +73,7 @@ def measured(
     path: Path, tokens: Sequence[int], vocabulary: int, peer: Peer | None, tier: str = "native"
 ) -> Accuracy:
     """The figures of a file with these tokens; without a peer from our logits with I12."""
-    every = max(1, len(tokens) // MOST_ROWS) if vocabulary > LARGE_VOCABULARY else 1
+    every = max(1, len(tokens) // MAX_ROWS) if vocabulary > LARGE_VOCABULARY else 1
     if peer is None:
         truth = our_logits(path, tokens, "i12", tier=tier)[::every].astype(np.float64)
     elif vocabulary > LARGE_VOCABULARY:

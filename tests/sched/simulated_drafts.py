@@ -21,7 +21,7 @@ class Costs:
     draft, of the host between two rounds, of a draft, of each further sequence that has one, of
     each token that drafts read late, and of the first round after a plain step in addition. Steps
     take ``longer`` of their time more behind a thousand tokens, and the first round of each size (a
-    power of two of rows) ``built`` more. ``most`` drafts fit a round, and a block reads
+    power of two of rows) ``built`` more. ``max_drafts`` drafts fit a round, and a block reads
     what is ``ring`` tokens old beside plain steps. Drafts from the prompt have a
     ``guess`` at this part of the positions, in stretches; None for drafts that are computed."""
 
@@ -35,7 +35,7 @@ class Costs:
     begin: float = 0.0
     longer: float = 0.0
     built: float = 0.0
-    most: int = 3
+    max_drafts: int = 3
     ring: int = 128
     guess: float | None = None
 
@@ -115,7 +115,7 @@ class Session:
                 policy.new_history(0),
                 PROMPT,
                 self.length,
-                policy.should_follow(0, together, costs.most),
+                policy.should_follow(0, together, costs.max_drafts),
             )
             for _ in range(together)
         ]
@@ -128,7 +128,7 @@ class Session:
 
     def count(self, one: Answer, running: int) -> int:
         """How many drafts an answer gets in the next step."""
-        policy, most = self.policy, self.costs.most
+        policy, most = self.policy, self.costs.max_drafts
         there = not one.lockstep or bool(self.draft(one))
         self.waits = self.waits or not there
         one.lockstep = there and (one.lockstep or self.begins(one, running))
@@ -147,7 +147,7 @@ class Session:
                 return False
         elif not one.follows or policy.given_up(one.own):
             return False
-        return policy.should_begin(one.own, one.known, running, self.costs.most)
+        return policy.should_begin(one.own, one.known, running, self.costs.max_drafts)
 
     def draft(self, one: Answer) -> list[int]:
         """Drafts of an answer, whose token at each position is the position itself."""
@@ -156,7 +156,7 @@ class Session:
             return []
         return [
             at if self.is_right(one, at) else -1
-            for at in range(one.known, one.known + self.costs.most)
+            for at in range(one.known, one.known + self.costs.max_drafts)
         ]
 
     def is_right(self, one: Answer, at: int) -> bool:
@@ -206,6 +206,6 @@ class Session:
             one.late = 0
             one.own.note(gained, count, len(drafting))
             policy.note_gain(one.own, gained, running)
-            if one.left > 0 and not policy.draft_count(one.own, running, costs.most):
+            if one.left > 0 and not policy.draft_count(one.own, running, costs.max_drafts):
                 policy.give_up(one.own, one.known)
                 one.lockstep = False

@@ -27,11 +27,11 @@ PAGES_MOST = 15
 
 @dataclass(frozen=True)
 class User:
-    """A tenant whose requests need ``pages`` each; it never has more than ``most`` of them."""
+    """A tenant whose requests need ``pages`` each; it never has more than ``max_requests``."""
 
     pages: int
     weight: float = 1.0
-    most: int = SLOTS
+    max_requests: int = SLOTS
 
     @property
     def part(self) -> float:
@@ -57,7 +57,7 @@ def fill(
 
     def push(id: int) -> None:
         nonlocal order
-        if got[id] < users[id].most:
+        if got[id] < users[id].max_requests:
             queue.push(WaitingRequest(order, id, clock.now, users[id].pages))
         order += 1
 
@@ -97,7 +97,7 @@ def shortfall(users: list[User], got: list[int]) -> float:
     total = sum(user.weight for user in users)
     granularity = sum(user.part for user in users)
     return max(
-        min(user.most, (1 - granularity) * user.weight / total / user.part) - count
+        min(user.max_requests, (1 - granularity) * user.weight / total / user.part) - count
         for user, count in zip(users, got, strict=True)
     )
 
@@ -111,7 +111,7 @@ def envy(users: list[User], got: list[int]) -> float:
     worst = 0.0
     for user, count in zip(users, got, strict=True):
         for other, has in zip(users, got, strict=True):
-            if count == user.most:
+            if count == user.max_requests:
                 continue
             scale = user.weight / other.weight
             possible = scale * min(has, has * other.pages / user.pages)
@@ -125,7 +125,7 @@ def wasted(users: list[User], got: list[int]) -> bool:
     slots = SLOTS - sum(got)
     pages = PAGES - sum(user.pages * count for user, count in zip(users, got, strict=True))
     return any(
-        count < user.most and slots >= 1 and pages >= user.pages
+        count < user.max_requests and slots >= 1 and pages >= user.pages
         for user, count in zip(users, got, strict=True)
     )
 
@@ -152,10 +152,10 @@ def gain_of_lie(users: list[User], claimed: User, rule: Rule = Tenants) -> int:
     """Requests that the first user can run more by claiming to need what ``claimed`` says, than
     by telling the truth. With fewer pages than a request needs, several are put together."""
     honest = users[0]
-    truth = fill([replace(honest, most=SLOTS), *users[1:]], rule)[0]
+    truth = fill([replace(honest, max_requests=SLOTS), *users[1:]], rule)[0]
     lie = fill([claimed, *users[1:]], rule)[0]
     useful = min(lie, lie * claimed.pages // honest.pages)
-    return min(useful, honest.most) - min(truth, honest.most)
+    return min(useful, honest.max_requests) - min(truth, honest.max_requests)
 
 
 def explained(users: list[User]) -> int:
@@ -167,7 +167,7 @@ def explained(users: list[User]) -> int:
 @given(USERS, st.integers(1, PAGES_MOST), st.sampled_from((SLOTS, 5, 40)))
 def test_strategy_proofness(users: list[User], pages: int, most: int) -> None:
     """Claiming other needs than one has gains nothing."""
-    claimed = replace(users[0], pages=pages, most=most)
+    claimed = replace(users[0], pages=pages, max_requests=most)
     assert gain_of_lie(users, claimed) <= explained(users)
 
 

@@ -15,11 +15,11 @@ from reference.sched.drafts import DraftPolicy
 from tests.sched.simulated_drafts import Costs, Session, fixed
 
 COSTS = {
-    "two cores": Costs(20.0, 3.9, 3.9, 0.4, 3.0, 0.6, late=0.5, most=4),
-    "H200": Costs(2.07, 0.15, 0.19, 0.5, 0.25, 0.03, late=0.01, most=5),
+    "two cores": Costs(20.0, 3.9, 3.9, 0.4, 3.0, 0.6, late=0.5, max_drafts=4),
+    "H200": Costs(2.07, 0.15, 0.19, 0.5, 0.25, 0.03, late=0.01, max_drafts=5),
     "H200 mixture": Costs(1.66, 0.3, 0.43, 0.5, 0.19, 0.02, late=0.01),
     "H200 hybrid": Costs(2.12, 0.14, 0.19, 0.5, 0.21, 0.03, late=0.01),
-    "draft model": Costs(2.1, 0.14, 0.1, 0.6, 0.9, 0.1, late=0.02, most=4, ring=1 << 30),
+    "draft model": Costs(2.1, 0.14, 0.1, 0.6, 0.9, 0.1, late=0.02, max_drafts=4, ring=1 << 30),
     "built late": Costs(2.07, 0.15, 0.19, 0.5, 0.25, 0.03, begin=1.0, longer=0.3, built=15.0),
 }
 SEQUENCES = (1, 4, 16)
@@ -69,7 +69,7 @@ def check_gains(costs: Costs, together: int, length: int, tokens: int) -> None:
                 taken.append(session.now)
             return mean(taken)
 
-        best = min(of(fixed(drafts)) for drafts in range(costs.most + 1))
+        best = min(of(fixed(drafts)) for drafts in range(costs.max_drafts + 1))
         missed = of(DraftPolicy) - best / 0.9
         assert missed <= LEARNING_STEPS * costs.step(together, 0, 0), name
 
@@ -127,7 +127,7 @@ def test_without_an_account_more_is_lost() -> None:
     assert Session(COSTS["H200"], 1, 32, lambda at: 0.2, Uncharged).run(24) < 0.95
 
 
-PROSE = Costs(3.0, 0.6, 1.2, 0.3, 0.0, built=15.0, most=11, guess=0.2)
+PROSE = Costs(3.0, 0.6, 1.2, 0.3, 0.0, built=15.0, max_drafts=11, guess=0.2)
 COPY = replace(PROSE, guess=0.9)
 
 

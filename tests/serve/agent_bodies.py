@@ -86,10 +86,10 @@ def claude_code(turn: int) -> Body:
     for number in range(turn):
         call = {"type": "tool_use", "id": f"toolu_{number}", "name": "Bash"}
         result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": said(number)}
-        thought = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
+        reasoning = {"type": "thinking", "thinking": "hm", "signature": "c2ln"}
         arguments = {"command": f"show {number}"}
         messages += [
-            {"role": "assistant", "content": [thought, {**call, "input": arguments}]},
+            {"role": "assistant", "content": [reasoning, {**call, "input": arguments}]},
             {"role": "user", "content": [{**result, "is_error": number % 7 == 3}]},
         ]
     tool = {"name": "Bash", "description": "Runs a command.", "input_schema": STRICTER}

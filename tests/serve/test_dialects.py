@@ -184,7 +184,7 @@ def test_parameters_a_syntax_cannot_hold_to_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("template", "vocabulary", "calls", "thoughts"),
+    ("template", "vocabulary", "calls", "reasoning"),
     [
         ("Qwen-Qwen3-0.6B", "qwen35", JsonObjectCalls, "<think>"),
         ("Qwen3.5-4B", "qwen35", XmlCalls, "<think>"),
@@ -193,7 +193,7 @@ def test_parameters_a_syntax_cannot_hold_to_are_refused(
     ],
 )
 def test_a_template_shows_its_dialect(
-    template: str, vocabulary: str, calls: type[CallSyntax] | None, thoughts: str | None
+    template: str, vocabulary: str, calls: type[CallSyntax] | None, reasoning: str | None
 ) -> None:
     """Real ones, with real vocabularies."""
     text = need_file(CHAT_TEMPLATES / f"{template}.jinja").read_text()
@@ -201,7 +201,7 @@ def test_a_template_shows_its_dialect(
     with open_gguf(path) as file:
         dialect = dialect_of(text, load_tokenizer(file.metadata, str(path)))
     assert type(dialect.calls) is (type(None) if calls is None else calls)
-    assert (dialect.reasoning and dialect.reasoning.open) == thoughts
+    assert (dialect.reasoning and dialect.reasoning.open) == reasoning
 
 
 def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None:

@@ -23,7 +23,7 @@ from tests.serve.tenants import write_tenants
 KEY = new_key()
 EXAMPLES = 4
 SOAK_EXAMPLES = 2000
-MOST_TOKENS = 4
+MAX_TOKENS = 4
 TOKEN_LIMITS = {
     "/v1/chat/completions": "max_tokens",
     "/v1/completions": "max_tokens",
@@ -63,7 +63,7 @@ def ask(server: Running, case: Case, kept: list[int]) -> None:
     case.headers["Authorization"] = f"Bearer {KEY}"
     limit = TOKEN_LIMITS.get(case.path)
     if limit and isinstance(case.body, dict) and isinstance(case.body.get(limit), int | None):
-        case.body[limit] = min(case.body.get(limit) or MOST_TOKENS, MOST_TOKENS)
+        case.body[limit] = min(case.body.get(limit) or MAX_TOKENS, MAX_TOKENS)
     response = case.call(base_url=server.url)
     kept.append(response.status_code)
     case.validate_response(response, checks=CHOSEN)

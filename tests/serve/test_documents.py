@@ -137,19 +137,15 @@ def test_every_answer_has_the_policy(http: Http, path: str) -> None:
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 
-def test_a_digest_is_kept_until_the_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_digest_is_kept_until_the_file_changes(tmp_path: Path) -> None:
     file, kept = tmp_path / "model", tmp_path / "cache" / "digests.json"
     file.write_bytes(b"one")
-    first = cached_digest(file, kept)
-    with monkeypatch.context() as patch:
-        patch.setattr("harness.file_digests.file_digest", lambda path: pytest.fail("computed"))
-        assert cached_digest(file, kept) == first
+    assert cached_digest(file, file.stat(), kept, lambda: "first") == "first"
+    assert cached_digest(file, file.stat(), kept, lambda: pytest.fail("computed")) == "first"
     file.write_bytes(b"other")
-    assert cached_digest(file, kept) != first
+    assert cached_digest(file, file.stat(), kept, lambda: "second") == "second"
     kept.write_text("[")
-    assert cached_digest(file, kept) != first
+    assert cached_digest(file, file.stat(), kept, lambda: "third") == "third"
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
@@ -168,7 +164,7 @@ def test_digests_are_of_the_files_that_are_open(tmp_path: Path, change: str) -> 
         for kept in (tmp_path / "a.json", tmp_path / "a.json", tmp_path / "b.json"):
             assert file_digests(model, kept) == [own]
             if change == "replaced":
-                assert cached_digest(path, kept) != own
+                assert cached_digest(path, path.stat(), kept, lambda: "computed") == "computed"
 
 
 def test_a_model_that_was_written_to_has_no_digest(tmp_path: Path) -> None:

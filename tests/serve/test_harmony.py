@@ -52,12 +52,12 @@ def test_a_required_call_comes_as_a_call(client: OpenAI, biased: dict[str, Any])
     assert choice.message.content is None
     (call,) = choice.message.tool_calls
     check_call(call.function.name, call.function.arguments)
-    content, thoughts, calls, finish = accumulated(
+    content, reasoning, calls, finish = accumulated(
         client.chat.completions.create(**asked, stream=True)
     )
     assert (content, finish) == ("", "tool_calls")
     assert calls == [[call.id, call.function.name, call.function.arguments]]
-    assert thoughts == (choice.message.model_extra.get("reasoning_content") or "")
+    assert reasoning == (choice.message.model_extra.get("reasoning_content") or "")
 
 
 def test_a_format_holds_the_final_message(client: OpenAI, biased: dict[str, Any]) -> None:

@@ -189,8 +189,8 @@ def test_what_the_template_writes_is_read_back(call: dict[str, Any]) -> None:
         messages = [{"role": "user", "content": "go"}, turn]
         text = template.render(messages, add_generation_prompt=False).text
     before = "<|start|>assistant"
-    thoughts, content, calls = read([text[text.index(before) + len(before) :]])
-    assert (thoughts, content) == ("Hm.", "")
+    reasoning, content, calls = read([text[text.index(before) + len(before) :]])
+    assert (reasoning, content) == ("Hm.", "")
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [
         (call["name"], call["arguments"])
     ]

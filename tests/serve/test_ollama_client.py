@@ -160,10 +160,10 @@ def test_calls_are_told_whole(agent: Client, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_thoughts_are_apart(thinker: Client) -> None:
     """By default as the model's template has it, and as the client asks."""
-    thought = thinker.chat("tiny", MESSAGES, options=OPTIONS, think=True)
-    assert thought.message.thinking
+    reasoning = thinker.chat("tiny", MESSAGES, options=OPTIONS, think=True)
+    assert reasoning.message.thinking
     parts = list(thinker.chat("tiny", MESSAGES, options=OPTIONS, think="high", stream=True))
-    assert "".join(part.message.thinking or "" for part in parts) == thought.message.thinking
+    assert "".join(part.message.thinking or "" for part in parts) == reasoning.message.thinking
     assert not thinker.chat("tiny", MESSAGES, options=OPTIONS, think=False).message.thinking
     assert thinker.generate("tiny", "Why?", options=OPTIONS, think=True).thinking
 

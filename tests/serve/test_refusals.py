@@ -132,21 +132,28 @@ def test_no_such_route(http: Http, method: str, path: str, status: int) -> None:
 
 
 def test_a_body_that_is_not_plain_json(http: Http) -> None:
-    """A page of another site can send text, but not JSON. Its browser says that it is one."""
+    """A page of another site can send text and forms, but not JSON. Its browser says that it is
+    one; ``curl -d`` sends the type of a form, and none of a browser's headers."""
     body = json.dumps({"messages": MESSAGES, "max_tokens": 1}).encode()
     own = f"http://{http.address[0]}:{http.address[1]}"
-    for headers in (
-        {"Content-Type": "text/plain"},
-        {"Content-Type": "application/x-www-form-urlencoded"},
-        {**JSON, "Content-Encoding": "gzip"},
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    browsers = (
         {"Origin": own},
         {"Sec-Fetch-Site": "cross-site"},
         {"Sec-Fetch-Mode": "no-cors"},
         {"Referer": "https://evil.example/"},
         {"Cookie": "a=b"},
+    )
+    for headers in (
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "multipart/form-data"},
+        {**JSON, "Content-Encoding": "gzip"},
+        *browsers,
+        *({**form, **one} for one in browsers),
     ):
         assert http.send("POST", CHAT, body, headers).status == 415, headers
-    for headers in ({}, JSON, {"Content-Type": ""}, {"Content-Type": "application/json; a=b"}):
+    accepted = ({}, JSON, form, {"Content-Type": ""}, {"Content-Type": "application/json; a=b"})
+    for headers in accepted:
         assert http.send("POST", CHAT, body, headers).status == 200, headers
 
 

@@ -29,9 +29,9 @@ from harness.host.reply import (
     CallBegin,
     Content,
     Part,
+    ReasoningText,
     ReplyForm,
     ReplyParser,
-    Thought,
     joined,
 )
 from reference.model.chat_template import ChatTemplate
@@ -111,7 +111,7 @@ def written(request: pytest.FixtureRequest) -> Any:
 def told(parts: Sequence[Part]) -> tuple[str, str, list[tuple[str, str]]]:
     """Thoughts, content and calls, after checking the order in which calls are told."""
     content = "".join(part.text for part in parts if isinstance(part, Content))
-    thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+    reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningText))
     calls: list[tuple[str, str]] = []
     for part in parts:
         if isinstance(part, CallBegin):
@@ -120,7 +120,7 @@ def told(parts: Sequence[Part]) -> tuple[str, str, list[tuple[str, str]]]:
         elif isinstance(part, CallArguments):
             assert part.index == len(calls) - 1
             calls[-1] = (calls[-1][0], calls[-1][1] + part.text)
-    return thoughts, content, calls
+    return reasoning, content, calls
 
 
 def read(
@@ -160,8 +160,8 @@ values = st.fixed_dictionaries(
 def test_what_a_template_writes_is_read_back(written: Any) -> None:
     """Calls as the model's own template shows them to it."""
     syntax, text_of, most = written
-    thoughts, content, calls = read(syntax, [text_of(CALLS[:most])])
-    assert (thoughts, content) == ("", "")
+    reasoning, content, calls = read(syntax, [text_of(CALLS[:most])])
+    assert (reasoning, content) == ("", "")
     assert [(name, json.loads(text)) for name, text in calls] == [
         (call["name"], call["arguments"]) for call in CALLS[:most]
     ]
@@ -250,7 +250,7 @@ def test_no_text_is_lost(syntax: CallSyntax | None, text: str) -> None:
 @given(text=MARKED, where=places)
 def test_thoughts_and_text_are_all_there_is(text: str, where: list[int]) -> None:
     """Nothing but the marks and the blanks beside them is left out."""
-    thoughts, content, _ = read(None, cut(text, where), reasoning=REASONING[0], functions={})
+    reasoning, content, _ = read(None, cut(text, where), reasoning=REASONING[0], functions={})
 
     begun = text.lstrip(BLANKS)
     if begun.startswith("<think>"):
@@ -259,7 +259,7 @@ def test_thoughts_and_text_are_all_there_is(text: str, where: list[int]) -> None
         expected = (before.rstrip(BLANKS) if mark else before, after.lstrip(BLANKS))
     else:
         expected = ("", text)
-    assert (thoughts, content) == expected
+    assert (reasoning, content) == expected
 
 
 @pytest.mark.parametrize(
@@ -387,8 +387,8 @@ def test_ids_of_calls_are_the_same_again_and_differ() -> None:
 
 
 def test_neighbours_are_joined() -> None:
-    parts = [Content("a"), Content("b"), Thought("c"), CallArguments(0, "d"), CallArguments(1, "e")]
-    assert joined(parts) == [Content("ab"), *parts[2:]]
+    others = [ReasoningText("c"), CallArguments(0, "d"), CallArguments(1, "e")]
+    assert joined([Content("a"), Content("b"), *others]) == [Content("ab"), *others]
 
 
 def test_a_prompt_shows_whether_the_model_thinks() -> None:

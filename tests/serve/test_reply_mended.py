@@ -20,7 +20,7 @@ from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.section_calls import SectionCalls
 from harness.host.dialect.tagged_calls import GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
-from harness.host.reply import ReplyForm, ReplyParser, Thought
+from harness.host.reply import ReasoningText, ReplyForm, ReplyParser
 from tests.serve.test_reply import HERMES, SYNTAXES, read
 
 WRITE = {
@@ -165,7 +165,7 @@ def test_an_object_that_is_no_call_holds_up_no_thought() -> None:
     for text in OBJECTS[:2]:
         parser = ReplyParser(form)
         parts = parser.feed(text + " and")
-        assert parts == [Thought(text + " and")]
+        assert parts == [ReasoningText(text + " and")]
 
 
 def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
@@ -256,7 +256,7 @@ def test_a_tag_that_opens_no_call_is_text(text: str) -> None:
 @pytest.mark.parametrize("pieces", [False, True])
 def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces: bool) -> None:
     call = literal_call(syntax, WRITTEN_CALL)
-    many = 2 if syntax.repeats else 1
+    many = 2 if syntax.begins_each_call else 1
     text = f"<think>let me see {call}" + f"\n{call}" * (many - 1)
     reasoning = REASONING[0]
     options: dict[str, Any] = {"reasoning": reasoning, "functions": WRITE}
@@ -265,8 +265,8 @@ def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces
     assert [json.loads(arguments) for _, arguments in told[2]] == [WRITTEN_CALL] * many
     # One that is closed after all was a thought, calls and all; so is one that calls nothing.
     closed = f"{text}\n no</think>yes"
-    thoughts, content, calls = read(syntax, list(closed) if pieces else [closed], **options)
-    assert (thoughts, content, calls) == (f"{text}\n no".removeprefix("<think>"), "yes", [])
+    reasoning, content, calls = read(syntax, list(closed) if pieces else [closed], **options)
+    assert (reasoning, content, calls) == (f"{text}\n no".removeprefix("<think>"), "yes", [])
     for malformed in (f"{syntax.begin} is a mark", f"{syntax.begin}", "x <functio"):
         said = read(syntax, list(f"<think>{malformed}"), **options)
         assert said == (malformed, "", [])

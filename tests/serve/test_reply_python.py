@@ -44,8 +44,8 @@ def test_python_and_json_between_the_marks_of_lfm2(body: str, arguments: dict[st
     """Whole and cut at every place."""
     text = f"so:<|tool_call_start|>{body}<|tool_call_end|>"
     for pieces in ([text], *([text[:n], text[n:]] for n in range(len(text))), list(text)):
-        thoughts, content, calls = read(PythonCalls(), pieces)
-        assert (thoughts, content) == ("", "so:")
+        reasoning, content, calls = read(PythonCalls(), pieces)
+        assert (reasoning, content) == ("", "so:")
         assert [(name, json.loads(given)) for name, given in calls] == [("get_weather", arguments)]
 
 

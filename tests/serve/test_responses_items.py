@@ -65,12 +65,12 @@ def test_tokens_are_not_listed_unasked(client: OpenAI) -> None:
 
 @given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.text(max_size=4))
 def test_tokens_of_the_text_are_those_behind_the_thoughts(
-    thoughts: list[str], text: list[str], mark: str
+    reasoning: list[str], text: list[str], mark: str
 ) -> None:
     """Their bytes have every byte of the text."""
-    pieces = [*thoughts, mark, *text]
+    pieces = [*reasoning, mark, *text]
     listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
-    found = tokens_of_text("".join(text), listed, "".join(thoughts))
+    found = tokens_of_text("".join(text), listed, "".join(reasoning))
     said = b"".join(bytes(one["bytes"]) for one in found)
     assert "".join(text).encode() in said or not text
 

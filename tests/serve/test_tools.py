@@ -57,21 +57,21 @@ def client(hermes: Running) -> Iterator[OpenAI]:
 
 def accumulated(stream: Any) -> tuple[str, str, list[list[str]], str | None]:
     """Content, thoughts, calls as [id, name, arguments], and how it ended, as clients add up."""
-    content = thoughts = ""
+    content = reasoning = ""
     calls: list[list[str]] = []
     finish = None
     for chunk in stream:
         for choice in chunk.choices:
             finish = choice.finish_reason or finish
             content += choice.delta.content or ""
-            thoughts += getattr(choice.delta, "reasoning_content", None) or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
             for call in choice.delta.tool_calls or ():
                 if call.id is not None:
                     assert call.index == len(calls)
                     assert call.type == "function"
                     calls.append([call.id, call.function.name, ""])
                 calls[call.index][2] += call.function.arguments or ""
-    return content, thoughts, calls, finish
+    return content, reasoning, calls, finish
 
 
 def test_a_required_call_is_made_in_the_models_own_way(any_client: OpenAI) -> None:
@@ -132,12 +132,12 @@ def test_thoughts_are_told_apart(any_server: Running, any_client: OpenAI) -> Non
     answer = any_client.chat.completions.create(**asked)
     message = answer.choices[0].message
     assert json.loads(message.content) in ENUM["enum"]
-    thoughts = message.model_extra["reasoning_content"]
-    assert thoughts
+    reasoning = message.model_extra["reasoning_content"]
+    assert reasoning
     counted = answer.usage.completion_tokens_details.reasoning_tokens
     assert 0 < counted < answer.usage.completion_tokens
     streamed = accumulated(any_client.chat.completions.create(**asked, stream=True))
-    assert streamed == (message.content, thoughts, [], "stop")
+    assert streamed == (message.content, reasoning, [], "stop")
     silent = any_client.chat.completions.create(**{**asked, "reasoning_effort": "none"})
     assert "reasoning_content" not in (silent.choices[0].message.model_extra or {})
     assert silent.usage.completion_tokens_details.reasoning_tokens == 0

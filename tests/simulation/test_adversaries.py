@@ -20,7 +20,7 @@ from reference.model.adapters import Adapters
 from reference.sched.quantum import QUANTUM
 
 Patch = pytest.MonkeyPatch
-MOST_SEEDS = 400
+MAX_SEEDS = 400
 TELLING = (53, 48)
 """Seeds that notice faults which few do: they are played first."""
 HAPPENS = (
@@ -59,7 +59,7 @@ def who_moves_goes_on_in_its_old_scope(patch: Patch) -> None:
 
 
 def what_can_never_fit_waits(patch: Patch) -> None:
-    patch.setattr(Scheduler, "_fits_ever", lambda self, sequence: True)
+    patch.setattr(Scheduler, "_can_ever_fit", lambda self, sequence: True)
 
 
 def who_is_in_between_is_lost(patch: Patch) -> None:
@@ -106,7 +106,7 @@ def test_a_fault_that_is_back_is_noticed(
 ) -> None:
     broken(monkeypatch)
     found = None
-    for seed in (*TELLING, *range(1, MOST_SEEDS)):
+    for seed in (*TELLING, *range(1, MAX_SEEDS)):
         if seed % 50 == 0:
             continue
         violation = play_seed(ADVERSARY, seed).violation

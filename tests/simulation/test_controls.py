@@ -9,7 +9,7 @@ from harness.simulation.invariants import Invariant
 from harness.simulation.run import play_seed
 from tests.simulation.controls import CONTROLS, Break
 
-MOST_SEEDS = 150
+MAX_SEEDS = 150
 TELLING = {
     "first_come_first_served": 41, "classes_reversed": 57, "the_model_used_last_makes_room": 82,
 }  # fmt: skip
@@ -18,7 +18,7 @@ TELLING = {
 
 def first_violation(broken: Break, twice: bool) -> Invariant | None:
     """What breaks first, in any of some seeds; seed 0 is also that of an unwatched competition."""
-    for seed in (TELLING.get(broken.__name__, 1), *range(1, MOST_SEEDS + 1)):
+    for seed in (TELLING.get(broken.__name__, 1), *range(1, MAX_SEEDS + 1)):
         for profile in (SCHEDULER, MEMORY):
             violation = play_seed(profile, seed, twice=twice).violation
             if violation is not None:

@@ -41,7 +41,7 @@ class Changing(Simulation):
 
     def _change_memory(self, served: Served, random: Random) -> None:
         engine, full = served.engine, self.schedule.shape.limits.pages
-        fewest = min(full, engine.fewest_pages)
+        fewest = min(full, engine.min_pages)
         pages = random.choice([fewest, full, random.randint(fewest, full)])
         engine.reopen(lambda: reopened(served.world.runner, pages, served.number))
         served.watch.running.clear()

@@ -106,7 +106,7 @@ def test_processors_come_last(vulkan: Vulkan, monkeypatch: pytest.MonkeyPatch) -
         for kind in (Kind.CPU, Kind.INTEGRATED, Kind.DISCRETE, Kind.VIRTUAL):
             found.append(replace(cpu, kind=kind, name=kind.name))
         handles = [object()] * len(found)
-        monkeypatch.setattr(Vulkan, "every", lambda *a: handles)
+        monkeypatch.setattr(Vulkan, "list_all", lambda *a: handles)
         monkeypatch.setattr("accel.vulkan.device.describe", lambda *a: found.pop())
         names = [device.name for device in instance.devices()]
     assert names == ["DISCRETE", "INTEGRATED", "VIRTUAL", "CPU"]

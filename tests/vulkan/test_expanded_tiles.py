@@ -9,7 +9,7 @@ from accel.packets.fused_ops import FUSED
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Count, Op, Per, Step, Tensor
 from accel.vulkan.expanded_tiles import MIN_ROWS, PLANES_FROM, with_expanded_tiles
-from accel.vulkan.matrix_tiles import MIN_ROWS as LEAST_WIDE_ROWS
+from accel.vulkan.matrix_tiles import MIN_ROWS as MIN_WIDE_ROWS
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, WIDE_FROM, with_tiles_32x16, with_tiles_128x128
 from contract.dtypes import Q4_0, Q4_K, Q6_K, DType
 
@@ -50,7 +50,7 @@ def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
         *("expand_weight", "expand_weight", "rms_norm_quantize", "expand_tokens"),
         *("matmul_planes", "matmul_planes"),
     ]
-    levels = [placement.level for placement in schedule_levels(expanded).placements]
+    levels = [op_schedule.level for op_schedule in schedule_levels(expanded).op_schedules]
     assert levels == [0, 0, 0, 1, 2, 2]
     sizes = sorted(set(expanded.scratch.values()))[1:]
     assert sizes == [plane_bytes(PLANES_FROM, COLUMNS), plane_bytes(MIN_ROWS, COLUMNS)]
@@ -77,7 +77,7 @@ def test_others_are_multiplied_in_tiles() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "name"), [(LEAST_WIDE_ROWS, "matmul_wide"), (LEAST_WIDE_ROWS - 1, "matmul_narrow")]
+    ("rows", "name"), [(MIN_WIDE_ROWS, "matmul_wide"), (MIN_WIDE_ROWS - 1, "matmul_narrow")]
 )
 @pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
 def test_products_of_many_tokens_are_multiplied_in_wide_tiles(
@@ -103,9 +103,9 @@ def test_others_are_not_multiplied_in_wide_tiles(other: Op) -> None:
 
 def of_one_layer() -> list[Op]:
     """Those of queries, keys and values, the last in a format that stays in tiles."""
-    queries = product("q", dtype=Q4_K, rows=LEAST_WIDE_ROWS, most=WIDE_FROM)
-    keys = product("k", dtype=Q4_K, rows=LEAST_WIDE_ROWS - 1, most=WIDE_FROM)
-    return [keys, queries, product("v", dtype=Q6_K, rows=LEAST_WIDE_ROWS - 1, most=WIDE_FROM)]
+    queries = product("q", dtype=Q4_K, rows=MIN_WIDE_ROWS, most=WIDE_FROM)
+    keys = product("k", dtype=Q4_K, rows=MIN_WIDE_ROWS - 1, most=WIDE_FROM)
+    return [keys, queries, product("v", dtype=Q6_K, rows=MIN_WIDE_ROWS - 1, most=WIDE_FROM)]
 
 
 def test_products_of_the_same_activations_begin_with_the_longest() -> None:

@@ -10,7 +10,14 @@ from accel.amd.generation import GFX12, Generation
 from accel.amd.isa.checks import check_code
 from accel.amd.isa.code_object import kernel_of, read_code_object
 from accel.amd.sim.translate import check_translation
-from accel.amd.tools.build import COMPILER, Build, CompileError, assembled, kernel_made, traits_of
+from accel.amd.tools.build import (
+    COMPILER,
+    Build,
+    CompileError,
+    assembled,
+    compiled_kernel,
+    traits_of,
+)
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, STORED, Language, Module, module_source
 from contract.dtypes import DType
 from contract.errors import CodecError, ConfigError
@@ -82,7 +89,7 @@ def _from_dialect(path: Path, text: str, options: AssemblyOptions) -> KernelHead
         raise ConfigError(f"{path}: there is no op {op}; a .k is named after one of accel/kernels")
     module = Module(op, _dtype(path, op, options.dtype))
     whole = module_source(Language.AMD, module, traits_of(module, options.native), text)
-    return kernel_made(Build(module, options.native, options.gpu), whole)
+    return compiled_kernel(Build(module, options.native, options.gpu), whole)
 
 
 def _dtype(path: Path, op: str, name: str) -> DType | None:

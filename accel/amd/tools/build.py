@@ -115,7 +115,7 @@ def _object(text: str, options: Sequence[str]) -> bytes:
         return target.read_bytes()
 
 
-def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
+def compiled_kernel(build: Build, text: str | None = None) -> KernelHeader:
     """The kernel, not checked yet; ``text`` replaces the module's own. Raises CompileError, and
     CodecError for code that needs what a launch does not give."""
     module = build.module
@@ -129,12 +129,12 @@ def kernel_made(build: Build, text: str | None = None) -> KernelHeader:
     return kernel_of(code, build.name, module.entry, module.group_size)
 
 
-def made(build: Build) -> bytes | None:
+def compiled_file(build: Build) -> bytes | None:
     """The file of a build; None for the integer variant of a module without division and root.
-    Raises what ``kernel_made`` raises, and CodecError for code that ``check_code`` or
+    Raises what ``compiled_kernel`` raises, and CodecError for code that ``check_code`` or
     ``check_translation`` refuses."""
-    kernel = kernel_made(build)
-    if not build.native and kernel.code == kernel_made(replace(build, native=True)).code:
+    kernel = compiled_kernel(build)
+    if not build.native and kernel.code == compiled_kernel(replace(build, native=True)).code:
         return None
     check_code(kernel)
     check_translation(kernel)
@@ -143,4 +143,4 @@ def made(build: Build) -> bytes | None:
 
 if __name__ == "__main__":
     for generation in GENERATIONS:
-        refresh(folder_of(generation), compiler_version(), builds(generation), made)
+        refresh(folder_of(generation), compiler_version(), builds(generation), compiled_file)

@@ -146,12 +146,12 @@ class Paper:
 
     def costs(self) -> Iterator[PacketCost]:
         """The cost of every launch in order; equal launches are executed once."""
-        for index, (op, placement) in enumerate(
-            zip(self.step.ops, self.schedule.placements, strict=True)
+        for index, (op, op_schedule) in enumerate(
+            zip(self.step.ops, self.schedule.op_schedules, strict=True)
         ):
-            alike = (module_of(op), tuple(op.most_sizes().items()), placement.wait)
+            alike = (module_of(op), tuple(op.max_sizes().items()), op_schedule.wait)
             if alike not in self._known:
-                self._known[alike] = self._cost(index, op, placement.wait)
+                self._known[alike] = self._cost(index, op, op_schedule.wait)
             yield self._known[alike]
 
     def _cost(self, index: int, op: Op, wait: bool) -> PacketCost:

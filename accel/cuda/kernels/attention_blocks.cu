@@ -8,7 +8,7 @@
 // / 8. A token that is the only one of its slot would leave most of a block's rows empty, so its
 // heads are computed separately.
 //
-// HEAD_DIM is 64, 128 or 256; a block computes CHANNELS of the outputs. MOST_TOKENS is the number
+// HEAD_DIM is 64, 128 or 256; a block computes CHANNELS of the outputs. MAX_TOKENS is the number
 // of tokens of the shape bucket. Compiled with these operand numbers (see packets.h): Q_AT, KV_AT,
 // PAGES_AT, QUERY_AT and Y_AT.
 

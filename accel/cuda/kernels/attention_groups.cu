@@ -5,7 +5,7 @@
 // weights are split into 256 high + low. A token that is the only one of its slot would leave most
 // rows empty, so its heads are computed separately, after all others.
 //
-// HEAD_DIM is 64 or 128. MOST_TOKENS is the number of tokens of the shape bucket. Compiled with
+// HEAD_DIM is 64 or 128. MAX_TOKENS is the number of tokens of the shape bucket. Compiled with
 // these operand numbers (see packets.h): Q_AT, KV_AT, PAGES_AT, QUERY_AT and Y_AT.
 
 #define WARPS 8  // that multiply

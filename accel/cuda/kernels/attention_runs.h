@@ -1,12 +1,12 @@
 // Divides runs of consecutive tokens of one slot into the work of blocks: the rows of one KV head,
-// where a row is one head of one token. MOST_TOKENS is the number of tokens of the shape bucket.
+// where a row is one head of one token. MAX_TOKENS is the number of tokens of the shape bucket.
 
 #ifndef ATTENTION_RUNS_H
 #define ATTENTION_RUNS_H
 
 #include "attention_tiles.h"
 
-#define START_WORDS ((MOST_TOKENS + 31) / 32)
+#define START_WORDS ((MAX_TOKENS + 31) / 32)
 
 // The work of a block: consecutive tokens of one slot. `first` and `last` are the positions that
 // any of them sees; of a wide head the block computes part `part`.

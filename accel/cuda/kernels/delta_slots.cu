@@ -5,7 +5,7 @@
 // computation and begin before the previous kernel has ended, since only this kernel writes states.
 //
 // Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
-// MOST_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
+// MAX_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
 // numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
 // GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has STATES rows of
 // states; what follows a position is in the row of its remainder. With several GROUP_TOKENS is 1.
@@ -24,9 +24,9 @@
 
 // The tokens of a step by slots, in shared memory.
 struct SLOT_ORDER {
-    unsigned before[MOST_TOKENS];  // the row of the state before the token
-    unsigned next[MOST_TOKENS];    // the next token of the same slot, or NO_TOKEN
-    unsigned first[MOST_TOKENS];   // the first tokens of the slots
+    unsigned before[MAX_TOKENS];  // the row of the state before the token
+    unsigned next[MAX_TOKENS];    // the next token of the same slot, or NO_TOKEN
+    unsigned first[MAX_TOKENS];   // the first tokens of the slots
     unsigned slots;
 
     // By one warp.

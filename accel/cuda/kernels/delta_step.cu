@@ -9,7 +9,7 @@
 // Everything but the recurrence is computed for all tokens together. A warp has its rows of the
 // state in registers, so that no other waits between two tokens.
 //
-// Compiled with STATE_SIZE, HISTORY, WARPS, STATES, MOST_TOKENS; with these operand numbers (see packets.h): X,
+// Compiled with STATE_SIZE, HISTORY, WARPS, STATES, MAX_TOKENS; with these operand numbers (see packets.h): X,
 // CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with
 // the packet numbers INPUTS_OP, NET and NORM.
 
@@ -34,10 +34,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     delta_step(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
     BLOCK_MEMORY(shared);
     float *mixed = (float *)shared;  // queries, keys and values of each token
-    float *open = mixed + MOST_TOKENS * HEAD_CHANNELS;  // gates of each token
-    float *read = open + MOST_TOKENS * STATE_SIZE;      // M q of each token
-    FACTORS *factors = (FACTORS *)(read + MOST_TOKENS * STATE_SIZE);
-    unsigned *ticket = (unsigned *)(factors + MOST_TOKENS);
+    float *open = mixed + MAX_TOKENS * HEAD_CHANNELS;  // gates of each token
+    float *read = open + MAX_TOKENS * STATE_SIZE;      // M q of each token
+    FACTORS *factors = (FACTORS *)(read + MAX_TOKENS * STATE_SIZE);
+    unsigned *ticket = (unsigned *)(factors + MAX_TOKENS);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *net = packet_of(launch, NET);
     const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
@@ -102,9 +102,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #pragma unroll
         for (int i = 0; i < HISTORY; i++) began[c][i] = past[c][i];
     unsigned *counter = (unsigned *)workspace + first * key_heads + key_head;
-    float now[MOST_TOKENS][PER_THREAD];
+    float now[MAX_TOKENS][PER_THREAD];
 #pragma unroll
-    for (int n = 0; n < MOST_TOKENS; n++) {
+    for (int n = 0; n < MAX_TOKENS; n++) {
         const unsigned token = min(first + n, tokens - 1);
 #pragma unroll
         for (int c = 0; c < PER_THREAD; c++)
@@ -113,7 +113,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                     ((const float *)operand_at(launch, X))[token * stride_at(launch, X) + channel[c]];
     }
 #pragma unroll
-    for (int n = 0; n < MOST_TOKENS; n++) {
+    for (int n = 0; n < MAX_TOKENS; n++) {
         const unsigned token = first + n;
         if (token >= tokens || queries.slot(token) != slot) continue;
         const bool starts = queries.starts(token);
@@ -133,7 +133,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     // The last threads first, which have the fewest channels.
 #pragma unroll 1
-    for (unsigned i = THREADS - 1 - thread; i < MOST_TOKENS * STATE_SIZE; i += THREADS) {
+    for (unsigned i = THREADS - 1 - thread; i < MAX_TOKENS * STATE_SIZE; i += THREADS) {
         const unsigned token = first + i / STATE_SIZE;
         if (token >= tokens || queries.slot(token) != slot) continue;
         open[i] = silu_of(((const float *)operand_at(launch, GATE))[token * stride_at(launch, GATE) +
@@ -144,7 +144,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // The stored values have been read: the values to be stored now depend on them.
     if (thread == 0) *ticket = atomicAdd(counter, 1);
 #pragma unroll 1
-    for (unsigned part = warp; part < 2 * MOST_TOKENS; part += WARPS) {
+    for (unsigned part = warp; part < 2 * MAX_TOKENS; part += WARPS) {
         const unsigned token = first + part / 2;
         if (token >= tokens || queries.slot(token) != slot) continue;
         float *own = mixed + part / 2 * HEAD_CHANNELS + part % 2 * STATE_SIZE;
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
 #pragma unroll 1
-    for (int n = 0; n < MOST_TOKENS; n++) {
+    for (int n = 0; n < MAX_TOKENS; n++) {
         const unsigned token = first + n;
         if (token >= tokens || queries.slot(token) != slot) continue;
         const float *own = mixed + n * HEAD_CHANNELS;
@@ -171,7 +171,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
 #pragma unroll 1
-    for (unsigned n = warp; n < MOST_TOKENS; n += WARPS) {
+    for (unsigned n = warp; n < MAX_TOKENS; n += WARPS) {
         const unsigned token = first + n;
         if (token >= tokens || queries.slot(token) != slot) continue;
         float *y =
@@ -185,7 +185,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     const bool last = *ticket + 1 == sharers;
 #pragma unroll
-    for (int n = 0; n < MOST_TOKENS; n++) {
+    for (int n = 0; n < MAX_TOKENS; n++) {
         const unsigned token = first + n;
         if (token >= tokens || queries.slot(token) != slot) continue;
         const bool remains = queries.remains(token, tokens, STATES);

@@ -30,12 +30,12 @@
 
 #define EXCHANGE_MEMORY (1ull << 60)  // of an operand: an offset in the bank, not an address
 #define SPINS_BETWEEN_LOOKS 1024
-#define MOST_PEERS 15
+#define MAX_PEERS 15
 
 // The other devices that execute a launch together with this one, which is number `index` of all.
 // All have workspaces of one layout; `apart` is how far another one is from this device's.
 struct PEER_DEVICES {
-    unsigned long long count, index, apart[MOST_PEERS];
+    unsigned long long count, index, apart[MAX_PEERS];
 };
 template <class T> DEVICE T *at_peer(T *own, const PEER_DEVICES &peers, unsigned peer) {
     return (T *)((unsigned long long)own + peers.apart[peer]);

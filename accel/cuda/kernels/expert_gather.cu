@@ -1,7 +1,7 @@
 // Copies packed tokens, in groups of eight as unit_pack_fours.cu has them, to the rows of their
 // experts: each chunk of expert_table.h gets whole groups. The blocks of a column copy one chunk.
 //
-// Compiled with WARPS, UNITS (of a row), USED, MOST_CHUNKS, TABLE_AT (the word of the workspace at
+// Compiled with WARPS, UNITS (of a row), USED, MAX_CHUNKS, TABLE_AT (the word of the workspace at
 // which the table begins), PLANES_AT, SUMS_AT and SCALES_AT (bytes of the workspace), and the
 // operand numbers M, SCALE and SUMS (see packets.h).
 
@@ -15,7 +15,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const unsigned lane = threadIdx.x % WARP_LANES;
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
-    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MAX_CHUNKS};
     if (blockIdx.x >= table.chunks()) return;
     const CHUNK chunk = table.chunk(blockIdx.x);
     const unsigned eights = (chunk.count + 7) / 8;

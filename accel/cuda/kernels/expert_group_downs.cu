@@ -2,7 +2,7 @@
 // tile of 16 rows for one chunk of expert_rows.h after the other.
 //
 // Compiled with WARPS, SLOTS and SLOT_BYTES (of a warp), UNITS (of a row of h), CHUNK_ROWS_MOST,
-// BLOCKS_AT_ONCE (blocks of a multiprocessor), CHUNKS (of a block), MOST_CHUNKS, TABLE_AT, EXPERTS,
+// BLOCKS_AT_ONCE (blocks of a multiprocessor), CHUNKS (of a block), MAX_CHUNKS, TABLE_AT, EXPERTS,
 // FORMAT_ID and SHARED_FORMAT; with these operand
 // numbers (see packets.h): H, DOWNS, Y, and of the shared expert SHARED_H, SHARED_DOWN and
 // SHARED_Y, each -1 if absent. PRODUCT is the packet number of the product.
@@ -49,7 +49,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS_AT_ONCE)
     const unsigned warp = threadIdx.x / WARP_LANES, tile = blockIdx.x * WARPS + warp;
     FOLLOWING_MAY_START;
     // The table was complete before any block of the previous launch continued.
-    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MAX_CHUNKS};
     const unsigned count = chunks.load(table, WARPS * WARP_LANES);
     STREAM stream = {
         rings + warp * SLOTS * SLOT_BYTES,

@@ -3,7 +3,7 @@
 // one tile of one matrix.
 //
 // Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MOST, BLOCKS_AT_ONCE (blocks
-// of a multiprocessor), MOST_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and SHARED_FORMAT; with these
+// of a multiprocessor), MAX_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and SHARED_FORMAT; with these
 // operand numbers (see packets.h): M, SCALE, SUMS, which expert_router.cu writes; GATES and UPS; H;
 // and of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent. PRODUCT,
 // ACTIVATION and SHARED_ACTIVATION are packet numbers, USED is the number of experts of a token.
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     PRECEDING_DONE;
     FOLLOWING_MAY_START;
-    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MAX_CHUNKS};
     if (blockIdx.y >= table.chunks()) return;
     const CHUNK chunk = table.chunk(blockIdx.y);
     const unsigned rows = packet_of(launch, PRODUCT)->size[MATMUL_ROWS];

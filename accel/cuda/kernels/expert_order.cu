@@ -1,6 +1,6 @@
 // Groups tokens by expert: one block writes the table of expert_table.h.
 //
-// Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MOST_CHUNKS, TABLE_AT (the word of
+// Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MAX_CHUNKS, TABLE_AT (the word of
 // the workspace at which the table begins), USED, EXPERTS, HAS_SHARED, and the operand number of
 // IDS (see packets.h); TOPK is a packet number.
 
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         record[2] = min(tokens - i * CHUNK_ROWS_MOST, (unsigned)CHUNK_ROWS_MOST);
     }
     __syncthreads();
-    unsigned *order = records + MOST_CHUNKS * CHUNK_WORDS;
+    unsigned *order = records + MAX_CHUNKS * CHUNK_WORDS;
     for (unsigned pair = threadIdx.x; pair < pairs; pair += THREADS)
         order[atomicAdd(starts + ids[pair / USED * stride + pair % USED], 1)] = pair;
 }

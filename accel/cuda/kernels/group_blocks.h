@@ -11,7 +11,7 @@
 // Takes the chunk, of `chunks`, and the rows of block `block`; blocks of one chunk follow each other.
 DEVICE bool open_block(const LAUNCH &launch, U64 workspace, unsigned chunks, unsigned block,
                        GROUP_WORK &work, RESULT &result) {
-    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MAX_CHUNKS};
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
     if (block >= of_chunk * chunks) return false;
     const CHUNK chunk = table.chunk(block / of_chunk);
@@ -26,7 +26,7 @@ DEVICE bool open_block(const LAUNCH &launch, U64 workspace, unsigned chunks, uns
 
 // Keeps what the end of block `block` needs to know of its pairs.
 DEVICE void keep_pairs(const LAUNCH &launch, U64 workspace, unsigned block, unsigned *pairs) {
-    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MAX_CHUNKS};
     const unsigned of_chunk = (tiles_of(launch, W0) + BLOCK_TILES - 1) / BLOCK_TILES;
     if (threadIdx.x >= BLOCK_TOKENS) return;
     const CHUNK chunk = table.chunk(block / of_chunk);

@@ -16,7 +16,7 @@
 #include "rotated_rows.h"
 #endif
 
-#define MOST_UNROLLED 16
+#define MAX_UNROLLED 16
 #define Q_HEAD 0
 #define K_HEAD 1
 #define V_HEAD 2
@@ -84,7 +84,7 @@ DEVICE void read_row(const LAUNCH &launch, const HEAD_ROW &own, const float *spa
         if (k >= WIDTH) continue;
 #if SPANS > 0
         float total = 0.0f;
-#pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
+#pragma unroll(SPANS < MAX_UNROLLED ? SPANS : MAX_UNROLLED)
         for (int span = 0; span < SPANS; span++)
             total = total + x[(size_t)span * tokens * rows + k];
         row[k] = bias ? total + bias[k] : total;

@@ -6,7 +6,7 @@
 #define ROTATED_ROWS_H
 
 // As in rotate_heads.k.
-#define LEAST_ROTATED __uint_as_float(0x1F800000u)
+#define MIN_ROTATED __uint_as_float(0x1F800000u)
 DEVICE unsigned sign_word(unsigned word) {
     const unsigned first = word & 1 ? 0xe169c58du : 0x6627e8d5u;
     const unsigned second = word & 1 ? 0x9b00dbd8u : 0xbc57ac4cu;
@@ -14,7 +14,7 @@ DEVICE unsigned sign_word(unsigned word) {
     const unsigned fourth = word & 1 ? 0x097eff67u : 0xb1a574ebu;
     return word & 4 ? (word & 2 ? fourth : third) : (word & 2 ? second : first);
 }
-DEVICE float rotated_channel(float x) { return magnitude_of(x) < LEAST_ROTATED ? 0.0f : x; }
+DEVICE float rotated_channel(float x) { return magnitude_of(x) < MIN_ROTATED ? 0.0f : x; }
 DEVICE float with_sign(float x, unsigned word, unsigned bit) {
     return __uint_as_float(__float_as_uint(x) ^ (word >> bit & 1u) << 31);
 }

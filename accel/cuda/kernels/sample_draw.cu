@@ -252,7 +252,7 @@ DEVICE float value_of(unsigned key) {
 }
 
 // The key that the largest values of as many parts reach as top-k keeps tokens.
-DEVICE unsigned least_key(const OP &op, const SAMPLED &row, PIECES &pieces) {
+DEVICE unsigned min_key(const OP &op, const SAMPLED &row, PIECES &pieces) {
     const ADDRESS records = ROW(op.best, blockIdx.y * op.parts, BEST_WORDS);
     unsigned key = 0, rank = 0;
     if (threadIdx.x < op.parts) {
@@ -270,7 +270,7 @@ DEVICE unsigned least_key(const OP &op, const SAMPLED &row, PIECES &pieces) {
 
 // Lists the tokens of this block's part that top-k may keep, without weights.
 DEVICE void list_part(const OP &op, const SAMPLED &row, PIECES &pieces) {
-    const unsigned least = TEMPERED ? 0 : least_key(op, row, pieces), cut = row.state->bounds.cut;
+    const unsigned least = TEMPERED ? 0 : min_key(op, row, pieces), cut = row.state->bounds.cut;
     const unsigned lane = threadIdx.x % WARP_LANES, end = row.part_end(blockIdx.x);
     for (unsigned base = blockIdx.x * row.part_size(); base < end; base += LOADED * THREADS) {
         float value[LOADED];

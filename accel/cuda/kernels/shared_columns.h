@@ -36,7 +36,7 @@ template <class S> struct SHARED_COLUMNS {
         if constexpr (S::blocks > 1) {
             const unsigned warp = threadIdx.x / WARP_LANES;
             if (threadIdx.x % WARP_LANES == 0) {
-                for (unsigned i = warp; i < MOST_TILE_SLOTS; i += S::warps) {
+                for (unsigned i = warp; i < MAX_TILE_SLOTS; i += S::warps) {
                     open_stages(memory.values_of_peers + i, 1);
                     announce(memory.values_of_peers + i, bytes_of_peers<S>(work, tokens));
                 }

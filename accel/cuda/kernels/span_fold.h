@@ -9,7 +9,7 @@
 
 #if FOLDED >= 0
 
-#define MOST_UNROLLED 16
+#define MAX_UNROLLED 16
 
 DEVICE float4 plus(const float4 &a, const float4 &b) {
     return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
@@ -26,7 +26,7 @@ DEVICE float4 fold_four(const LAUNCH &launch, unsigned token, unsigned tokens, u
     const float *value = spans + (size_t)token * rows + row;
     float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
     // All values are requested before any is waited for.
-#pragma unroll(SPANS < MOST_UNROLLED ? SPANS : MOST_UNROLLED)
+#pragma unroll(SPANS < MAX_UNROLLED ? SPANS : MAX_UNROLLED)
     for (int span = 0; span < SPANS; span++, value += (size_t)tokens * rows)
         total = plus(total, *(const float4 *)value);
     if (bias) total = plus(total, *(const float4 *)(bias + row));

@@ -33,7 +33,7 @@ typedef FORMATS<FORMAT0, FORMAT1> STEP_FORMATS;
 typedef FORMATS<FORMAT0> STEP_FORMATS;
 #endif
 #define EARLY_UNITS 2  // of a row with a norm in each warp; of more it has not been measured
-typedef SHAPE<WARPS, SLOTS, TOKENS, MOST_PHASE_MATRICES, STEP_FORMATS, 1,
+typedef SHAPE<WARPS, SLOTS, TOKENS, MAX_PHASE_MATRICES, STEP_FORMATS, 1,
               (WHOLE_ROWS && NORM_UNITS <= EARLY_UNITS)>
     STEP_SHAPE;
 
@@ -49,7 +49,7 @@ DEVICE void prepare_work(const PHASE &record, PHASE_WORK &work) {
         work.own = 0;
         return;
     }
-    for (int i = 0; i < MOST_PHASE_MATRICES; i++) {
+    for (int i = 0; i < MAX_PHASE_MATRICES; i++) {
         work.matrix[i] = (const unsigned char *)phase.units[i];
         work.tiles[i] = (phase.rows[i] + UNIT_ROWS - 1) / UNIT_ROWS;
     }
@@ -83,7 +83,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
         prepare_work(phases[i], works[i]);
 #if SHARED_STEP
     // Every result is stored to other devices, so their addresses are near.
-    U64 *near = (U64 *)((COPY_BARRIER *)(records + MOST_RECORDS) + (HEAD_DIM ? WARPS + 2 : 0));
+    U64 *near = (U64 *)((COPY_BARRIER *)(records + MAX_RECORDS) + (HEAD_DIM ? WARPS + 2 : 0));
     if (lane_of_block < sizeof(PEER_DEVICES) / sizeof(U64))
         near[lane_of_block] = ((const U64 *)(table + head->peers_at))[lane_of_block];
 #else
@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     STEP_RING<STEP_SHAPE> ring;
     ring.begin(works, count, memory, lane_of_block / WARP_LANES);
 #if HEAD_DIM
-    open_records(records + MOST_RECORDS);
+    open_records(records + MAX_RECORDS);
 #endif
 
     PRECEDING_DONE;
@@ -128,7 +128,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 
 #pragma unroll 1
     for (unsigned i = 0; i < count; i++) {
-        const PHASE &phase = records[i % MOST_RECORDS];
+        const PHASE &phase = records[i % MAX_RECORDS];
         const bool fetches = lane_of_block < RECORD_VECTORS && i + 2 < count;
         if (fetches) coming = phases[i + 2].vector[lane_of_block];
         if (phase.product.kind == PRODUCT_KIND)
@@ -136,20 +136,20 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
 #if HEAD_DIM
         else if (phase.product.kind == ATTENTION_KIND)
             attention_phase(phase.attention, step, tokens[i], (unsigned char *)workspace,
-                            records + MOST_RECORDS, memory.x.planes);
+                            records + MAX_RECORDS, memory.x.planes);
 #endif
         if (fetches)
-            records[(i + 2) % MOST_RECORDS].vector[lane_of_block] =
+            records[(i + 2) % MAX_RECORDS].vector[lane_of_block] =
                 step.resolved(coming, lane_of_block);
         // The first warp folds most rarely, so it has the time.
         if (lane_of_block < WARP_LANES && i + 2 < count) {
             __syncwarp();
-            call_weights(records[(i + 2) % MOST_RECORDS], step);
+            call_weights(records[(i + 2) % MAX_RECORDS], step);
         }
         __syncthreads();
     }
 #if ENDS
-    const END_PHASE &end = records[(count - 1) % MOST_RECORDS].end;
+    const END_PHASE &end = records[(count - 1) % MAX_RECORDS].end;
     U64 *best = (U64 *)(state + 2);
     ENDED_ROW row;
     row.open(end, step, tokens[count - 1]);

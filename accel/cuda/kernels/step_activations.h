@@ -51,7 +51,7 @@ template <int warps, int normal> struct AWAITED_ROW {
             const unsigned apart = i / 2 * warps * UNIT_COLUMNS + i % 2 * 128;
             const unsigned column = first * UNIT_COLUMNS + 4 * lane + apart;
             float *v = units[i / 2].of + i % 2 * 4;
-            if (again && least_of_four(v) != 0) continue;
+            if (again && min_of_four(v) != 0) continue;
             const uint4 four = rows.source.four(row + min(column, rows.columns - 4));
             v[0] = __uint_as_float(four.x), v[1] = __uint_as_float(four.y);
             v[2] = __uint_as_float(four.z), v[3] = __uint_as_float(four.w);
@@ -60,7 +60,7 @@ template <int warps, int normal> struct AWAITED_ROW {
     // Requests units again until all have arrived.
     __device__ __forceinline__ void await(unsigned first) {
         unsigned spins = 0;
-        while (rows.source.waits(least_of(held) == 0, spins)) ask(held, first, true);
+        while (rows.source.waits(min_of(held) == 0, spins)) ask(held, first, true);
         __syncwarp();
         const unsigned flip = rows.source.awaited ? 0xFFFFFFFFu : 0u;
 #pragma unroll
@@ -73,15 +73,15 @@ template <int warps, int normal> struct AWAITED_ROW {
             if (first * UNIT_COLUMNS + 4 * lane + apart >= rows.columns) held[i / 8].of[i % 8] = 0.0f;
         }
     }
-    static __device__ __forceinline__ unsigned least_of_four(const float *v) {
+    static __device__ __forceinline__ unsigned min_of_four(const float *v) {
         return min(min(__float_as_uint(v[0]), __float_as_uint(v[1])),
                    min(__float_as_uint(v[2]), __float_as_uint(v[3])));
     }
-    static __device__ __forceinline__ unsigned least_of(const EIGHT (&units)[normal]) {
+    static __device__ __forceinline__ unsigned min_of(const EIGHT (&units)[normal]) {
         unsigned least = ~0u;
 #pragma unroll
         for (int i = 0; i < 2 * normal; i++)
-            least = min(least, least_of_four(units[i / 2].of + i % 2 * 4));
+            least = min(least, min_of_four(units[i / 2].of + i % 2 * 4));
         return least;
     }
     // Quantizes units from `first` on: lanes do everything in common before any existing unit is

@@ -69,7 +69,7 @@ template <class S>
 DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, unsigned counted,
                           const STEP_MEMORY &step, STEP_RING<S> &ring, unsigned char *shared) {
     STREAM_MEMORY<S> memory(shared, work, phase.slot_bits);
-    const int tokens = (int)min(counted, (unsigned)S::most_tokens);
+    const int tokens = (int)min(counted, (unsigned)S::max_tokens);
     FLOAT_ROWS<INCOMING> rows = {
         step.floats(phase.x), phase.x_stride,   step.floats(phase.norm_weight), phase.eps,
         phase.columns,        (unsigned)tokens, step.incoming(phase.x),
@@ -81,7 +81,7 @@ DEVICE void product_phase(const PRODUCT_PHASE &phase, const PHASE_WORK &work, un
     // Of a long row the first units have been there for a while.
     if (NORM_UNITS > 1 && work.units > S::warps * NORM_UNITS) quantizer.begin();
 #else
-    ROW_QUANTIZER<S::warps, true, S::most_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
+    ROW_QUANTIZER<S::warps, true, S::max_tokens == 1, INCOMING, NORM_UNITS, HELD_UNITS> quantizer(
         memory.x, rows, phase.norm != 0);
 #endif
     CHUNK_LIST<S> list;

@@ -10,13 +10,13 @@
 #include "packets.h"
 #include "unit_stream.h"
 
-#define MOST_PHASE_MATRICES 3
+#define MAX_PHASE_MATRICES 3
 #define PRODUCT_KIND 0
 #define ATTENTION_KIND 1
 #define END_KIND 2
 #define RECORD_VECTORS 16  // of a phase
 #define OPERAND_VECTORS 8
-#define MOST_RECORDS 3     // in shared memory
+#define MAX_RECORDS 3     // in shared memory
 
 struct STEP_HEAD {
     unsigned phases, exchange_at, bank_bytes, works_at;
@@ -30,10 +30,10 @@ struct STEP_HEAD {
 struct PRODUCT_PHASE {
     unsigned kind, multiplier, counted, columns;
     U64 x, norm_weight, residual, picked;
-    U64 units[MOST_PHASE_MATRICES], bias[MOST_PHASE_MATRICES], y[MOST_PHASE_MATRICES],
-        also[MOST_PHASE_MATRICES];
-    unsigned rows[MOST_PHASE_MATRICES], x_stride;
-    unsigned y_stride[MOST_PHASE_MATRICES], also_stride[MOST_PHASE_MATRICES];
+    U64 units[MAX_PHASE_MATRICES], bias[MAX_PHASE_MATRICES], y[MAX_PHASE_MATRICES],
+        also[MAX_PHASE_MATRICES];
+    unsigned rows[MAX_PHASE_MATRICES], x_stride;
+    unsigned y_stride[MAX_PHASE_MATRICES], also_stride[MAX_PHASE_MATRICES];
     unsigned residual_stride;
     float eps;
     unsigned norm, paired, activation, formats, slot_bits, everywhere;
@@ -72,7 +72,7 @@ union PHASE {
 static_assert(sizeof(PHASE) == 256 && sizeof(STEP_HEAD) == 32, "as persistent.py has them");
 
 // The data of a phase that is needed ahead of it: its products.
-typedef UNIT_WORK<MOST_PHASE_MATRICES> PHASE_WORK;
+typedef UNIT_WORK<MAX_PHASE_MATRICES> PHASE_WORK;
 static_assert(sizeof(PHASE_WORK) == 56, "as persistent.py has it");
 
 // Of one launch: where operands are in this step.

@@ -20,7 +20,7 @@
 // If EXPERT_PAIRS is 1, tokens are pairs of a token and an expert: a block multiplies those of one
 // chunk of expert_table.h by rows of the expert's matrices and stores row n of the result for pair
 // n. Chunks of few pairs are multiplied by single warps. The table is at the word TABLE_AT of the
-// workspace and has at most MOST_CHUNKS; unit_pack_fours.cu or expert_gather.cu have written x to
+// workspace and has at most MAX_CHUNKS; unit_pack_fours.cu or expert_gather.cu have written x to
 // the bytes PLANES_AT, SUMS_AT and SCALES_AT.
 //
 // Compiled with these operand numbers (see packets.h): M, SCALE, SUMS; of each of MATRICES W0 to

@@ -9,7 +9,7 @@
 //
 // Around experts: with a norm, its factors go to the byte FACTORS_AT of the workspace if that is
 // not negative, and a token's product with the float row GATE_ROW to GATE_LOGIT. If EXPERT_PAIRS is
-// 1, rows are those of a table's pairs (expert_table.h, with MOST_CHUNKS, TABLE_AT and CHUNK_PAIRS),
+// 1, rows are those of a table's pairs (expert_table.h, with MAX_CHUNKS, TABLE_AT and CHUNK_PAIRS),
 // and packed ones go to the bytes PLANES_AT, SUMS_AT and SCALES_AT of the workspace.
 
 #include "activations.h"
@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     FOLLOWING_MAY_START;
 #if EXPERT_PAIRS
     PRECEDING_DONE;
-    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MOST_CHUNKS};
+    const EXPERT_TABLE table = {(const unsigned *)workspace + TABLE_AT, MAX_CHUNKS};
     const unsigned four = blockIdx.x / PIECES, number = four / (CHUNK_PAIRS / TOKENS);
     const unsigned of_chunk = four % (CHUNK_PAIRS / TOKENS) * TOKENS + of_four;
     if (number >= table.chunks()) return;

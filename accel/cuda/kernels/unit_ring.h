@@ -7,7 +7,7 @@
 #include "activations.h"
 #include "chunk_product.h"
 
-#define MOST_TILE_SLOTS 8
+#define MAX_TILE_SLOTS 8
 
 // The formats a kernel is built for. A matrix has the number of one of them.
 template <int... dtypes> struct FORMATS;
@@ -15,8 +15,8 @@ template <int dtype_> struct FORMATS<dtype_> {
     static constexpr int dtype = dtype_;
     static constexpr bool last = true;
     static constexpr bool any_quick = SINGLE_TOKEN<dtype_>::quick, all_quick = any_quick;
-    static constexpr unsigned most_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
-    static __device__ __forceinline__ unsigned unit_bytes(unsigned) { return most_bytes; }
+    static constexpr unsigned max_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
+    static __device__ __forceinline__ unsigned unit_bytes(unsigned) { return max_bytes; }
 };
 template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
     typedef FORMATS<others...> rest;
@@ -25,8 +25,8 @@ template <int dtype_, int... others> struct FORMATS<dtype_, others...> {
     static constexpr bool any_quick = SINGLE_TOKEN<dtype_>::quick || rest::any_quick;
     static constexpr bool all_quick = SINGLE_TOKEN<dtype_>::quick && rest::all_quick;
     static constexpr unsigned own_bytes = UNIT_FORMAT<dtype_>::unit_bytes;
-    static constexpr unsigned most_bytes =
-        own_bytes > rest::most_bytes ? own_bytes : rest::most_bytes;
+    static constexpr unsigned max_bytes =
+        own_bytes > rest::max_bytes ? own_bytes : rest::max_bytes;
     static __device__ __forceinline__ unsigned unit_bytes(unsigned number) {
         return number == 0 ? own_bytes : rest::unit_bytes(number - 1);
     }
@@ -58,7 +58,7 @@ template <int most, int blocks = 1> struct UNIT_WORK {
         if (units % (blocks * CHUNK_UNITS) == 0) return units / blocks;
         return blocks == 1 ? units : min(share_units(), units - first_unit());
     }
-    __device__ __forceinline__ unsigned least_steps() const {
+    __device__ __forceinline__ unsigned min_steps() const {
         const unsigned last = (units - (blocks - 1) * share_units() + CHUNK_UNITS - 1) / CHUNK_UNITS;
         return blocks == 1 ? steps : paired ? 2 * last : last;
     }
@@ -130,13 +130,13 @@ template <int most, int blocks = 1> struct CHUNK_INDEX {
 template <int warps_, int slots_, int tokens_, int matrices_, class FORMATS_, int blocks_ = 1,
           bool early_ = false>
 struct SHAPE {
-    static constexpr int warps = warps_, slots = slots_, most_tokens = tokens_;
+    static constexpr int warps = warps_, slots = slots_, max_tokens = tokens_;
     static constexpr int matrices = matrices_, blocks = blocks_;
     static constexpr bool early = early_;
     typedef FORMATS_ formats;
     typedef UNIT_WORK<matrices_, blocks_> WORK;
     typedef CHUNK_INDEX<matrices_, blocks_> CHUNK_INDEX_OF;
-    static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::most_bytes;
+    static constexpr unsigned slot_bytes = CHUNK_UNITS * formats::max_bytes;
     // Whether all chunks belong to one token in formats of super-blocks.
     static constexpr bool quick = tokens_ == 1 && formats::all_quick;
 };
@@ -163,14 +163,14 @@ template <class S> struct STREAM_MEMORY {
         ring = shared;
         barriers = (COPY_BARRIER *)(ring + S::warps * S::slots * S::slot_bytes);
         arrived = (unsigned long long *)(barriers + S::warps * S::slots);
-        folded = (unsigned *)(arrived + MOST_TILE_SLOTS);
-        peers = (COPY_BARRIER *)(folded + S::blocks * MOST_TILE_SLOTS);
+        folded = (unsigned *)(arrived + MAX_TILE_SLOTS);
+        peers = (COPY_BARRIER *)(folded + S::blocks * MAX_TILE_SLOTS);
         values_of_peers = peers + 2;
-        x.planes = (unsigned char *)(values_of_peers + (S::blocks > 1 ? MOST_TILE_SLOTS : 0));
-        x.sums = (short *)(x.planes + (size_t)S::most_tokens * units * UNIT_PLANES);
-        values = (float *)(x.sums + S::most_tokens * units * UNIT_SUMS);
-        x.scales = values + (tile_units << slot_bits) * S::most_tokens * UNIT_ROWS;
-        squares = x.scales + S::most_tokens * units;
+        x.planes = (unsigned char *)(values_of_peers + (S::blocks > 1 ? MAX_TILE_SLOTS : 0));
+        x.sums = (short *)(x.planes + (size_t)S::max_tokens * units * UNIT_PLANES);
+        values = (float *)(x.sums + S::max_tokens * units * UNIT_SUMS);
+        x.scales = values + (tile_units << slot_bits) * S::max_tokens * UNIT_ROWS;
+        squares = x.scales + S::max_tokens * units;
         x.units = work.own_units();
         x.in_eights = false;
     }
@@ -183,20 +183,20 @@ template <class S> struct STREAM_MEMORY {
     }
     // How often the contents of a tile's slot have been folded, by the block that does so.
     __device__ __forceinline__ unsigned *folds_of(unsigned local) const {
-        return folded + local % S::blocks * MOST_TILE_SLOTS + slot_of(local);
+        return folded + local % S::blocks * MAX_TILE_SLOTS + slot_of(local);
     }
-    // Of one unit: most_tokens rows of UNIT_ROWS.
+    // Of one unit: max_tokens rows of UNIT_ROWS.
     __device__ __forceinline__ float *value_of(unsigned local, unsigned unit) const {
-        return values + (slot_of(local) * tile_units + unit) * (S::most_tokens * UNIT_ROWS);
+        return values + (slot_of(local) * tile_units + unit) * (S::max_tokens * UNIT_ROWS);
     }
     // `again`: for another product than before.
     __device__ __forceinline__ void begin(unsigned steps, bool again) const {
         // One for each warp, since the threads of a warp arrive at a barrier one after the other.
         if (threadIdx.x % WARP_LANES) return;
-        for (unsigned i = threadIdx.x / WARP_LANES; i < MOST_TILE_SLOTS; i += S::warps) {
+        for (unsigned i = threadIdx.x / WARP_LANES; i < MAX_TILE_SLOTS; i += S::warps) {
             if (again) close_arrivals(arrived + i);
             open_arrivals(arrived + i, steps);
-            for (int block = 0; block < S::blocks; block++) folded[block * MOST_TILE_SLOTS + i] = 0;
+            for (int block = 0; block < S::blocks; block++) folded[block * MAX_TILE_SLOTS + i] = 0;
         }
     }
 };
@@ -214,17 +214,17 @@ template <class S> struct FOLDERS {
         lanes = work.paired ? UNIT_ROWS : WARP_LANES;
         latest = min(work.steps, (unsigned)S::warps);
         // As many in every block, of which the last has the fewest steps.
-        const unsigned most = min(work.least_steps(), latest);
-        count = S::most_tokens == 1 ? 1 : min(most, S::most_tokens * UNIT_ROWS / lanes);
+        const unsigned most = min(work.min_steps(), latest);
+        count = S::max_tokens == 1 ? 1 : min(most, S::max_tokens * UNIT_ROWS / lanes);
     }
     // The share of a tile that a warp with one of its steps folds; at least `count` if it folds
     // none.
     __device__ __forceinline__ unsigned share(const typename S::WORK &work, unsigned local,
                                               unsigned step) const {
-        const unsigned turn = local / S::blocks % MOST_TILE_SLOTS;
+        const unsigned turn = local / S::blocks % MAX_TILE_SLOTS;
         const unsigned before_last = work.steps - 1 - step;
         if (S::blocks > 1 && work.folds_at(local) != work.rank()) return count;
-        if (S::most_tokens == 1) {
+        if (S::max_tokens == 1) {
             // If there are few steps, tiles with the same warps alternate between them; otherwise
             // some warps would fold nothing.
             const bool few = S::early && work.steps < S::warps;
@@ -232,7 +232,7 @@ template <class S> struct FOLDERS {
             return before_last == min(round, latest - 1) ? 0 : count;
         }
         if (before_last >= latest) return count;
-        return (before_last + MOST_TILE_SLOTS * latest - turn * count) % latest;
+        return (before_last + MAX_TILE_SLOTS * latest - turn * count) % latest;
     }
 };
 

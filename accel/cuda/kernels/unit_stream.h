@@ -11,7 +11,7 @@
 // A warp's part of the activations of one token: those of the units of its last chunk, which are
 // mostly also those of the next one.
 template <class S> struct HELD_ACTIVATIONS {
-    static constexpr bool used = S::most_tokens == 1 && S::formats::any_quick;
+    static constexpr bool used = S::max_tokens == 1 && S::formats::any_quick;
     LANE_CHUNK of;
     unsigned first;
 
@@ -40,7 +40,7 @@ template <class S> struct VALUES {
 
     __device__ __forceinline__ VALUES(const typename S::WORK &work, const STREAM_MEMORY<S> &memory,
                                       unsigned local, unsigned index)
-        : of(memory.values + index * (S::most_tokens * UNIT_ROWS)),
+        : of(memory.values + index * (S::max_tokens * UNIT_ROWS)),
           counted(memory.values_of_peers + memory.slot_of(local)),
           block(work.folds_at(local)),
           away(S::blocks > 1 && block != work.rank()) {}
@@ -60,7 +60,7 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
                          int tokens, int lane, const VALUES<S> &values) {
     const int g = lane / 4, t = lane % 4;
     constexpr unsigned unit_bytes = UNIT_FORMAT<dtype>::unit_bytes;
-    if constexpr (S::most_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
+    if constexpr (S::max_tokens == 1 && SINGLE_TOKEN<dtype>::quick) {
         // The rest of a chunk that is not full has old contents and is not used.
         CHUNK_NIBBLES nibbles;
         nibbles.load(chunk, unit_bytes, lane);
@@ -77,7 +77,7 @@ DEVICE void chunk_values(const unsigned char *chunk, const ACTIVATIONS &x,
                 scaled_values_of_tokens<dtype>(unit, x, first + n, tokens, lane, value);
             else
                 unit_values_of_tokens<dtype>(unit, x, first + n, tokens, lane, value);
-            const unsigned at = (n * S::most_tokens + t) * UNIT_ROWS + g;
+            const unsigned at = (n * S::max_tokens + t) * UNIT_ROWS + g;
             if (t < tokens) values.put(at, value[0]), values.put(at + 8, value[1]);
         }
     }
@@ -137,10 +137,10 @@ template <class S, class OUTPUT>
 DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
                       const TILE_TO_FOLD &tile, const STREAM_MEMORY<S> &memory, int tokens,
                       int lane, const OUTPUT &output) {
-    const unsigned stride = S::most_tokens * UNIT_ROWS;
+    const unsigned stride = S::max_tokens * UNIT_ROWS;
     const int half = work.paired ? lane / UNIT_ROWS : 0;
     // One token has one share.
-    const bool single = S::most_tokens == 1;
+    const bool single = S::max_tokens == 1;
     const int items = single ? UNIT_ROWS : UNIT_ROWS * tokens;
     const int start = single ? 0 : tile.share * folders.lanes;
     const typename S::CHUNK_INDEX_OF at_tile(work, tile.local, 0);
@@ -152,7 +152,7 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
         const int token = single ? 0 : i / UNIT_ROWS;
         const bool exists = i < items;
         unsigned ahead = tile.ahead;
-        if (S::most_tokens > 1 && first != start && exists)
+        if (S::max_tokens > 1 && first != start && exists)
             ahead = output.ahead(at_tile.matrix, at_tile.in_matrix, row, token);
         const float added =
             exists ? output.added(ahead, at_tile.matrix, at_tile.in_matrix, row, token) : 0.0f;
@@ -177,7 +177,7 @@ DEVICE void fold_tile(const typename S::WORK &work, const FOLDERS<S> &folders,
             for (unsigned block = 0; block < S::blocks; block++)
                 if (block != work.rank()) add_at_peer(folds, 1u, block);
         }
-        if (S::most_tokens == 1)
+        if (S::max_tokens == 1)
             *(volatile unsigned *)folds = memory.turn_of(tile.local) + 1;
         else
             atomicAdd(folds, 1u);
@@ -316,12 +316,12 @@ DEVICE void stream_product(const typename S::WORK &work, RING_OF &ring, CHUNK_LI
         if (at.folds()) {
             const typename S::CHUNK_INDEX_OF first(work, local, 0);
             mine = {local, 0, S::early && i == 0 ? begun.ahead : 0, true, local + slots < work.own};
-            if (S::most_tokens > 1)
+            if (S::max_tokens > 1)
                 mine.share = folders.share(work, local, (warp + i * S::warps) % work.steps);
             const int item = mine.share * folders.lanes + lane % folders.lanes;
-            if (S::most_tokens == 1 && !(S::early && i == 0))
+            if (S::max_tokens == 1 && !(S::early && i == 0))
                 mine.ahead = output.ahead(first.matrix, first.in_matrix, lane % UNIT_ROWS, 0);
-            else if (S::most_tokens > 1 && item < UNIT_ROWS * tokens)
+            else if (S::max_tokens > 1 && item < UNIT_ROWS * tokens)
                 mine.ahead = output.ahead(first.matrix, first.in_matrix, item % UNIT_ROWS,
                                           item / UNIT_ROWS);
         }

@@ -104,8 +104,8 @@ class FakeError:
 class FakeBuffer:
     """An MTLBuffer: pages at ``host`` for the host and at ``device`` for the GPU.
 
-    ``access`` is what kernels may do there now, ``most`` what they may ever do; ``guarded`` is
-    False for a view whose pages cannot be mapped again. ``busy`` counts commands that need it."""
+    ``access`` is what kernels may do there now, ``max_access`` what they may ever do. ``guarded``
+    is False for a view whose pages cannot be mapped again. ``busy`` counts commands that use it."""
 
     machine: Machine
     nbytes: int
@@ -117,13 +117,13 @@ class FakeBuffer:
     busy: int = 0
 
     @property
-    def most(self) -> int:
+    def max_access(self) -> int:
         """A mapped file can only be read."""
         return mmap.PROT_READ if self.view else mmap.PROT_READ | mmap.PROT_WRITE
 
     def give(self, access: int) -> None:
         """Allow kernels this access from now on."""
-        access &= self.most
+        access &= self.max_access
         if self.guarded and access != self.access:
             objc = self.machine.objc
             objc.library.fake_give(objc.pointer(self.device), self.pages, access)

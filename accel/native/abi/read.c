@@ -7,7 +7,7 @@
 #include "state.h"
 
 #define MOST 0x7FFFFFFFu  // of every count in a plan
-#define MOST_BUFFERS 65536u
+#define MAX_BUFFERS 65536u
 #define PATH_BYTES 4096
 
 void zinc_processor(uint64_t *words);
@@ -117,7 +117,7 @@ static int check_tables(zinc_rt_plan *plan, STATE *state) {
     const HEADER *h = state->header;
     int code = check_limits(plan, h);
     if (code) return code;
-    HAS(h->buffers > 0 && h->buffers <= MOST_BUFFERS && !(h->buffers_offset % 8));
+    HAS(h->buffers > 0 && h->buffers <= MAX_BUFFERS && !(h->buffers_offset % 8));
     HAS(h->buffers_offset >= sizeof(HEADER) && h->buckets_offset >= sizeof(HEADER));
     HAS(within(h->buffers_offset, h->buffers, sizeof(BUFFER_RECORD), h->file_bytes));
     HAS(h->buckets > 0 && h->buckets <= 64 && !(h->buckets_offset % 8));

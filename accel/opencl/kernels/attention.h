@@ -51,8 +51,8 @@ OUTLINED void add_query(QUERY_BLOCK *block, const KV_HEAD *head, const GLOBAL fl
     int16 most = (int16)(0);
     for (int d = 0; d < channels; d += 16)
         most = max(most, magnitude_bits(load_padded(q + d, channels - d)));
-    const int exponent = row_exponent(most_of_16(most));
-    const float factor = row_factor(most_of_16(most), bits);
+    const int exponent = row_exponent(max_of_16(most));
+    const float factor = row_factor(max_of_16(most), bits);
     for (uint i = 0; i < block->vectors; i++) {
         const int d = 32 * (int)i;
         const uint16 low = row_integers(load_padded(q + d, channels - d), factor);

@@ -21,7 +21,7 @@ INLINE void load_keys_coded(const KV_HEAD *head, uint dtype, uint position, uint
         const GLOBAL uint *tops = (const GLOBAL uint *)(record + CODED_TOPS(dtype)) + i * groups;
         const GLOBAL uchar *scales = record + CODED_SCALES(dtype) + i * groups;
         prefetch_row(head, next, 0, i);
-        exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
+        exponent[i] = i < begin || i >= end ? MIN_EXPONENT : exponents[i];
         for (uint n = 0; n < groups; n++) {
             const uint16 bytes = as_uint16(convert_int16(vload16(n, codes)));
             uint16 doubled = (bytes << 1 | bytes << 13) & 0x001E001Eu;
@@ -46,7 +46,7 @@ INLINE void load_values_coded(const KV_HEAD *head, uint dtype, uint position, ui
     const GLOBAL uint *tops = (const GLOBAL uint *)(record + CODED_TOPS(dtype));
     const GLOBAL uchar *scales = record + CODED_SCALES(dtype) + CODED_VALUE_SCALES;
     for (uint i = 0; i < PAGE_TOKENS; i++)
-        exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
+        exponent[i] = i < begin || i >= end ? MIN_EXPONENT : exponents[i];
     for (uint n = 0; n < vectors; n++) {
         const short16 scale = convert_short16(vload16(n / 2, scales));
         const GLOBAL uchar *codes = record + CODED_VALUES + n / 2 * octets * PAGE_TOKENS;

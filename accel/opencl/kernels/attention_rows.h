@@ -11,7 +11,7 @@
 // Keys and values have KV_BITS fraction bits, see query_bits() for queries.
 #define KV_BITS 10
 #define KV_MOST 2047
-#define LEAST_EXPONENT -40
+#define MIN_EXPONENT -40
 #define BROKEN_ROW -128
 
 // What the queries of a unit read: one KV head of one slot.
@@ -117,13 +117,13 @@ static inline int query_bits(uint head_dim) {
 // Exponent of the row whose largest magnitude has these bits. NaN compares above infinity.
 INLINE int row_exponent(int most) {
     if (most >= (127 + 40) << 23) return BROKEN_ROW;
-    return max((most >> 23) - 127, LEAST_EXPONENT);
+    return max((most >> 23) - 127, MIN_EXPONENT);
 }
 
 // What the elements of that row are multiplied by; 0 where all integers are 0.
 INLINE float row_factor(int most, int bits) {
     const int e = row_exponent(most);
-    return e == BROKEN_ROW || most < (127 + LEAST_EXPONENT) << 23 ? 0.0f : two_to(bits - e);
+    return e == BROKEN_ROW || most < (127 + MIN_EXPONENT) << 23 ? 0.0f : two_to(bits - e);
 }
 
 // 2^ek, and 0 for a broken row: its value's exponent makes the tile's maximum infinite.

@@ -79,7 +79,7 @@ INLINE int16 magnitude_bits(float16 x) {
     return as_int16(x) & 0x7FFFFFFF;
 }
 
-INLINE int most_of_16(int16 v) {
+INLINE int max_of_16(int16 v) {
     int8 a = max(v.lo, v.hi);
     int4 b = max(a.lo, a.hi);
     int2 c = max(b.lo, b.hi);
@@ -104,7 +104,7 @@ INLINE int kv_most(const KV_HEAD *head, uint dtype, bool whole, ulong row) {
     for (uint d = 0; d < head->head_dim; d += 16)
         most = max(most, magnitude_bits(load_kv(head, dtype, whole, row + d,
                                                 (int)(head->head_dim - d))));
-    return most_of_16(most);
+    return max_of_16(most);
 }
 
 // In the low half of each lane: the nearest integer of x * factor, below 2^15.
@@ -144,7 +144,7 @@ INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position
     const ulong page = kv_row(head, position, 0);
     for (uint i = 0; i < PAGE_TOKENS; i++) {
         prefetch_row(head, next, 0, i);
-        exponent[i] = LEAST_EXPONENT;
+        exponent[i] = MIN_EXPONENT;
         if (i < begin || i >= end) {
             for (uint n = 0; n < vectors; n++) tile->page[i][n] = (uint16)(0);
             continue;
@@ -181,7 +181,7 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
         UNROLL for (uint k = 0; k < 2; k++) {
             prefetch_row(head, next, 1, i + k);
             exists[k] = i + k >= begin && i + k < end;
-            exponent[i + k] = LEAST_EXPONENT;
+            exponent[i + k] = MIN_EXPONENT;
             row[k] = 0;
             factor[k] = 0.0f;
             if (!exists[k]) continue;
@@ -246,7 +246,7 @@ INLINE void load_keys_i12(const KV_HEAD *head, bool whole, uint position, uint b
         const GLOBAL uchar *high = record + i * head_dim, *low = record + I12_LOW + i * half_dim;
         short16 *row = (short16 *)tile->page[i];
         prefetch_row(head, next, 0, i);
-        exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
+        exponent[i] = i < begin || i >= end ? MIN_EXPONENT : exponents[i];
         if (whole) {
             for (uint d = 0; d < half_dim; d += 16) {
                 row[d / 16] = i12_integers(high + d, low + d, 0);
@@ -283,7 +283,7 @@ INLINE void load_values_i12(const KV_HEAD *head, bool whole, uint position, uint
     const GLOBAL char *exponents = (const GLOBAL char *)record + I12_EXPONENTS + PAGE_TOKENS;
     const GLOBAL uchar *high = record + I12_VALUES, *low = high + I12_LOW;
     for (uint i = 0; i < PAGE_TOKENS; i++)
-        exponent[i] = i < begin || i >= end ? LEAST_EXPONENT : exponents[i];
+        exponent[i] = i < begin || i >= end ? MIN_EXPONENT : exponents[i];
     for (uint n = 0; n < vectors; n++) {
         short16 channel[16];
         for (uint i = n * PAGE_TOKENS / vectors; i < (n + 1) * PAGE_TOKENS / vectors; i++)

@@ -12,7 +12,7 @@
 #define SMALLEST_NORMAL_BITS 0x00800000u
 #define CHOSEN (-INFINITY)
 #define LOWEST as_float(0xFF7FFFFFu)
-#define MOST_GROUPS 64
+#define MAX_GROUPS 64
 
 INLINE float probability(float exponential, float sum) {
     const float p = divide1(exponential, sum);
@@ -102,7 +102,7 @@ INLINE float flushed(float x) {
 // The groups_used best of several groups keep their scores.
 static void keep_best_groups(GLOBAL float *s, uint experts, uint groups, uint groups_used) {
     const uint size = experts / groups;
-    float sum[MOST_GROUPS];
+    float sum[MAX_GROUPS];
     bool whole = true;
     for (uint k = 0; k < experts; k++) whole = whole && is_finite(s[k]);
     if (!whole) return;

@@ -7,7 +7,7 @@
 // block of tokens, which workers take in turn.
 
 // Fewest rows that are worth turning keys and values into integers for.
-#define LEAST_ROWS 32
+#define MIN_ROWS 32
 // Blocks for each worker, so that all are busy to the end.
 #define WORKER_UNITS 4
 
@@ -19,7 +19,7 @@ void op_flash_attn_batched(MEMORY memory, const GLOBAL PACKET *packet, uint work
     const uint block_heads = min(group, block_capacity(head_dim));
     const uint head_blocks = (group + block_heads - 1) / block_heads;
     const uint fair = tokens * kv_heads * head_blocks / (WORKER_UNITS * workers);
-    const uint least = (LEAST_ROWS + block_heads - 1) / block_heads;
+    const uint least = (MIN_ROWS + block_heads - 1) / block_heads;
     const uint block_tokens = min(max(fair, least), block_capacity(head_dim) / block_heads);
     const uint units = (tokens + block_tokens - 1) / block_tokens * head_blocks * kv_heads;
     const bool sinks = op.sinks;

@@ -108,21 +108,21 @@ OUTLINED void store_coded(const GLOBAL float *x, uint dtype, uint head_dim, uint
     int16 largest = (int16)(0), codes[2];
     for (uint d = 0; d < head_dim; d += 16)
         largest = max(largest, magnitude_bits(vload16(0, x + d)));
-    const int most = most_of_16(largest), exponent = row_exponent(most);
+    const int most = max_of_16(largest), exponent = row_exponent(most);
     const float factor = row_factor(most, KV_BITS);
     for (uint n = 0; n < groups; n++) {
         int16 m[2];
         // NVIDIA's compilers lose negations in chains of integer maxima, so the largest is a float's.
-        const int most_bits = most_of_16(
+        const int max_bits = max_of_16(
             max(magnitude_bits(vload16(2 * n, x)), magnitude_bits(vload16(2 * n + 1, x))));
-        int most_integer = as_int(as_float(most_bits) * factor + ROUNDER) - as_int(ROUNDER);
-        most_integer = exponent == BROKEN_ROW ? 0 : min(most_integer, KV_MOST);
+        int max_integer = as_int(as_float(max_bits) * factor + ROUNDER) - as_int(ROUNDER);
+        max_integer = exponent == BROKEN_ROW ? 0 : min(max_integer, KV_MOST);
         UNROLL for (uint k = 0; k < 2; k++) {
             const float16 scaled = vload16(2 * n + k, x) * factor;
             m[k] = as_int16(scaled + ROUNDER) - (int16)(as_int(ROUNDER));
             m[k] = exponent == BROKEN_ROW ? (int16)(0) : min(max(m[k], -KV_MOST), KV_MOST);
         }
-        const int scale = coded_group(m[0], m[1], most_integer, (int)bits, codes);
+        const int scale = coded_group(m[0], m[1], max_integer, (int)bits, codes);
         uint tops = 0;
         for (uint k = 0; k < octets; k++) {
             uint octet = 0;

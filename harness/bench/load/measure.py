@@ -41,25 +41,25 @@ def load_figures(answers: Sequence[RequestOutcome]) -> dict[str, float]:
     from when a request was due until its first text. ``interval_*``: between pieces of text of one
     answer. ``fairness``: Jain's index of the tenants' tokens per second of waiting, or the
     requests' with one tenant. Percentiles are present if any text arrived."""
-    whole = [answer for answer in answers if answer.error is None]
+    completed = [answer for answer in answers if answer.error is None]
     found = {
         "requests": float(len(answers)),
-        "errors": float(len(answers) - len(whole)),
-        "tokens": float(sum(answer.tokens for answer in whole)),
-        "prompt_tokens": float(sum(answer.prompt_tokens for answer in whole)),
+        "errors": float(len(answers) - len(completed)),
+        "tokens": float(sum(answer.tokens for answer in completed)),
+        "prompt_tokens": float(sum(answer.prompt_tokens for answer in completed)),
     }
-    if not whole:
+    if not completed:
         return found
-    seconds = max(answer.ended for answer in whole) - min(answer.due for answer in answers)
+    seconds = max(answer.ended for answer in completed) - min(answer.due for answer in answers)
     found["seconds"] = seconds
     found["rate"] = found["tokens"] / seconds
-    first = [answer.texts[0] - answer.due for answer in whole if answer.texts]
-    between = [after - before for one in whole for before, after in pairwise(one.texts)]
+    first = [answer.texts[0] - answer.due for answer in completed if answer.texts]
+    between = [after - before for one in completed for before, after in pairwise(one.texts)]
     for name, values in (("first", first), ("interval", between)):
         if values:
             for percent, value in zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True):
                 found[f"{name}_p{percent}"] = float(value)
-    found["fairness"] = jain_index(_rates(whole))
+    found["fairness"] = jain_index(_rates(completed))
     return found
 
 
@@ -92,6 +92,8 @@ TARGETS = (
     Target("http_16", 0.90, least=True),
     Target("ready_seconds", 3.0, least=False),
 )
+"""What this server should reach. ``http_N`` is the rate of N streams over HTTP divided by the
+engine's rate without it."""
 
 
 @dataclass(frozen=True, slots=True)

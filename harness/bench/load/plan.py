@@ -26,17 +26,17 @@ again off went old number great tell men say small every found still between nam
 @dataclass(frozen=True, slots=True)
 class Lengths:
     """Log-normal lengths: half of them below ``median``, two thirds within a factor of
-    e**``spread`` of it, all from ``least`` to ``most``."""
+    e**``spread`` of it, all from ``minimum`` to ``maximum``."""
 
     median: float
     spread: float
-    least: int
-    most: int
+    minimum: int
+    maximum: int
 
     def draw(self, random: np.random.Generator) -> int:
         """Draw one length."""
         drawn = random.lognormal(math.log(self.median), self.spread)
-        return int(np.clip(round(drawn), self.least, self.most))
+        return int(np.clip(round(drawn), self.minimum, self.maximum))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,8 @@ TARGETS = (
     Target("first_token_gain", 0.3, least=False),
     Target("lookup_gain", 1.5),
 )
+"""What every tier should reach. A gain is a ratio of two figures of the same report: 16 sequences
+over one, a cached prompt over an uncached one, drafts from the prompt over none."""
 
 
 def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, Any]:

@@ -43,7 +43,7 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
     calls = _syntax_of(tool_template, tokenizer)
     texts = [] if reasoning is None else [reasoning.open, reasoning.close]
     if calls is not None:
-        texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner]
+        texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner_marks]
     return Dialect(calls, reasoning, _markers(texts, tokenizer))
 
 

@@ -59,7 +59,7 @@ class Dialect:
         syntax = self.calls
         one = f"{self.marks.written(syntax.begin)} calls"
         more = ""
-        if many and syntax.repeats:
+        if many and syntax.begins_each_call:
             separator = f"{literal(syntax.separator)} " if syntax.separator else ""
             more = f" ({separator}{one})*"
         return "\n".join([f"body: {one}{more}", *syntax.rules(functions, many, self.marks)])
@@ -73,7 +73,7 @@ class Dialect:
         if syntax.only_first:
             first = f"/[^{in_regex(syntax.begin)}](.|\\n)*/"
             return "\n".join([f"body: {first} | {self.marks.written(syntax.begin)} calls", *rules])
-        often = "*" if many and syntax.repeats else "?"
+        often = "*" if many and syntax.begins_each_call else "?"
         before = self.marks.text_up_to(syntax.begin, "before")
         return "\n".join([f"body: (before calls){often} rest", before, "rest: /(.|\\n)*/", *rules])
 
@@ -81,9 +81,9 @@ class Dialect:
         """A complete grammar: first reasoning, which the prompt has already begun if ``opened``,
         then ``body``, the rules of the answer."""
         assert self.reasoning is not None
-        thoughts = self.marks.text_up_to(self.reasoning.close, "thoughts")
+        reasoning = self.marks.text_up_to(self.reasoning.close, "reasoning")
         start = (
-            "thoughts" if opened else f"({self.marks.written(self.reasoning.open)} thoughts GAP)?"
+            "reasoning" if opened else f"({self.marks.written(self.reasoning.open)} reasoning GAP)?"
         )
         start = f"{start} GAP" if opened else start
-        return "\n".join([f"start: {start} body", thoughts, r"GAP: /[ \n]{0,4}/", body])
+        return "\n".join([f"start: {start} body", reasoning, r"GAP: /[ \n]{0,4}/", body])

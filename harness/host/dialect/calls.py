@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from harness.host.structured.json_schema import compile_options, enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
-MAX_SEAMS = 100
+MAX_BOUNDARIES = 100
 """Most positions in a body that are tried as the boundary of two calls."""
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -71,7 +71,7 @@ class CallSyntax(ABC):
     """Whether the family's templates require ids of nine characters."""
 
     @property
-    def repeats(self) -> bool:
+    def begins_each_call(self) -> bool:
         """Whether each call of several has its own ``begin``."""
         return False
 
@@ -81,26 +81,29 @@ class CallSyntax(ABC):
         return ""
 
     @property
-    def inner(self) -> tuple[str, ...]:
+    def inner_marks(self) -> tuple[str, ...]:
         """The marks within a call."""
         return ()
 
     @property
-    def bare(self) -> tuple[str, str] | None:
+    def bare_marks(self) -> tuple[str, str] | None:
         """The first and last characters of a call without ``begin``; both belong to its body. None
         if such a call cannot be recognised."""
         return None
 
     @property
-    def fences(self) -> Mapping[str, str]:
+    def fence_marks(self) -> Mapping[str, str]:
         """Other marks that begin a call, each with its end mark. Both belong to the body. They are
         also valid with a grammar."""
         return {}
 
     def other_marks(self, tolerant: bool) -> dict[str, str]:
         """Marks other than ``begin`` that begin a call, each with its end mark; with ``tolerant``
-        also ``bare``."""
-        return {**self.fences, **dict([self.bare] if self.bare and tolerant else [])}
+        also ``bare_marks``."""
+        return {
+            **self.fence_marks,
+            **dict([self.bare_marks] if self.bare_marks and tolerant else []),
+        }
 
     @abstractmethod
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -111,11 +114,11 @@ class CallSyntax(ABC):
         marks."""
         return self.parse(body, functions)
 
-    def several(self, body: str, functions: Functions) -> list[Call] | None:
+    def parse_without_marks(self, body: str, functions: Functions) -> list[Call] | None:
         """The calls in a body without marks between them; None for any other body."""
         calls: list[Call] = []
         start = 0
-        for end, after in islice(self.seams(body), MAX_SEAMS):
+        for end, after in islice(self.call_boundaries(body), MAX_BOUNDARIES):
             found = self.parse(body[start:end], functions) if end >= start else None
             if found is not None:
                 calls, start = calls + found, after
@@ -123,23 +126,23 @@ class CallSyntax(ABC):
         last = self.parse(rest, functions) if rest.strip() else []
         return None if not calls or last is None else calls + last
 
-    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+    def call_boundaries(self, body: str) -> Iterator[tuple[int, int]]:
         """Positions in a body at which one call may end and the next one begin, in order."""
         for found in re.finditer(re.escape(self.begin), body):
             yield found.span()
 
-    def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
+    def repair(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         """The calls in an unfinished body with missing marks, and the text after them."""
         return None
 
-    def hopeless(self, body: str, functions: Functions) -> bool:
-        """Whether no continuation can make a ``bare`` or fenced body a call."""
+    def cannot_become_call(self, body: str, functions: Functions) -> bool:
+        """Whether no continuation can make a ``bare_marks`` or fenced body a call."""
         return False
 
     def may_begin(self, text: str, functions: Functions) -> bool:
         """Whether a text that begins like a call may still become one."""
         others = tuple(self.other_marks(tolerant=True))
-        return not text.startswith(others) or not self.hopeless(text, functions)
+        return not text.startswith(others) or not self.cannot_become_call(text, functions)
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         """Whether an ``end`` after ``body`` would be part of a value; by default of a JSON string.

@@ -38,11 +38,11 @@ class GemmaCalls(CallSyntax):
     quote: str = '<|"|>'
 
     @property
-    def repeats(self) -> bool:
+    def begins_each_call(self) -> bool:
         return True
 
     @property
-    def inner(self) -> tuple[str, ...]:
+    def inner_marks(self) -> tuple[str, ...]:
         return (self.quote,)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:

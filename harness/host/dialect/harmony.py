@@ -114,12 +114,12 @@ class HarmonyDialect(Dialect):
         )
 
     def after_reasoning(self, body: str, opened: bool) -> str:
-        first = f"thoughts {self._next} " if opened else ""
+        first = f"reasoning {self._next} " if opened else ""
         return "\n".join(
             [
-                f"start: {first}thought* body",
-                f"thought: {self._opening('analysis')} thoughts {self._next}",
-                self.marks.text_up_to(END, "thoughts"),
+                f"start: {first}thinking* body",
+                f"thinking: {self._opening('analysis')} reasoning {self._next}",
+                self.marks.text_up_to(END, "reasoning"),
                 body,
             ]
         )

@@ -60,18 +60,18 @@ class JsonObjectCalls(CallSyntax):
     separator = "\n"
 
     @property
-    def repeats(self) -> bool:
+    def begins_each_call(self) -> bool:
         return True
 
     @property
-    def bare(self) -> tuple[str, str] | None:
+    def bare_marks(self) -> tuple[str, str] | None:
         return None if self.end is None else (BARE, self.end)
 
     @property
-    def fences(self) -> Mapping[str, str]:
+    def fence_marks(self) -> Mapping[str, str]:
         return {FENCE: FENCE_END} if self.fenced else {}
 
-    def hopeless(self, body: str, functions: Functions) -> bool:
+    def cannot_become_call(self, body: str, functions: Functions) -> bool:
         if body.startswith(FENCE):
             return not _may_be_fenced_call(body.removeprefix(FENCE), functions)
         found = BARE_HEAD.fullmatch(body)
@@ -92,7 +92,7 @@ class JsonObjectCalls(CallSyntax):
         call = _call_of(body, self.key, functions)
         return _list_of_calls(body, functions) if call is None else [call]
 
-    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+    def call_boundaries(self, body: str) -> Iterator[tuple[int, int]]:
         for found in re.finditer(SEAM, body):
             yield found.span()
 
@@ -143,7 +143,7 @@ class BareJsonCall(CallSyntax):
         call = _call_of("{" + body, "parameters", functions)
         return None if call is None else [call]
 
-    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+    def call_boundaries(self, body: str) -> Iterator[tuple[int, int]]:
         for found in re.finditer(NEXT_OBJECT, body):
             yield found.span()
 
@@ -168,11 +168,11 @@ class MistralCalls(CallSyntax):
     short_ids = True
 
     @property
-    def repeats(self) -> bool:
+    def begins_each_call(self) -> bool:
         return self.named
 
     @property
-    def inner(self) -> tuple[str, ...]:
+    def inner_marks(self) -> tuple[str, ...]:
         return ("[ARGS]", "[CALL_ID]")
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:

@@ -42,7 +42,7 @@ class SectionCalls(CallSyntax):
     numbered: bool = False
 
     @property
-    def inner(self) -> tuple[str, ...]:
+    def inner_marks(self) -> tuple[str, ...]:
         return (self.opens, self.closes, *self.before, self.after)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
@@ -58,12 +58,12 @@ class SectionCalls(CallSyntax):
 
     def _call(self, body: str, at: int, functions: Functions) -> tuple[Call, int] | None:
         """The call that begins at ``at``, and where it ends."""
-        start = _behind(body, at, (self.opens, *self.before))
+        start = _after_parts(body, at, (self.opens, *self.before))
         found = None if start is None else NAME.match(body, start)
         if found is None or found[0] not in functions:
             return None
         numbered = NUMBER.match(body, found.end()) if self.numbered else None
-        begin = _behind(body, (numbered or found).end(), (self.after,))
+        begin = _after_parts(body, (numbered or found).end(), (self.after,))
         if begin is None or not body.startswith("{", begin):
             return None
         try:
@@ -71,13 +71,13 @@ class SectionCalls(CallSyntax):
             strict_loads(body[begin:end])
         except (ValueError, RecursionError):
             return None
-        behind = _behind(body, end, (self.behind, self.closes))
+        behind = _after_parts(body, end, (self.behind, self.closes))
         return None if behind is None else (Call(found[0], body[begin:end]), behind)
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         def written(*parts: str) -> str:
             return " ".join(
-                marks.written(part) if part in self.inner and part != FENCE else literal(part)
+                marks.written(part) if part in self.inner_marks and part != FENCE else literal(part)
                 for part in parts
                 if part
             )
@@ -93,7 +93,7 @@ class SectionCalls(CallSyntax):
         return [f"calls: {names}{more if many else ''} {marks.written(self.end)}", *rules]
 
 
-def _behind(body: str, at: int, parts: Sequence[str]) -> int | None:
+def _after_parts(body: str, at: int, parts: Sequence[str]) -> int | None:
     """Where ``body`` goes on behind ``parts``, with spaces around each; None without one."""
     for part in parts:
         found = re.compile(rf"\s*{re.escape(part.strip())}\s*").match(body, at)

@@ -71,7 +71,7 @@ class GlmCalls(CallSyntax):
     form: TagForm = ON_LINES
 
     @property
-    def repeats(self) -> bool:
+    def begins_each_call(self) -> bool:
         return True
 
     @property

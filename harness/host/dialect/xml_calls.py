@@ -66,22 +66,22 @@ class XmlCalls(CallSyntax):
     separator = "\n"
 
     @property
-    def repeats(self) -> bool:
+    def begins_each_call(self) -> bool:
         return True
 
     @property
-    def bare(self) -> tuple[str, str]:
+    def bare_marks(self) -> tuple[str, str]:
         return ("<function=", CLOSE)
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         call = self._read(body, functions)
         return [call] if isinstance(call, Call) else None
 
-    def seams(self, body: str) -> Iterator[tuple[int, int]]:
+    def call_boundaries(self, body: str) -> Iterator[tuple[int, int]]:
         for found in re.finditer(rf"{re.escape(self.begin)}|<function=", body):
-            yield found.start(), found.start() if found[0] == self.bare[0] else found.end()
+            yield found.start(), found.start() if found[0] == self.bare_marks[0] else found.end()
 
-    def mended(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
+    def repair(self, body: str, functions: Functions) -> tuple[list[Call], str] | None:
         ends = [found.start() for found in re.finditer(re.escape(self.end), body)]
         for end in (*ends, len(body)):
             call = self._read(body[:end], functions, cut=True)
@@ -89,7 +89,7 @@ class XmlCalls(CallSyntax):
                 return [call], body[end:].removeprefix(self.end)
         return None
 
-    def hopeless(self, body: str, functions: Functions) -> bool:
+    def cannot_become_call(self, body: str, functions: Functions) -> bool:
         name = name_called(body)
         if name is not None:
             return name not in functions

@@ -118,10 +118,10 @@ class TokenMasks:
         except GrammarBroke:
             if not self._shared:
                 raise
-            self._begin_anew()
+            self._reset_matcher()
             return self._shared_mask_after(tokens)
 
-    def _begin_anew(self) -> None:
+    def _reset_matcher(self) -> None:
         """Replace the matcher by an unshared one at its beginning."""
         self._matcher, self._shared = self._fresh(), False
         self._consumed, self._mask, self.failure = [], None, None
@@ -144,7 +144,7 @@ class TokenMasks:
         least = min(len(self._consumed), len(tokens))
         same = next((n for n, (one, other) in pairs if one != other), least)
         if self._matcher.is_error() or not self._matcher.rollback(len(self._consumed) - same):
-            self._begin_anew()
+            self._reset_matcher()
             return 0
         self._consumed, self._mask, self.failure = self._consumed[:same], None, None
         return same

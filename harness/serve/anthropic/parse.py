@@ -126,9 +126,10 @@ def names_in(body: CountRequest) -> Callable[[str], str]:
     return renaming(NAMES | named)
 
 
-def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
-    """The chat completion for a request. ``switches_thoughts``: whether the model's template can
-    switch thinking. Raises ApiError."""
+def chat_of(body: CountRequest, can_disable_reasoning: bool) -> ChatRequest:
+    """The chat completion for a request. Raises ApiError.
+
+    ``can_disable_reasoning`` says whether the model's template has a switch for it."""
     chat: Json = {"messages": list(_messages(body))}
     if isinstance(body.messages[-1], AssistantTurn):
         chat["continue_final_message"] = True
@@ -156,7 +157,7 @@ def chat_of(body: CountRequest, switches_thoughts: bool) -> ChatRequest:
     if (form := _format(body)) is not None:
         schema = {"name": "output", "schema": form.schema_}
         chat["response_format"] = {"type": "json_schema", "json_schema": schema}
-    effort = _effort(body, switches_thoughts)
+    effort = _effort(body, can_disable_reasoning)
     if effort is not None:
         chat["reasoning_effort"] = effort
     return converted(chat, ChatRequest)
@@ -170,12 +171,12 @@ def _format(body: CountRequest) -> SchemaFormat | None:
     return form or body.output_format
 
 
-def _effort(body: CountRequest, switches_thoughts: bool) -> str | None:
+def _effort(body: CountRequest, can_disable_reasoning: bool) -> str | None:
     """The reasoning effort. As in Anthropic's API the model does not think unless asked to."""
     asked = None if body.output_config is None else body.output_config.effort
     if body.thinking is not None and body.thinking.type != "disabled":
         return "medium" if asked is None else EFFORTS.get(asked, asked)
-    return "none" if switches_thoughts else None
+    return "none" if can_disable_reasoning else None
 
 
 def _choice(choice: AnyChoice, tools: bool) -> Json:
@@ -198,10 +199,14 @@ def _messages(body: CountRequest) -> Iterable[Json]:
             if turn.content:
                 yield {"role": "system", "content": _text(turn.content)}
         else:
-            yield from _said(turn) if isinstance(turn, AssistantTurn) else _asked(turn)
+            yield from (
+                _assistant_message(turn)
+                if isinstance(turn, AssistantTurn)
+                else _user_messages(turn)
+            )
 
 
-def _asked(turn: UserTurn) -> Iterable[Json]:
+def _user_messages(turn: UserTurn) -> Iterable[Json]:
     """The messages of a user's turn in order: results of calls, and texts."""
     if isinstance(turn.content, str):
         yield {"role": "user", "content": turn.content}
@@ -228,17 +233,17 @@ def _result(block: ToolResultBlock) -> Json:
     }
 
 
-def _said(turn: AssistantTurn) -> Iterable[Json]:
+def _assistant_message(turn: AssistantTurn) -> Iterable[Json]:
     """The message of an assistant's turn."""
     if isinstance(turn.content, str):
         yield {"role": "assistant", "content": turn.content}
         return
     texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
-    thoughts = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
+    reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
     calls = [block for block in turn.content if isinstance(block, ToolUseBlock)]
     message: Json = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
-    if thoughts:
-        message["reasoning_content"] = "".join(thoughts)
+    if reasoning:
+        message["reasoning_content"] = "".join(reasoning)
     if calls:
         message["tool_calls"] = [
             {

@@ -12,7 +12,7 @@ import msgspec
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason
 from harness.host.answer_text import TOOL_CALLS, Piece
-from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.host.reply import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from harness.serve.answers import Answer, Json
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import object_or_empty
@@ -65,7 +65,7 @@ class MessageShape:
     _begun: bool = False
     _open: Part | None = None
     _blocks: int = 0
-    _thoughts: list[str] = field(default_factory=list)
+    _reasoning_parts: list[str] = field(default_factory=list)
     _finish: str | None = None
 
     def lines(self, piece: Piece) -> Iterable[bytes]:
@@ -133,8 +133,8 @@ class MessageShape:
         match part:
             case Content(text):
                 delta: Json = {"type": "text_delta", "text": text}
-            case Thought(text):
-                self._thoughts.append(text)
+            case ReasoningText(text):
+                self._reasoning_parts.append(text)
                 delta = {"type": "thinking_delta", "thinking": text}
             case CallArguments(_, text):
                 delta = {"type": "input_json_delta", "partial_json": text}
@@ -146,11 +146,11 @@ class MessageShape:
         """The event that ends the open block, if there is one."""
         if self._open is None:
             return
-        if isinstance(self._open, Thought):
-            signed = signature("".join(self._thoughts), self.answer)
+        if isinstance(self._open, ReasoningText):
+            signed = signature("".join(self._reasoning_parts), self.answer)
             delta = {"type": "signature_delta", "signature": signed}
             yield event("content_block_delta", index=self._blocks, delta=delta)
-            self._thoughts = []
+            self._reasoning_parts = []
         yield event("content_block_stop", index=self._blocks)
         self._open = None
         self._blocks += 1
@@ -172,10 +172,10 @@ def usage_of(answer: Answer) -> Json:
     }
 
 
-def signature(thoughts: str, answer: Answer) -> str:
+def signature(reasoning: str, answer: Answer) -> str:
     """A digest of the reasoning and the model, for clients that send it back. It is not checked."""
     model = answer.generation.model.fingerprint
-    return base64.b64encode(hashlib.sha256(f"{model} {thoughts}".encode()).digest()).decode()
+    return base64.b64encode(hashlib.sha256(f"{model} {reasoning}".encode()).digest()).decode()
 
 
 def _block(part: Part) -> Json:
@@ -183,7 +183,7 @@ def _block(part: Part) -> Json:
     match part:
         case Content():
             return {"type": "text", "text": ""}
-        case Thought():
+        case ReasoningText():
             return {"type": "thinking", "thinking": "", "signature": ""}
         case CallBegin(_, call_id, name):
             return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
@@ -195,7 +195,7 @@ def _text_of(part: Part, answer: Answer) -> Json:
     match part:
         case Content(text):
             return {"text": text}
-        case Thought(text):
+        case ReasoningText(text):
             return {"thinking": text, "signature": signature(text, answer)}
     return {}
 

@@ -25,7 +25,7 @@ class AnthropicHandlers:
         service = service_of_request()
         service.model.check_name(body.model)
         with naming_fields(names_in(body)):
-            plan = service.model.chat_plan(chat_of(body, _switches_thoughts(service)))
+            plan = service.model.chat_plan(chat_of(body, _can_disable_reasoning(service)))
         return {"input_tokens": len(service.model.encode_chat(plan.prompt, plan.spoken))}
 
 
@@ -35,12 +35,12 @@ def answer_message(
     """Answer a request, whole or streamed. Raises what ``Service.chat`` raises."""
     names = names_in(body)
     with naming_fields(names):
-        chat = chat_of(body, _switches_thoughts(service))
+        chat = chat_of(body, _can_disable_reasoning(service))
         named = replace(caller, client_name=names)
         return service.chat(chat, tenant, named, MessageShape, "msg_")
 
 
-def _switches_thoughts(service: Service) -> bool:
+def _can_disable_reasoning(service: Service) -> bool:
     template = service.model.template
     return template is not None and template.has_thinking_toggle
 

@@ -42,7 +42,7 @@ class LlamaShape:
 
     def end(self, usage: bool) -> bytes:
         """The last event, with the counts."""
-        return data_line(encode(self._asked(self._text("", ()) | self._end())))
+        return data_line(encode(self._requested_fields(self._text("", ()) | self._end())))
 
     def failed(self, error: ApiError) -> bytes:
         """The last event of an answer that failed."""
@@ -52,9 +52,11 @@ class LlamaShape:
         """The answer in one object."""
         (choice,) = pieces
         tokens = text_events([event for piece in choice for event in piece.events])
-        return self._asked(self._text("".join(x.text for x in choice), tokens) | self._end())
+        return self._requested_fields(
+            self._text("".join(x.text for x in choice), tokens) | self._end()
+        )
 
-    def _asked(self, answer: Json) -> Json:
+    def _requested_fields(self, answer: Json) -> Json:
         """The fields of an answer that the request names, or all."""
         found = {path: _at(answer, path) for path in self.body.response_fields or ()} or answer
         return {path: value for path, value in found.items() if value is not None}

@@ -58,7 +58,7 @@ class SlotTable:
     def of(self, model: ServedModel, tenant: Tenant, number: int | None, name: str) -> Slot:
         """A tenant's slot ``number``, which the client calls ``name``. Raises ApiError."""
         with self._lock:
-            slots = self._of(model, tenant.id)
+            slots = self._slots_of(model, tenant.id)
         if number is None or number >= len(slots):
             raise invalid_value(
                 "id_slot", f"there is no slot {name}; they are 0 to {len(slots) - 1}"
@@ -69,13 +69,13 @@ class SlotTable:
         """For each slot of a tenant whether an answer is being generated, and how many tokens its
         conversation has."""
         with self._lock:
-            slots = self._of(model, tenant.id)
+            slots = self._slots_of(model, tenant.id)
             return [(slot.is_processing, len(slot.tokens)) for slot in slots]
 
     def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
         """The slot of a new answer: ``asked``, or for -1 the best match. Raises ApiError."""
         with self._lock:
-            slots = self._of(model, tenant.id)
+            slots = self._slots_of(model, tenant.id)
             if asked >= len(slots):
                 raise invalid_value(
                     "id_slot", f"id_slot is {asked}, and there are {len(slots)} slots"
@@ -91,12 +91,12 @@ class SlotTable:
         """Keep the conversation of an ended answer."""
         if self.files is None:
             with self._lock:
-                self._of(model, tenant.id)[number].answers.discard(answer)
+                self._slots_of(model, tenant.id)[number].answers.discard(answer)
             return
         choice = answer.choices[0]
         tokens = np.array([*choice.request.prompt, *choice.sampled], np.int32)
         with self._lock:
-            slot = self._of(model, tenant.id)[number]
+            slot = self._slots_of(model, tenant.id)[number]
             slot.tokens = tokens
             slot.answers.discard(answer)
             self._use(slot)
@@ -162,7 +162,7 @@ class SlotTable:
             raise ApiError(501, NO_FOLDER, code="not_supported", retry=False)
         return self.files
 
-    def _of(self, model: ServedModel, tenant: int) -> list[Slot]:
+    def _slots_of(self, model: ServedModel, tenant: int) -> list[Slot]:
         key = tenant, model.name
         if key not in self._slots:
             self._slots[key] = [Slot() for _ in range(model.driver.statistics.slots)]

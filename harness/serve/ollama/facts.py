@@ -22,11 +22,11 @@ def details_of(model: ServedModel) -> Json:
         "family": family,
         "families": [family],
         "parameter_size": f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M",
-        "quantization_level": _most_used(model),
+        "quantization_level": _max_used(model),
     }
 
 
-def _most_used(model: ServedModel) -> str:
+def _max_used(model: ServedModel) -> str:
     """The storage type with the most bytes in a file."""
     sizes: dict[str, int] = {}
     for tensor in model.model.file.tensors.values():

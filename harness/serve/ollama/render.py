@@ -11,7 +11,7 @@ import msgspec
 
 from contract.types import FinishReason
 from harness.host.answer_text import Piece
-from harness.host.reply import CallArguments, CallBegin, Content, Part, Thought, joined
+from harness.host.reply import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from harness.serve.answers import Answer, Json, listed_tokens, text_events
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import object_or_empty
@@ -75,10 +75,10 @@ class OllamaShape:
         for piece in choice:
             self._list(piece)
         text = "".join(part.text for part in parts if isinstance(part, Content))
-        thoughts = "".join(part.text for part in parts if isinstance(part, Thought))
+        reasoning = "".join(part.text for part in parts if isinstance(part, ReasoningText))
         objects = [*chain.from_iterable(map(self._objects_of, parts)), *self._ended_call()]
         calls = [call for one in objects for call in one.get("message", {}).get("tool_calls", ())]
-        whole = self._body(text, thoughts, calls) | self._listed()
+        whole = self._body(text, reasoning, calls) | self._listed()
         return self._head() | whole | self._counts(choice[-1].finish)
 
     def _list(self, piece: Piece) -> None:
@@ -106,7 +106,7 @@ class OllamaShape:
         match part:
             case Content(text):
                 yield self._body(text, "", [])
-            case Thought(text):
+            case ReasoningText(text):
                 yield self._body("", text, [])
             case CallBegin():
                 self._call = part
@@ -118,8 +118,8 @@ class OllamaShape:
             function = {"index": call.index, "name": call.name, "arguments": object_or_empty(text)}
             yield self._body("", "", [{"id": call.id, "function": function}])
 
-    def _body(self, text: str, thoughts: str, calls: Sequence[Json]) -> Json:
-        thinking: Json = {"thinking": thoughts} if thoughts else {}
+    def _body(self, text: str, reasoning: str, calls: Sequence[Json]) -> Json:
+        thinking: Json = {"thinking": reasoning} if reasoning else {}
         if self.text:
             return {"response": text, **thinking}
         called: Json = {"tool_calls": calls} if calls else {}

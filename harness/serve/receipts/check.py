@@ -179,7 +179,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         if asked.get(WINDOW) is None:
             asked[WINDOW] = window
         raw = payload_bytes(asked)
-        defaults = sampling_defaults({}, given={n: _whole(x) for n, x in given.items()})
+        defaults = sampling_defaults({}, given={n: _int_if_whole(x) for n, x in given.items()})
         served = replace(service.model, sampling=defaults)
         deriving = replace(service, model=served)
         plan, limit = None, None
@@ -208,7 +208,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
     return DerivedRequests(served, requests, plan, constrained, stop or (), reach)
 
 
-def _whole(value: float) -> float:
+def _int_if_whole(value: float) -> float:
     """A number as an int if it is one. JSON does not distinguish 1 and 1.0."""
     return int(value) if value == int(value) else value
 
@@ -228,12 +228,12 @@ def request_problems(receipt: Receipt, derived: DerivedRequests) -> list[str]:
         where = f"choice {number}"
         prompt = receipt.payload.prompts[choice.prompt]
         if prompt != list(request.prompt):
-            problems.append(f"prompt: {where}: {_first_other(request.prompt, prompt)}")
+            problems.append(f"prompt: {where}: {_first_difference(request.prompt, prompt)}")
         problems += [f"parameters: {where}: {one}" for one in _parameters(choice, request)]
     return problems
 
 
-def _first_other(derived: Sequence[int], claimed: Sequence[int]) -> str:
+def _first_difference(derived: Sequence[int], claimed: Sequence[int]) -> str:
     pairs = zip(derived, claimed, strict=False)
     at = next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(derived), len(claimed)))
     return (

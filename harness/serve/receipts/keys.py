@@ -62,7 +62,7 @@ def open_key(folder: Path) -> ReceiptKey:
     path, history = folder / PRIVATE, folder / HISTORY
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if not (path.exists() and history.exists()) or _left_behind(folder):
+        if not (path.exists() and history.exists()) or _abandoned_files(folder):
             with _locked(folder):
                 _complete(folder)
         return _read(path)
@@ -130,12 +130,12 @@ def _locked(folder: Path) -> Iterator[None]:
             lock.execute("BEGIN EXCLUSIVE")
         except sqlite3.Error as error:
             raise ConfigError(f"{path}: cannot be locked: {error}") from None
-        for left in _left_behind(folder):
+        for left in _abandoned_files(folder):
             left.unlink(missing_ok=True)
         yield
 
 
-def _left_behind(folder: Path) -> list[Path]:
+def _abandoned_files(folder: Path) -> list[Path]:
     """Unfinished key files. If this process has the lock, their writers were killed."""
     return unfinished(folder / PRIVATE) + unfinished(folder / HISTORY)
 

@@ -54,7 +54,7 @@ class ReceiptStore(Database):
         receipt. Raises StorageProblem."""
         with self._lock:
             try:
-                with self._whole():
+                with self._transaction():
                     number, previous = self._last(tenant)
                     self._look_for_key()
                     numbered = payload | {"number": number + 1, "previous": previous}

@@ -34,7 +34,12 @@ class PrefixAffinity:
 
         def order(name: str) -> tuple[bool, int, int, bytes]:
             load = self._load[name]
-            return load - idlest > SLACK, -self._known(pages, name), load, _weight(scope, name)
+            return (
+                load - idlest > SLACK,
+                -self._cached_pages(pages, name),
+                load,
+                _weight(scope, name),
+            )
 
         return sorted(replicas, key=order)
 
@@ -51,7 +56,7 @@ class PrefixAffinity:
         """Record that a request of a replica ended."""
         self._load[replica] = max(0, self._load[replica] - 1)
 
-    def _known(self, pages: Sequence[int], replica: str) -> int:
+    def _cached_pages(self, pages: Sequence[int], replica: str) -> int:
         """How many of the first pages a replica has cached."""
         count = 0
         for page in pages:

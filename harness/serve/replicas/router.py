@@ -42,7 +42,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
                     self._meant[pending_request.metadata.internal_request_id] = names[0]
                     self._affinity.sent(request.tenant, request.prompt, names[0])
                     pending_request.future.add_done_callback(
-                        partial(self._given_up, pending_request)
+                        partial(self._forget_cancelled, pending_request)
                     )
             case Question(replica=name) | AnswerEnd(replica=name) if name in by_name:
                 names = [name]
@@ -62,7 +62,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
             request = asked.request
             self._affinity.sent(request.tenant, request.prompt, replica_id.unique_id)
 
-    def _given_up(self, pending_request: PendingRequest, future: asyncio.Future[Any]) -> None:
+    def _forget_cancelled(
+        self, pending_request: PendingRequest, future: asyncio.Future[Any]
+    ) -> None:
         if future.cancelled():
             self._forget(pending_request)
 

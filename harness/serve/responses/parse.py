@@ -30,7 +30,7 @@ from harness.serve.tool_selection import (
 )
 from harness.serve.wire import given_fields, plain
 
-THOUGHTS, TOKENS = "reasoning_content", "token_ids"
+REASONING, TOKENS = "reasoning_content", "token_ids"
 SAME = (
     *("model", "temperature", "top_p", "top_k", "seed", "stream", "service_tier", "user"),
     *("safety_identifier", "prompt_cache_key", "metadata", "parallel_tool_calls", "stop"),
@@ -115,7 +115,7 @@ def references_of(body: ResponsesRequest) -> dict[str, str]:
     fields: dict[str, str] = {}
     for index, item in enumerate(items_of(body)):
         if item.type == REFERENCE:
-            id, field = _given(item, index, "id"), f"input[{index}].id"
+            id, field = _require(item, index, "id"), f"input[{index}].id"
             if id in fields:
                 # Otherwise a small body could stand for many copies of a large item.
                 raise invalid_value(field, f"{field}: {id[:64]!r} is also {fields[id]}")
@@ -139,7 +139,7 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
     for index, item in enumerate([*earlier, *items_of(body)], -len(earlier)):
         more = _said_by_model(item, index)
         # Calls belong to the reasoning and text before them; other items begin a turn.
-        if more is None or ("tool_calls" not in more and turn.keys() - {THOUGHTS, TOKENS}):
+        if more is None or ("tool_calls" not in more and turn.keys() - {REASONING, TOKENS}):
             yield from _turn(turn)
             turn = {}
         if more is None:
@@ -156,33 +156,33 @@ def _messages(body: ResponsesRequest, earlier: Sequence[InputItem]) -> Iterable[
 def _said_by_model(item: InputItem, index: int) -> Json | None:
     """The fields that an item adds to an assistant message; None for an item of another role."""
     if item.type == "reasoning":
-        thoughts = item.content or item.summary
-        return {THOUGHTS: _text(thoughts)} if thoughts else {}
+        reasoning = item.content or item.summary
+        return {REASONING: _text(reasoning)} if reasoning else {}
     if item.type == "function_call":
-        name, arguments = _given(item, index, "name"), _given(item, index, "arguments")
+        name, arguments = _require(item, index, "name"), _require(item, index, "arguments")
         function = {"name": joined_name(item.namespace, name), "arguments": arguments}
-        call = {"id": _given(item, index, "call_id"), "type": "function", "function": function}
+        call = {"id": _require(item, index, "call_id"), "type": "function", "function": function}
         return {"tool_calls": [call]}
     if item.type == "message" and item.role == "assistant":
-        return {"content": _text(_given(item, index, "content"))}
+        return {"content": _text(_require(item, index, "content"))}
     return None
 
 
 def _given_to_model(item: InputItem, index: int) -> Json:
     if item.type == "function_call_output":
-        call_id, output = _given(item, index, "call_id"), _given(item, index, "output")
+        call_id, output = _require(item, index, "call_id"), _require(item, index, "output")
         return {"role": "tool", "tool_call_id": call_id, "content": _text(output)}
-    role, content = _given(item, index, "role"), _given(item, index, "content")
+    role, content = _require(item, index, "role"), _require(item, index, "content")
     return {"role": role, "content": _text(content)}
 
 
 def _turn(turn: Json) -> Iterable[Json]:
     """The assistant message of a turn; none if it has only reasoning."""
-    if turn.keys() - {THOUGHTS, TOKENS}:
+    if turn.keys() - {REASONING, TOKENS}:
         yield {"role": "assistant", "content": None, **turn}
 
 
-def _given(item: InputItem, index: int, name: str) -> Any:
+def _require(item: InputItem, index: int, name: str) -> Any:
     value = getattr(item, name)
     if value is None:
         field = f"input[{index}].{name}"

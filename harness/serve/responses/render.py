@@ -79,8 +79,8 @@ def response_of(body: ResponsesRequest, chat: Json) -> Json:
         status = "incomplete" if choice["finish_reason"] == LENGTH else "completed"
         item = _Item("message", message["content"] or "")
         if choice.get("logprobs") is not None:
-            thoughts = message.get("reasoning_content") or ""
-            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], thoughts)
+            reasoning = message.get("reasoning_content") or ""
+            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], reasoning)
         output.append(item.json(status))
     for call in calls:
         item = _call_item(body, call)
@@ -291,19 +291,19 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
         },
         "service_tier": chat["service_tier"],
         "store": body.store is not False,
-        "temperature": _given(body.temperature, defaults.get("temperature")),
+        "temperature": _or_default(body.temperature, defaults.get("temperature")),
         "text": {"format": {"type": "text"} if text is None else plain(text)},
         "tool_choice": msgspec.to_builtins(body.tool_choice or "auto"),
         "tools": plain(body.tools or []),
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": _given(body.top_p, defaults.get("top_p")),
+        "top_p": _or_default(body.top_p, defaults.get("top_p")),
         "truncation": "disabled",
         "usage": None,
         "user": body.user,
     }
 
 
-def _given(value: float | None, default: float | None) -> float | None:
+def _or_default(value: float | None, default: float | None) -> float | None:
     return default if value is None else value
 
 

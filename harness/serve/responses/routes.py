@@ -39,7 +39,7 @@ class ResponsesHandlers:
     def count_response(self, raw: bytes) -> Json:
         service, asked = service_of_request(), decoded(raw, ResponsesRequest, readable_items)
         service.model.check_name(asked.model)
-        body = _whole(service.responses, g.account.tenant, asked)
+        body = _with_stored_items(service.responses, g.account.tenant, asked)
         earlier = service.responses.conversation(g.account.tenant, body.previous_response_id)
         with naming_fields(response_name):
             plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
@@ -79,7 +79,7 @@ def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Ca
     """Answer a request, whole or streamed. The answer is stored before its end is sent. Raises what
     ``Service.chat`` raises, ApiError 404 for a missing conversation or item, and StorageProblem if
     the answer cannot be stored."""
-    body = _whole(service.responses, tenant, body)
+    body = _with_stored_items(service.responses, tenant, body)
     earlier = service.responses.conversation(tenant, body.previous_response_id)
     if body.store is not False:
         service.responses.check()
@@ -90,7 +90,9 @@ def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Ca
     return service.chat(chat, tenant, caller, shape_of, "resp_")
 
 
-def _whole(store: ResponseStore, tenant: Tenant, body: ResponsesRequest) -> ResponsesRequest:
+def _with_stored_items(
+    store: ResponseStore, tenant: Tenant, body: ResponsesRequest
+) -> ResponsesRequest:
     """``body`` with the stored items that it refers to. Raises ApiError and StorageProblem."""
     fields = references_of(body)
     if not fields:

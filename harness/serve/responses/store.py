@@ -93,7 +93,7 @@ class ResponseStore(Database):
             return
         with self._used():
             try:
-                with self._whole():
+                with self._transaction():
                     self._write_pending()
                     self._file.execute(
                         f"INSERT OR REPLACE INTO responses VALUES (?, ?, {NEXT_USE}, ?, ?)",
@@ -178,12 +178,12 @@ class ResponseStore(Database):
         Waits for other processes as ``_whole`` does. Raises sqlite3.Error."""
         room: AbstractContextManager[None] = nullcontext()
         try:
-            with self._whole(seconds):
+            with self._transaction(seconds):
                 change()
         except sqlite3.Error as error:
             if self._reserved is None or not self._problem_of(error).full:
                 raise
-            with self._reserved.released(), self._without_overwriting(), self._whole(seconds):
+            with self._reserved.released(), self._without_overwriting(), self._transaction(seconds):
                 change()
             # If the space is not enough for all new pages of the log, writing some would waste it.
             if self._reserved.nbytes >= self._growth():
@@ -237,7 +237,7 @@ class ResponseStore(Database):
         if not ids:
             return
         set_use = f"UPDATE responses SET used = {NEXT_USE} WHERE tenant = ? AND id = ?"
-        with suppress(sqlite3.Error), self._whole(0.0):
+        with suppress(sqlite3.Error), self._transaction(0.0):
             self._file.executemany(set_use, [(_key(tenant), id) for id in ids])
 
 

@@ -34,13 +34,13 @@ Work = Callable[[], object]
 class DiskCacheOptions:
     """The folder of the cache and its limits.
 
-    ``folder`` holds files of at most ``most_bytes`` in all. ``function`` names what the model
+    ``folder`` holds files of at most ``max_bytes`` in all. ``function`` names what the model
     computes. In host memory, at most ``queue_bytes`` wait to be written, and about ``read_bytes``
     of a prompt wait to be loaded. A reading without progress for ``patience`` seconds is given up.
     ``close`` spends at most ``flush_seconds`` on what is still to be written."""
 
     folder: Path
-    most_bytes: int
+    max_bytes: int
     function: str
     queue_bytes: int = 256 << 20
     read_bytes: int = 128 << 20
@@ -58,7 +58,7 @@ class DiskCache:
         self.options = options
         self._report, self._clock = report, clock
         self._changed = threading.Condition()
-        self._counts = Counter[str](most_bytes=options.most_bytes)
+        self._counts = Counter[str](max_bytes=options.max_bytes)
         self._problem = ""
         self._reported: set[str] = set()
         self._work: deque[Work] = deque()
@@ -77,7 +77,7 @@ class DiskCache:
         self._folder: CacheFolder | None = None
         self._secret = os.urandom(SECRET_BYTES)
         try:
-            self._folder = CacheFolder(options.folder, options.most_bytes)
+            self._folder = CacheFolder(options.folder, options.max_bytes)
             self._secret = self._folder.secret
             self._post(self._folder.count)
         except OSError as error:
@@ -121,7 +121,7 @@ class DiskCache:
         def write() -> None:
             try:
                 if not self._forgetting[entry.scope] and self._try_now():
-                    written = self._made_folder().write(entry, payload)
+                    written = self._ensure_folder().write(entry, payload)
                     self._failures = 0
                     self._note_problem("")
                     self.count(written=written, written_bytes=payload.nbytes if written else 0)
@@ -188,14 +188,14 @@ class DiskCache:
         reading = Reading(
             pages, states, first, ring, folder.has, self._read, self._notify, self._clock
         )
-        self._let_read(reading, READERS)
+        self._queue_reading(reading, READERS)
         return reading
 
     def free(self, reading: Reading, pages: int) -> None:
         """Continue a reading after ``pages`` of its arrived pages were loaded."""
         reading.free(pages)
         if not reading.finished:
-            self._let_read(reading, min(pages, READERS))
+            self._queue_reading(reading, min(pages, READERS))
 
     def due(self, reading: Reading) -> bool:
         """Whether a reading has ended or waits for its pages to be loaded. Ends a reading that
@@ -221,14 +221,16 @@ class DiskCache:
         """Wait until half the queue is free; False if the time for closing is over."""
         with self._changed:
             limit = self.options.queue_bytes // 2
-            return self._changed.wait_for(lambda: self._reserved <= limit, self._left())
+            return self._changed.wait_for(
+                lambda: self._reserved <= limit, self._closing_seconds_left()
+            )
 
     def flush(self) -> bool:
         """Wait until everything given to ``write`` is written; False if the time for closing is
         over before that."""
         with self._changed:
             return self._changed.wait_for(
-                lambda: not self._work and not self._writing, self._left()
+                lambda: not self._work and not self._writing, self._closing_seconds_left()
             )
 
     def close(self) -> None:
@@ -243,7 +245,7 @@ class DiskCache:
             self._work.clear()
             self._changed.notify_all()
 
-    def _left(self) -> float:
+    def _closing_seconds_left(self) -> float:
         """Seconds left for closing, counted from the first call."""
         if self._deadline is None:
             self.end_in(self.options.flush_seconds)
@@ -252,7 +254,7 @@ class DiskCache:
 
     # The cache's threads.
 
-    def _let_read(self, reading: Reading, threads: int) -> None:
+    def _queue_reading(self, reading: Reading, threads: int) -> None:
         with self._changed:
             self._readings.extend([reading] * threads)
             self._start("disk cache reader", self._read_all, READERS)
@@ -321,11 +323,11 @@ class DiskCache:
         except OSError as error:
             self._failed("keeps a file that is to be removed", error)
 
-    def _made_folder(self) -> CacheFolder:
+    def _ensure_folder(self) -> CacheFolder:
         """The folder, created if that failed before. Raises OSError, also if another process
         created it: its secret gives pages other names."""
         if self._folder is None:
-            folder = CacheFolder(self.options.folder, self.options.most_bytes, self._secret)
+            folder = CacheFolder(self.options.folder, self.options.max_bytes, self._secret)
             if folder.secret != self._secret:
                 raise OSError(errno.EEXIST, "another process made it; restart to use it")
             folder.count()

@@ -36,14 +36,14 @@ recently used files takes time in proportion to all files."""
 
 
 class CacheFolder:
-    """The cache's files below ``folder``, of at most ``most_bytes`` in all.
+    """The cache's files below ``folder``, of at most ``max_bytes`` in all.
 
     Creates the folder and its secret, of ``fresh`` bytes, if they do not exist. Raises OSError if
     that fails. One thread calls the methods that write."""
 
-    def __init__(self, folder: Path, most_bytes: int, fresh: bytes | None = None) -> None:
+    def __init__(self, folder: Path, max_bytes: int, fresh: bytes | None = None) -> None:
         self.path = folder / SUBFOLDER
-        self.most_bytes = most_bytes
+        self.max_bytes = max_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         remove_abandoned(self.path, f"{SECRET}.")
         self.secret = secret_in(self.path / SECRET, fresh)
@@ -60,7 +60,7 @@ class CacheFolder:
         """Write a file unless it exists; False if it does, or exceeds the limit. Raises OSError."""
         size = HEADER_BYTES + entry.nbytes
         target = self.path / entry.path
-        if size > self.most_bytes or target.exists():
+        if size > self.max_bytes or target.exists():
             return False
         self._make_room(size)
         partial = target.with_name(f"{target.name}.{os.urandom(8).hex()}{PARTIAL}")
@@ -130,13 +130,13 @@ class CacheFolder:
     def _make_room(self, nbytes: int) -> None:
         """Remove the least recently used files if ``nbytes`` more exceed the limit. Files of other
         processes are counted again each time a part of the limit was written."""
-        known = self.nbytes is not None and self._written < self.most_bytes // SPARE
-        if known and (self.nbytes or 0) + nbytes <= self.most_bytes:
+        known = self.nbytes is not None and self._written < self.max_bytes // SPARE
+        if known and (self.nbytes or 0) + nbytes <= self.max_bytes:
             return
         found = self.count()
-        if (self.nbytes or 0) + nbytes > self.most_bytes:
-            spared = self.most_bytes // SPARE
-            for file in least_used(found, max(0, self.most_bytes - spared - nbytes)):
+        if (self.nbytes or 0) + nbytes > self.max_bytes:
+            spared = self.max_bytes // SPARE
+            for file in least_used(found, max(0, self.max_bytes - spared - nbytes)):
                 file.path.unlink(missing_ok=True)
             self.count()
 

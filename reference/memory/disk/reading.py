@@ -11,16 +11,16 @@ from reference.memory.row_copies import RowBlock
 
 
 class Ring:
-    """At most ``most_bytes`` of blocks of equal size, at least two, reused in turn. ``make``
+    """At most ``max_bytes`` of blocks of equal size, at least two, reused in turn. ``make``
     allocates one more; any thread calls it."""
 
-    def __init__(self, make: Callable[[], RowBlock], most_bytes: int) -> None:
+    def __init__(self, make: Callable[[], RowBlock], max_bytes: int) -> None:
         self._make = make
         self._blocks = [make()]
         rows = self._blocks[0].rows
         self.block_pages = len(rows)
         """The number of pages in a block."""
-        count = most_bytes // max(1, self.block_pages * rows[0].nbytes)
+        count = max_bytes // max(1, self.block_pages * rows[0].nbytes)
         self.blocks = max(2, count)
         """The most blocks."""
 

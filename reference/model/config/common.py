@@ -35,7 +35,7 @@ def read_common(
     keys: Keys,
     rope: RopeReader = read_rope,
     *,
-    least_kv_heads: int = 1,
+    min_kv_heads: int = 1,
     epsilon: str = EPSILON,
     head: HeadReader = read_head_dim,
 ) -> ModelConfig:
@@ -43,7 +43,7 @@ def read_common(
     reader then replaces what differs.
 
     ``layers`` are the blocks of the file without those that predict further tokens (the last
-    ``nextn_predict_layers``). ``least_kv_heads`` is the least number of heads for keys and values
+    ``nextn_predict_layers``). ``min_kv_heads`` is the least number of heads for keys and values
     in a layer: 0 for families that have layers without attention. ``epsilon`` is the metadata key
     of the epsilon of the norms, ``head`` reads the size of heads. Raises ModelFileError or
     UnsupportedModel naming the key."""
@@ -57,7 +57,7 @@ def read_common(
         )
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
     heads = keys.per_layer("attention.head_count", layers, blocks, 1)
-    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, least_kv_heads, heads)
+    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, min_kv_heads, heads)
     for layer, (query, key) in enumerate(zip(heads, kv_heads, strict=True)):
         if key and query % key:
             raise keys.error(

@@ -64,7 +64,7 @@ def _recurrent_layers(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
 
 def read_lfm2(keys: Keys) -> ModelConfig:
     """LFM 2: gated short convolutions in the layers without heads for keys and values."""
-    config = require_feed_forward(keys, read_common(keys, least_kv_heads=0))
+    config = require_feed_forward(keys, read_common(keys, min_kv_heads=0))
     layers = tuple(heads == 0 for heads in config.kv_heads)
     taps = keys.integer("shortconv.l_cache", 2, MAX_TAPS)
     return replace(config, short_conv=ShortConv(taps, layers))
@@ -79,7 +79,7 @@ def read_lfm2moe(keys: Keys) -> ModelConfig:
 def read_granite_hybrid(keys: Keys) -> ModelConfig:
     """Granite 4: Mamba-2 in the layers without heads for keys and values, Granite's factors, and
     experts with or without a shared one."""
-    common = read_common(keys, read_llama_rope, least_kv_heads=0)
+    common = read_common(keys, read_llama_rope, min_kv_heads=0)
     config = with_granite_experts(keys, common)
     return replace(config, mamba=_read_mamba(keys, config))
 
@@ -88,7 +88,7 @@ def read_nemotron_h(keys: Keys) -> ModelConfig:
     """Nemotron-H and Nemotron 3: Mamba-2 in layers without heads for keys and values and without a
     width, a feed forward alone in those with a width; nothing rotates."""
     epsilon = EPSILON if keys.has(EPSILON) else LAYER_NORM_EPSILON
-    config = read_common(keys, least_kv_heads=0, epsilon=epsilon)
+    config = read_common(keys, min_kv_heads=0, epsilon=epsilon)
     rope = config.ropes[0]
     for name, plain in (("rope.scaling.type", "none"), ("rope.scaling.attn_factor", 1.0)):
         value = keys.file.metadata.get(keys.key(name), plain)

@@ -61,7 +61,7 @@ def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits
     shape = config.vocab, config.hidden
     own_head = e.has(f"{HEAD}.weight", block)
     e.logits(h, e.weight(HEAD, block, *shape) if own_head else e.output_weight())
-    tensors.reject_unused(config.architecture, _others(tensors, block))
+    tensors.reject_unused(config.architecture, _main_tensors(tensors, block))
     return e.builder.build()
 
 
@@ -110,7 +110,7 @@ def read_hidden(e: Emitter) -> View:
     return e.builder.emit(Opcode.SELECT_ROWS, "hidden", x=e.hidden_table, output_rows=rows)
 
 
-def _others(tensors: ModelTensors, block: int) -> tuple[str, ...]:
+def _main_tensors(tensors: ModelTensors, block: int) -> tuple[str, ...]:
     """The names of all tensors that are no part of the block."""
     own = file_name("", block)
     return tuple(name for name in tensors.tensors if not name.startswith(own))

@@ -30,7 +30,7 @@ OUTLIER_BINADES = 3
 outliers."""
 SAMPLED_ROWS = 16
 """Rows of a matrix sampled to estimate the size of its results, for comparison with the bias."""
-MOST_BINADES = 12
+MAX_BINADES = 12
 """The largest c; no working model has a channel farther above the others."""
 
 
@@ -150,7 +150,7 @@ def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[in
         return [0] * len(pairs)
     finer = 2 * (query_bits(len(pairs)) - KV_ROW_BITS)
     best, least = highest, None
-    for level in range(highest, max(0, highest - MOST_BINADES) - 1, -1):
+    for level in range(highest, max(0, highest - MAX_BINADES) - 1, -1):
         c = [max(0, binade - level) for binade in k]
         higher, lower = (
             [4 ** (a + b) for a, b in zip(q, c, strict=True)],

@@ -34,11 +34,10 @@ _LONGEST_SIGN_BYTES = 24
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The contents of a file without tensor data. ``data_start`` and ``alignment`` are in bytes."""
+    """The contents of a file without tensor data. ``alignment`` is in bytes."""
 
     version: int
     alignment: int
-    data_start: int
     metadata: dict[str, Value]
     value_types: dict[str, GgufType]
     tensors: list[TensorInfo]
@@ -61,7 +60,7 @@ def parse_header(buffer: mmap.mmap | bytes, size: int, path: object, shard: int 
     tensors = read_tensors(cursor, tensor_count, shard)
     data_start = -(-cursor.position // alignment) * alignment
     placed = locate_tensors(cursor, tensors, data_start, alignment)
-    return Header(version, alignment, data_start, metadata, value_types, placed)
+    return Header(version, alignment, metadata, value_types, placed)
 
 
 def _read_version(cursor: Cursor) -> int:

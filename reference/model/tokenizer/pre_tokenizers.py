@@ -111,18 +111,18 @@ class PreTokenizer:
         pieces = [text]
         for pattern in self.passes:
             compiled = _compiled(pattern, text.isascii())
-            pieces = [part for piece in pieces for part in _cut(compiled, piece)]
+            pieces = [part for piece in pieces for part in _split(compiled, piece)]
         return pieces
 
 
-def _cut(pattern: Pattern, text: str) -> Iterable[str]:
+def _split(pattern: Pattern, text: str) -> Iterable[str]:
     matches = pattern.findall(text)
     if sum(map(len, matches)) == len(text):
         return matches
-    return _cut_with_rests(pattern, text) if matches else (text,)
+    return _split_with_gaps(pattern, text) if matches else (text,)
 
 
-def _cut_with_rests(pattern: Pattern, text: str) -> Iterator[str]:
+def _split_with_gaps(pattern: Pattern, text: str) -> Iterator[str]:
     end = 0
     for match in pattern.finditer(text):
         if match.start() > end:

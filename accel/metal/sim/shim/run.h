@@ -1,9 +1,9 @@
 // Behind a kernel ENTRY: runs all groups of a launch, one after the other.
 
-enum { MOST_ITEMS = 1024, STACK_BYTES = 1 << 16 };
-alignas(16) static char stacks[MOST_ITEMS * STACK_BYTES];
-static void *caller, *places[MOST_ITEMS];
-static bool ended[MOST_ITEMS], alone, parted;
+enum { MAX_ITEMS = 1024, STACK_BYTES = 1 << 16 };
+alignas(16) static char stacks[MAX_ITEMS * STACK_BYTES];
+static void *caller, *places[MAX_ITEMS];
+static bool ended[MAX_ITEMS], alone, parted;
 static const LAUNCH *launch_now;
 static uint item_now, group_now, groups_now;
 

@@ -18,7 +18,7 @@ const SUGGESTIONS = [
   "Write a Python function that merges two sorted lists",
   "What should I ask before I rent a flat?",
 ];
-const MOST_RETRIES = 5;
+const MAX_RETRIES = 5;
 
 let session = newSession();
 let views = [];
@@ -155,7 +155,7 @@ async function work(view, act, { tries = 0, goOn = null } = {}) {
 
 async function tell(view, problem, act, { tries, goOn }, signal) {
   const again = () => retry(view);
-  if (problem.kind === "busy" && problem.retrySeconds && tries < MOST_RETRIES) {
+  if (problem.kind === "busy" && problem.retrySeconds && tries < MAX_RETRIES) {
     const text = element("span");
     view.below.replaceChildren(element("div", { className: "problem" }, text));
     for (let left = Math.ceil(problem.retrySeconds); left > 0; left--) {

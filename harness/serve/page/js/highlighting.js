@@ -22,7 +22,7 @@ const LANGUAGES = {
   xml, yaml,
 };
 /** Longer code is shown plain: it is coloured anew at every token. */
-const MOST_CHARACTERS = 40_000;
+const MAX_CHARACTERS = 40_000;
 const SPANS = { ALLOWED_TAGS: ["span"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
 
 for (const [name, grammar] of Object.entries(LANGUAGES)) {
@@ -36,7 +36,7 @@ export function languageOf(name) {
 
 /** A fragment with `text` coloured, or the text itself where it is too long. */
 export function highlighted(text, language) {
-  if (text.length > MOST_CHARACTERS) return text;
+  if (text.length > MAX_CHARACTERS) return text;
   const html = highlighter.highlight(text, { language, ignoreIllegals: true }).value;
   return DOMPurify.sanitize(html, SPANS);
 }

@@ -2,7 +2,7 @@ import { ask } from "./answer.js";
 import { getJson, Problem } from "./api.js";
 
 const POLL_MS = 1000;
-const MOST_TRIES = 3;
+const MAX_TRIES = 3;
 
 /** Errors after which the same question may simply be asked again. */
 export const isBroken = (problem) => problem.kind === "cut" || problem.kind === "unreachable";
@@ -18,7 +18,7 @@ export const pause = (milliseconds, signal) => new Promise((resolve) => {
  * AbortError when stopped. */
 export async function resume(message, prompt, signal, { waiting, growing, grow, problem }) {
   let reason = problem.message;
-  for (let tries = 0; tries < MOST_TRIES; tries++) {
+  for (let tries = 0; tries < MAX_TRIES; tries++) {
     const before = message.content.length;
     waiting(reason);
     try {

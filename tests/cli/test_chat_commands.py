@@ -1,0 +1,155 @@
+"""The commands of ``zinc-rt chat``: an answer again, taken back, saved, and read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from contract.errors import ConfigError
+from harness.cli.chat import Chat
+from harness.cli.conversation_file import read_conversation, save_conversation
+from harness.cli.prompt import Messages
+from harness.cli.sessions import RUN_SETTINGS
+from harness.settings import Settings, resolve
+from tests.cli.conftest import Result, zinc_process
+
+DRAWN = ("--temperature", 1.5, "--max-tokens", 5)
+TALK: list[dict[str, object]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "naïve\n日本語 🎉"},
+    {"role": "assistant", "content": ""},
+]
+BEHIND = "/etc is a folder.\n\nIs it?"
+"""A message that begins as a command does and has an empty line."""
+
+
+class Echo:
+    """A partner that says the last message again."""
+
+    name = "echo"
+
+    def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
+        return str(messages[-1]["content"]), False
+
+
+def talk(model: Path, text: str, *words: object) -> Result:
+    result = zinc_process("chat", "--model", model, *(words or DRAWN), stdin=text.encode())
+    assert result.code == 0, result.err
+    return result
+
+
+def test_retry_draws_with_the_next_seed_and_undo_takes_a_turn_back(tiny_model: Path) -> None:
+    """The history behind both is that of a conversation without them."""
+    again = talk(tiny_model, "a\nb\n/retry\nc\n/undo\n/undo\n/set seed 0\nb\n").out
+    plain = talk(tiny_model, "a\nb\n").out
+    shifted = talk(tiny_model, "a\n/set seed 1\nb\nc\n").out
+    first = talk(tiny_model, "a\n").out
+    second = plain.removeprefix(first)
+    assert again == plain + shifted.removeprefix(first) + second
+
+
+def test_retry_at_temperature_0(tiny_model: Path) -> None:
+    """The same answer is not computed again, unless a setting changed."""
+    lines = "/retry\nhello\n/retry\n/set max-tokens 3\n/regenerate\n"
+    result = talk(tiny_model, lines, "--max-tokens", 5)
+    assert result.err.count("prompt tokens") == 2
+    assert "no message to answer again" in result.err
+    assert "at temperature 0" in result.err
+    long, short = result.out.splitlines()
+    assert long.startswith(short)
+
+
+def test_a_conversation_goes_on_where_it_was_saved(tiny_model: Path, tmp_path: Path) -> None:
+    saved = tmp_path / "talk.json"
+    whole = talk(tiny_model, f"/system Be brief.\na\n/save {saved}\nb\n").out
+    first = talk(tiny_model, "/system Be brief.\na\n").out
+    assert talk(tiny_model, f"/load {saved}\nb\n").out == whole.removeprefix(first)
+    roles = [message["role"] for message in json.loads(saved.read_text("utf-8"))["messages"]]
+    assert roles == ["system", "user", "assistant"]
+
+
+def test_a_message_of_several_lines(tiny_model: Path, tmp_path: Path) -> None:
+    """It is one turn, never a command, whether its fences have lines of their own or not."""
+    for number, fenced in enumerate((f'"""\n{BEHIND}\n"""', f'"""{BEHIND}"""')):
+        saved = tmp_path / f"{number}.json"
+        result = talk(tiny_model, f"{fenced}\n/save {saved}\n/bye\nunread\n")
+        assert read_conversation(str(saved))[0] == {"role": "user", "content": BEHIND}
+        assert result.err.count("prompt tokens") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("/set colour 3", "'colour' is not one of temperature"),
+        ("/set seed -1", "/set seed: '-1' is not accepted; expected a whole number"),
+        ("/save", "'' is not a path"),
+        ("/load no-such.json", "no-such.json cannot be read"),
+    ],
+)
+def test_a_wrong_command_changes_nothing(line: str, said: str) -> None:
+    chat = Chat(Echo(), resolve(Namespace(), RUN_SETTINGS, {}))
+    chat.take("hello")
+    before = chat.messages, chat.settings
+    with pytest.raises(ConfigError, match=re.escape(said)):
+        chat.take(line)
+    assert (chat.messages, chat.settings) == before
+
+
+def test_what_is_forgotten_is_the_older_half_behind_the_system_prompt() -> None:
+    chat = Chat(Echo(), resolve(Namespace(system="Be brief."), RUN_SETTINGS, {}))
+    for turn in "abcde":
+        chat.take(turn)
+    for left in ("cde", "de", "e", "e"):
+        chat.take("/forget")
+        assert chat.messages[0] == {"role": "system", "content": "Be brief."}
+        assert [one["content"] for one in chat.messages[1::2]] == list(left)
+        assert [one["content"] for one in chat.messages[2::2]] == list(left)
+
+
+def test_a_text_that_is_never_closed(tiny_model: Path) -> None:
+    result = zinc_process("chat", "--model", tiny_model, stdin=b'"""hello\n')
+    assert (result.code, result.out) == (2, "")
+    assert 'ends in a text that begins with """' in result.err.splitlines()[-1]
+
+
+def test_what_was_saved_is_read_back_and_may_be_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "talk.json"
+    path.touch()
+    for messages in (TALK, [], TALK[:2]):
+        assert save_conversation(str(path), messages) == path
+        assert read_conversation(str(path)) == messages
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "my notes",
+        "{}",
+        "[" * 5000,
+        '{"messages": {}}',
+        '{"messages": ["hi"]}',
+        '{"messages": [{"role": "tool", "content": "x"}]}',
+        '{"messages": [{"role": "user", "content": null}]}',
+        '{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    ],
+)
+def test_another_file_is_neither_read_nor_lost(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="no conversation as /save writes it"):
+        read_conversation(str(path))
+    with pytest.raises(ConfigError, match="name another file"):
+        save_conversation(str(path), TALK)
+    assert path.read_text() == text
+
+
+def test_what_is_no_file_is_not_written(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for name, said in (("pipe", "no conversation"), (".", "folder"), ("no/file", "not a folder")):
+        with pytest.raises(ConfigError, match=said):
+            save_conversation(str(tmp_path / name), TALK)
