@@ -17,7 +17,7 @@ from accel.amd.tools.performance import Card, PacketCost, Paper
 from accel.kernels.stored import read_digests
 from contract.dtypes import DEFAULT_KV
 from contract.ir.nodes import Graph
-from harness.cli.parser import add_switch
+from harness.cli.parser import add_switch, real_number
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from reference.limits import Limits
@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the report, or write it."""
     parser = argparse.ArgumentParser(prog="python -m harness.amd_performance", description=__doc__)
     add_switch(parser, "--write", help=f"write {DOCUMENT.name}")
-    parser.add_argument("--memory", type=float, default=640, help="GB/s of the card [640]")
+    parser.add_argument("--memory", type=real_number, default=640, help="GB/s of the card [640]")
     args = parser.parse_args(argv)
     card = Card(bytes_per_second=args.memory * 1e9)
     text = "\n".join(report(MODELS, card)) + "\n"

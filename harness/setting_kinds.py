@@ -50,6 +50,12 @@ def _integer(text: str) -> int:
     return int(text)
 
 
+def _real(text: str) -> float:
+    if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text):
+        raise ValueError(text)
+    return float(text)
+
+
 def _count(text: str) -> int:
     match = re.fullmatch(r"([0-9]{1,20})([kKmMgG]?)", text)
     if match is None:
@@ -117,7 +123,7 @@ def size(low: int) -> SettingKind:
 def number(low: float, high: float, metavar: str = "NUMBER") -> SettingKind:
     """Finite real numbers in ``low..high``."""
     accepts = f"a number from {low:g} to {high:g}"
-    return SettingKind(accepts, metavar, _bounded(float, low, high), (int, float, str))
+    return SettingKind(accepts, metavar, _bounded(_real, low, high), (int, float, str))
 
 
 def choice(*names: str) -> SettingKind:

@@ -23,7 +23,7 @@ from harness.bench.serving.measure import run_serving
 from harness.bench.serving.plan import DRAFT_TOKENS, ServingPlan
 from harness.bench.serving.report import render_serving
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser, add_count, add_file, add_switch
+from harness.cli.parser import Parser, add_count, add_file, add_switch, whole_number
 from harness.cli.tool import run_tool
 from harness.console import note
 from harness.progress import progress_on
@@ -124,10 +124,10 @@ def _add_measurement(parser: Parser) -> None:
         ("prompt", "tokens of the prompt [default: 512; with --serve or --drafts 32]"),
         ("decode", "tokens that are generated [default: 64; with --serve 32]"),
     ):
-        group.add_argument(f"--{flag}-tokens", type=int, metavar="N", help=what)
+        group.add_argument(f"--{flag}-tokens", type=whole_number, metavar="N", help=what)
     group.add_argument(
         "--repeat",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="how often each is measured [default: 5; with --drafts 4, with --serve and --server "
         "3]",

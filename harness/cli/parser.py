@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 from contract.errors import ConfigError
-from harness.setting_kinds import ENV_PREFIX, path_of
+from harness.setting_kinds import ENV_PREFIX, UINT64_MAX, SettingKind, integer, number, path_of
 from harness.settings import group_of
 from harness.settings_table import GROUPS, SETTINGS
 
@@ -32,6 +33,8 @@ MORE_SETTINGS = """
 Every option with a default can also be set by an environment variable or in the
 configuration file (zinc-rt config init)."""
 MAX_COLUMNS = 78
+WHOLE = integer(-UINT64_MAX, UINT64_MAX)
+REAL = number(-sys.float_info.max, sys.float_info.max)
 
 
 class Formatter(argparse.RawDescriptionHelpFormatter):
@@ -142,7 +145,26 @@ def add_count(
 ) -> None:
     """Add a flag for a whole number; its help is ``text`` and the default."""
     text = f"{text} [default: {default}]"
-    group.add_argument(flag, type=int, default=default, metavar="N", help=text, **options)
+    group.add_argument(flag, type=whole_number, default=default, metavar="N", help=text, **options)
+
+
+def whole_number(text: str) -> int:
+    """The whole number that an argument gives. Raises ArgumentTypeError."""
+    return int(_number(WHOLE, text, "a whole number"))
+
+
+def real_number(text: str) -> float:
+    """The finite number that an argument gives. Raises ArgumentTypeError."""
+    return float(_number(REAL, text, "a number"))
+
+
+def _number(kind: SettingKind, text: str, what: str) -> float:
+    try:
+        found: float = kind.parse(text)
+    except ValueError:
+        shown = repr(text if len(text) <= MAX_COLUMNS else f"{text[:MAX_COLUMNS]}...")
+        raise argparse.ArgumentTypeError(f"{shown} is not {what}") from None
+    return found
 
 
 def path_argument(text: str) -> Path:

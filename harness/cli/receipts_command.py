@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.user_folders import user_folder
 from contract.errors import ConfigError
-from harness.cli.parser import add_file, add_switch, path_argument
+from harness.cli.parser import add_file, add_switch, path_argument, whole_number
 from harness.cli.sessions import model_file
 from harness.console import note, printable, table
 from harness.setting_paths import check_folder
@@ -72,8 +72,8 @@ def add_parser(subparsers: Any) -> None:
 
 def _tenant_number(text: str) -> int:
     try:
-        return int(text)
-    except ValueError:
+        return whole_number(text)
+    except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a tenant's number; `zinc-rt receipts list` shows the numbers"
         ) from None
@@ -126,7 +126,10 @@ def add_receipt_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of ``verify`` that are for receipts."""
     group = group_of(parser, "receipts")
     group.add_argument(
-        "--sample", type=int, metavar="N", help="compute N steps again, drawn by chance, not all"
+        "--sample",
+        type=whole_number,
+        metavar="N",
+        help="compute N steps again, drawn by chance, not all",
     )
     add_file(group, "--key", help="public keys to trust (zinc-rt receipts key)")
     group.add_argument("--tenant", metavar="NAME", help="whose receipts they must be")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.logits_command import token_ids
-from harness.cli.parser import add_count, add_json_flag, add_switch
+from harness.cli.parser import add_count, add_json_flag, add_switch, whole_number
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
@@ -55,7 +55,7 @@ def add_parser(subparsers: Any) -> None:
     source.add_argument(
         "--from",
         dest="start",
-        type=int,
+        type=whole_number,
         default=1,
         metavar="N",
         help="position of the first token to score [default: 1, the second token]",

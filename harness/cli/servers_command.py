@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, ZincError
-from harness.cli.parser import add_json_flag, add_switch
+from harness.cli.parser import add_json_flag, add_switch, real_number
 from harness.console import note, table
 from harness.settings import group_of
 
@@ -155,9 +155,9 @@ def _wait(server: Presence, seconds: float) -> None:
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    value = real_number(text)
     if not 0 <= value <= 86_400:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
     return value
 
 

@@ -12,7 +12,14 @@ from typing import Any
 
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
-from harness.cli.parser import add_count, add_json_flag, add_switch, path_argument
+from harness.cli.parser import (
+    add_count,
+    add_json_flag,
+    add_switch,
+    path_argument,
+    real_number,
+    whole_number,
+)
 from harness.console import table
 from harness.extras import optional_libraries
 from harness.setting_paths import check_paths
@@ -38,11 +45,11 @@ COUNTED = (
     *("prompt_tokens", "cached_tokens", "completion_tokens"),
 )
 NUMBERS = {
-    field.name: float if field.name == "weight" else int
+    field.name: real_number if field.name == "weight" else whole_number
     for field in fields(Tenant)
     if field.name not in ("name", "qos")
 }
-"""The numeric fields of a tenant, and the type that parses each."""
+"""The numeric fields of a tenant, and the parser of each."""
 LIMIT_HELP = {
     "id": "its number, by which usage is counted [the next free one]",
     "weight": "its share of the machine, next to others that are waiting [1]",
@@ -123,8 +130,12 @@ def _add_without_file(verbs: Any) -> None:
 
 
 def names_of(text: str) -> list[str]:
-    """The names of a list with commas."""
-    return [name for name in map(str.strip, text.split(",")) if name]
+    """The names of a list with commas. Raises ArgumentTypeError where there is none: an empty list
+    of models would mean all models."""
+    names = [name for name in map(str.strip, text.split(",")) if name]
+    if not names:
+        raise argparse.ArgumentTypeError(f"{text!r} names nothing")
+    return names
 
 
 def add_one(args: argparse.Namespace) -> int:
@@ -206,6 +217,10 @@ def make_key(args: argparse.Namespace) -> int:
     """Print a key and the lines to add to the file."""
     from harness.serve.keys import key_digest, new_key
 
+    try:
+        Tenant(args.id, args.name).validate()
+    except ConfigError as error:
+        raise ConfigError(f"flags --id and --name: {error}") from None
     key = new_key()
     print(f"key, shown only once: {key}\n")
     print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from contract.errors import ConfigError
-from harness.cli.parser import Parser, add_count, add_switch
+from harness.cli.parser import Parser, add_count, add_switch, whole_number
 from harness.cli.tool import run_tool
 from harness.console import note, table
 from harness.progress import progress_on
@@ -76,7 +76,7 @@ def build_parser(purpose: str, prog: str) -> Parser:
     )
     group_of(parser, "device").add_argument(
         "--jobs",
-        type=int,
+        type=whole_number,
         default=os.cpu_count() or 1,
         metavar="N",
         help="processes; the result is the same with any number [default: one per core]",

@@ -8,7 +8,7 @@ from dataclasses import fields
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
-from harness.cli.parser import Parser
+from harness.cli.parser import Parser, real_number, whole_number
 from harness.settings import group_of
 from harness.synth.spec import ARCHITECTURES, GROUPS, QUANTS, ROPE_SCALINGS, SSM_PACKINGS, SynthSpec
 
@@ -107,7 +107,7 @@ HELP: Mapping[str, str] = MappingProxyType(
 
 def widths(text: str) -> int | tuple[int, ...]:
     """One width, or several with commas."""
-    found = tuple(int(part) for part in text.split(","))
+    found = tuple(map(whole_number, text.split(",")))
     return found if len(found) > 1 else found[0]
 
 
@@ -142,7 +142,9 @@ def _add(
         (value_type, *_) = get_args(types[field.name]) or (types[field.name],)
         how: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
         if value_type is not bool:
-            how = {"type": value_type, "metavar": "NUMBER" if value_type is float else "N"}
+            how = {"type": whole_number, "metavar": "N"}
+        if value_type is float:
+            how = {"type": real_number, "metavar": "NUMBER"}
         short = "arch" if field.name == "architecture" else field.name
         flag = f"--{flags}{short}".replace("_", "-")
         # The group's underscore is accepted too.

@@ -71,6 +71,8 @@ LEAST: Mapping[str, int] = {
     "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0,
 }  # fmt: skip
 """The smallest value of every field that is a count."""
+MOST = dict.fromkeys(LEAST, (1 << 31) - 1)
+MOST |= {"layers": 1 << 12, "vocab": 1 << 24, "seed": (1 << 64) - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +306,9 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         yield name, missing and architecture in needing, f"given for {architecture}"
         yield name, not missing and architecture not in allowing, f"absent for {architecture}"
     for name, least in LEAST.items():
-        value = _value(spec, name)
-        yield name, value is not None and value < least, f"at least {least}"
-    yield "seed", spec.seed >= 1 << 64, "a 64-bit number"
+        if (value := _value(spec, name)) is not None:
+            yield name, value < least, f"at least {least}"
+            yield name, value > MOST[name], f"at most {MOST[name]}"
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
     yield from _own_rules(spec, architecture)

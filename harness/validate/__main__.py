@@ -13,7 +13,7 @@ from functools import partial
 from contract.dtypes import BY_NAME
 from contract.errors import ConfigError, RequestError
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser, add_count, add_switch
+from harness.cli.parser import Parser, add_count, add_switch, whole_number
 from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import add_flags, group_of, resolve
@@ -68,7 +68,7 @@ def build_parser(prog: str = PROG) -> Parser:
     )
     group_of(parser, "memory").add_argument(
         "--trace-bytes",
-        type=int,
+        type=whole_number,
         default=TRACE_BYTES,
         metavar="N",
         help=f"most bytes of intermediate values in memory [default: {TRACE_BYTES}]",

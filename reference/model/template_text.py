@@ -180,15 +180,20 @@ def literal(value: str) -> Text:
     return Text(value, b"\1" * len(value))
 
 
+class GivenList(list[Any]):
+    """A list of the conversation, which a template may read only; its own lists are plain ones."""
+
+
 def untrusted(value: Any) -> Any:
-    """``value``, of JSON's types, with every string as an untrusted Text.
+    """``value``, of JSON's types, with every string as an untrusted Text and every list as a
+    GivenList.
 
     It is a Text, not a str, so that what the template joins to it stays trusted."""
     if isinstance(value, str):
         return Text(value, bytes(len(value)))
     if isinstance(value, dict):
         return {name: untrusted(one) for name, one in value.items()}
-    return [untrusted(one) for one in value] if isinstance(value, list) else value
+    return GivenList(map(untrusted, value)) if isinstance(value, list) else value
 
 
 def written_with(write: Callable[[Any], str], value: Any) -> str:

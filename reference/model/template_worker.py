@@ -41,6 +41,8 @@ from reference.model.template_text import (
 )
 
 TEMPLATE_NAME = "<template>"
+LIST_CHANGES = frozenset(("append", "clear", "extend", "insert", "pop", "remove", "reverse"))
+"""What a template may do to a list that it made."""
 MAX_ERROR_CHARACTERS = 300
 """Longest error message in a reply, in characters."""
 
@@ -94,6 +96,12 @@ class _Environment(ImmutableSandboxedEnvironment):
     code_generator_class = _TrustingCodeGenerator
     concat = staticmethod(concat)
     literal = staticmethod(literal)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Jinja's own, except that a template may change the lists that it made itself, such as
+        Kimi K2's queue of the ids of calls. They end with the rendering."""
+        own = type(obj) is list and attr in LIST_CHANGES
+        return own or super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> jinja2.Undefined:
         # Jinja would return an undefined value, which prints as nothing.

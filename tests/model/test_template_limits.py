@@ -41,12 +41,36 @@ def test_a_failing_template_is_one_line_with_its_place(source, message):
         *("lipsum.__globals__", "raise_exception.__globals__", "strftime_now.__self__"),
         *("messages[0].role.strip.__func__.__globals__", "messages[0].role._trusted"),
         *("self.__init__.__globals__", "cycler.__init__.__globals__.os", "messages.append(1)"),
-        "messages[0].update({'role': 'x'})",
+        *("messages[0].update({'role': 'x'})", "messages[0].parts.append(1)", "{}.update({1: 2})"),
+        *("[].__class__", "[].append.__self__", "(messages | list)[0].parts.pop()"),
     ],
 )
 def test_a_template_cannot_leave_its_sandbox(expression):
     with pytest.raises(TemplateError, match=r"^m\.gguf: chat template"):
         render("{{ " + expression + " }}")
+
+
+QUEUE = """\
+{%- set queue = namespace(ids=[]) -%}
+{%- macro calls(message) -%}
+  {%- for id in message.ids -%}{%- set _ = queue.ids.append('call ' + id) -%}{%- endfor -%}
+{%- endmacro -%}
+{%- for message in messages -%}
+  {{- calls(message) -}}
+  {%- if queue.ids -%}{{- '<' + queue.ids.pop(0) + '>' -}}{%- endif -%}
+{%- endfor -%}
+{%- set last = messages[:1] -%}{%- set _ = last.append(1) -%}{%- set _ = last.reverse() -%}
+{{- queue.ids | length }} {{ last | length }} {{ messages | length }}"""
+
+
+def test_a_template_changes_the_lists_that_it_made():
+    """A queue of ids, as Kimi K2's template has; each rendering begins with an empty one."""
+    turns = [{"role": "user", "content": "", "ids": ["1", "2"]}, {"role": "user", "content": ""}]
+    with ChatTemplate(QUEUE, source="m.gguf") as template:
+        rendered = [template.render(turns) for _ in range(2)]
+    assert [one.text for one in rendered] == ["<call 1><call 2>0 2 2"] * 2
+    spans = [rendered[0].text[start:end] for start, end in rendered[0].template_spans]
+    assert "".join(spans) == "<call ><call >  "
 
 
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -17,7 +17,7 @@ from harness.bench.load.report import draw_load_figures, render_server_bench
 from harness.bench.load.servers import ServerSetup, check_peer_server
 from harness.bench.plot import check_plot, save_figure
 from harness.catalog import resolve_model
-from harness.cli.parser import Parser, add_count, add_switch
+from harness.cli.parser import Parser, add_count, add_switch, real_number, whole_number
 from harness.console import note
 from harness.progress import progress_on
 from harness.settings import resolve
@@ -56,7 +56,7 @@ def add_flags(parser: Parser) -> None:
     )
     group.add_argument(
         "--tenants",
-        type=int,
+        type=whole_number,
         metavar="N",
         help="tenants of the server that is started [default: 1]",
     )
@@ -74,7 +74,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--rate",
-        type=float,
+        type=real_number,
         metavar="NUMBER",
         help="requests a second, sent at random moments, instead of --clients",
     )
