@@ -34,8 +34,7 @@ class StepChoice:
     capability ``min_capability``. Where the longest row that the run normalizes has fewer than
     ``min_row_units`` units of 256 elements, only steps that sample a position before
     ``long_position`` run the joined launch. ``with_mps`` says whether launches are joined although
-    kernels of other processes may run at the same time, whose waiting blocks and those of the
-    joined launch might keep each other from running."""
+    kernels of other processes may run at the same time, which wait long for a joined launch."""
 
     blocks: tuple[Block, ...] = ()
     max_tokens: int = MAX_TOKENS

@@ -88,7 +88,7 @@ def test_a_digested_or_verified_row_ends_in_the_same_launch(
 
 
 def test_with_mps_launches_are_put_together_only_if_a_caller_says_so(folder: Path) -> None:
-    """Blocks of another process might take the places that blocks of this launch wait for."""
+    """Kernels of other processes would wait for all of it."""
     model = recorded("wide", folder, ShapeKey(1, 1))
     step = lower_graph(model.graph, ShapeKey(1, 1), 64, "cuda")
     device = replace(DEVICE, mps_enabled=True)
