@@ -326,12 +326,13 @@ class ServerModels:
             return False
         loaded = spare[oldest]
         with self._changed:
-            # A request may have named it meanwhile.
-            if not loaded.leases:
-                loaded.retiring = True
-        if loaded.retiring:
-            loaded.service.metrics.leave(loaded.service.model.driver)
-            self._retire(loaded)
+            free = not (loaded.leases or loaded.retiring)
+            loaded.retiring |= free
+        if not free:
+            # A request named it meanwhile.
+            return self._unload_one()
+        loaded.service.metrics.leave(loaded.service.model.driver)
+        self._retire(loaded)
         return True
 
     def _retire(self, loaded: _LeasedModel) -> None:

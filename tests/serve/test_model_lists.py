@@ -77,3 +77,28 @@ def test_what_is_listed_is_not_unloaded_meanwhile(
     assert (reply.status, b"llama" in reply.body) == (200, True)
     assert not any(unloaded)
     assert server.models._unload_one()
+
+
+def test_where_a_request_names_the_model_meanwhile_the_next_one_is_unloaded(
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NAMES:
+        ask(http, name)
+    thread, leases = server.models._thread, []
+    assert thread is not None
+    call = thread.call
+
+    def choose(function: Callable[..., object]) -> object:
+        chosen = call(function)
+        if not leases:
+            leases.append(server.models.lease("llama"))
+        return chosen
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thread, "call", choose)
+        assert server.models._unload_one()
+    found = server.models.others
+    assert (found["llama"] is None, found["qwen2"] is None) == (False, True)
+    assert not server.models._unload_one()
+    leases[0].release()
+    assert server.models._unload_one()
