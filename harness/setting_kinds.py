@@ -94,11 +94,15 @@ def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def path_of(text: str) -> Path:
-    """A path, in which ``~`` is the home folder. Raises ValueError and RuntimeError, also for names
-    that are longer than those of files."""
+    """A path, in which ``~`` is the home folder. Raises ValueError and RuntimeError, which say what
+    is wrong; also for names that are longer than those of files."""
     path = Path(text).expanduser()
-    if not text or "\0" in text or any(len(os.fsencode(part)) > NAME_BYTES for part in path.parts):
-        raise ValueError(text)
+    if not text:
+        raise ValueError("it is empty")
+    if "\0" in text:
+        raise ValueError("it has a zero byte")
+    if any(len(os.fsencode(part)) > NAME_BYTES for part in path.parts):
+        raise ValueError(f"a name in it is too long, above {NAME_BYTES} bytes")
     return path
 
 

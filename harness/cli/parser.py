@@ -162,17 +162,20 @@ def _number(kind: SettingKind, text: str, what: str) -> float:
     try:
         found: float = kind.parse(text)
     except ValueError:
-        shown = repr(text if len(text) <= MAX_COLUMNS else f"{text[:MAX_COLUMNS]}...")
-        raise argparse.ArgumentTypeError(f"{shown} is not {what}") from None
+        raise argparse.ArgumentTypeError(f"{_shortened(text)} is not {what}") from None
     return found
+
+
+def _shortened(text: str) -> str:
+    return repr(text if len(text) <= MAX_COLUMNS else f"{text[:MAX_COLUMNS]}...")
 
 
 def path_argument(text: str) -> Path:
     """The path that an argument names. Raises ArgumentTypeError."""
     try:
         return path_of(text)
-    except (ValueError, RuntimeError):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a path") from None
+    except (ValueError, RuntimeError) as error:
+        raise argparse.ArgumentTypeError(f"{_shortened(text)} is not a path: {error}") from None
 
 
 def add_file(group: argparse._ActionsContainer, *flags: str, help: str) -> None:
