@@ -142,7 +142,6 @@ def _refuse_unused(settings: Settings) -> None:
         ("opencl_mode", other_tier),
         ("opencl_device", other_tier),
         ("disk_cache_size", "" if settings.get("disk_cache", True) else "without a disk_cache"),
-        ("draft_model", "" if settings.get("draft", True) else "with a draft of 0"),
     ):
         if why and settings.sources.get(name, "").startswith(("flag", "argument")):
             raise ConfigError(f"{settings.sources[name]}: has no effect {why}; leave it out")

@@ -118,7 +118,6 @@ def test_a_variable_named_almost_like_a_setting_is_told(
         (("--disk-cache-size", "5GB"), "--disk-cache-size: has no effect without a disk_cache"),
         (("--opencl-mode", "launch"), "--opencl-mode: has no effect with tier cpu"),
         (("--opencl-device", "x"), "--opencl-device: has no effect with tier cpu"),
-        (("--draft", "0", "--draft-model", "x"), "--draft-model: has no effect with a draft of 0"),
         (("--raw", "--thinking", "on"), "thinking: is not sent with --raw"),
         (("--temperature", "1e-9"), "--temperature: '1e-9' is not accepted; expected 0, or a num"),
     ],
