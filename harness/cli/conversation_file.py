@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from contract.cached_files import replacing
 from contract.errors import ConfigError, system_words
 from harness.cli.outputs import check_writable
 from harness.cli.prompt import MAX_PROMPT_BYTES, Messages
@@ -24,7 +25,8 @@ def save_conversation(named: str, messages: Messages) -> Path:
         raise ConfigError(f"/save: {path} is there and no conversation; name another file")
     text = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1)
     try:
-        path.write_text(f"{text}\n", "utf-8")
+        with replacing(path) as file:
+            file.write(f"{text}\n".encode())
     except OSError as error:
         raise ConfigError(f"/save: {path} cannot be written: {system_words(error)}") from None
     return path

@@ -17,6 +17,7 @@ from harness.cli.prompt import Messages
 from harness.cli.sessions import RUN_SETTINGS
 from harness.settings import Settings, resolve
 from tests.cli.conftest import Result, zinc_process
+from tests.full_disk import largest_file
 
 DRAWN = ("--temperature", 1.5, "--max-tokens", 5)
 TALK: list[dict[str, object]] = [
@@ -123,6 +124,15 @@ def test_what_was_saved_is_read_back_and_may_be_replaced(tmp_path: Path) -> None
     for messages in (TALK, [], TALK[:2]):
         assert save_conversation(str(path), messages) == path
         assert read_conversation(str(path)) == messages
+
+
+def test_a_full_disk_keeps_the_conversation_that_was_there(tmp_path: Path) -> None:
+    path = save_conversation(str(tmp_path / "talk.json"), TALK)
+    longer = [*TALK, {"role": "user", "content": "a" * 10_000}]
+    with largest_file(1000), pytest.raises(ConfigError, match="cannot be written"):
+        save_conversation(str(path), longer)
+    assert read_conversation(str(path)) == TALK
+    assert list(tmp_path.glob("talk*")) == [path]
 
 
 @pytest.mark.parametrize(

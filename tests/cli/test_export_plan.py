@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Result
 from tests.cli.test_bad_input import refused
+from tests.full_disk import largest_file
 
 Zinc = Callable[..., Result]
 SIZES = ("--context", 64, "--threads", 2)
-
-
-@contextmanager
-def largest_file(nbytes: int) -> Iterator[None]:
-    """Files of this process cannot grow beyond so many bytes, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

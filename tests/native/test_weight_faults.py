@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from accel.native.weight_cache import PARTIAL, SYNCED
 from contract.errors import ModelFileError
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.full_disk import largest_file
 from tests.model_runs import Outcome, assert_same
 from tests.native.conftest import OpenNative
 from tests.native.weight_starts import LIMITS, Open, entries, outcome
@@ -46,12 +46,8 @@ def test_a_full_disk_leaves_nothing_behind(
     tier = open_one()
     lines: list[str] = []
     tier._weights.progress = lines.append
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
-    try:
+    with largest_file(100_000):
         assert_same(expected, outcome(model_path, tier))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert entries(folder) == []
     assert len(lines) == 1
     assert_same(expected, outcome(model_path, open_one()))

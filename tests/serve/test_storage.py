@@ -3,12 +3,11 @@ process holds."""
 
 from __future__ import annotations
 
-import resource
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from harness.serve.responses.store import FILE as RESPONSES
 from harness.serve.responses.store import ResponseStore, StoredResponse
 from harness.serve.responses.wire import InputItem
 from harness.serve.storage import Database, StorageProblem
+from tests.full_disk import largest_file
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
@@ -86,17 +86,6 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 
 
-@contextmanager
-def no_room() -> Iterator[None]:
-    """This process cannot make any file longer."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def break_file(store: Database, path: Path) -> None:
     """Change every page but the first, behind the back of who has it open."""
     store._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
@@ -114,7 +103,7 @@ def test_what_is_there_is_read_where_the_disk_is_full_at_the_start(
     with kind.make(tmp_path) as store:
         kind.put(store)
         before = kind.read(store)
-    with no_room():
+    with largest_file(0):
         store = kind.make(tmp_path)
         assert kind.read(store) == before
         with pytest.raises(StorageProblem):
@@ -285,7 +274,7 @@ def test_a_server_starts_where_the_disk_is_full(
     with serve(**options) as server:
         first = Http(server.url).post("/v1/responses", BODY).json
     with ExitStack() as owned:
-        with no_room():
+        with largest_file(0):
             http = Http(owned.enter_context(serve(**options)).url)
             assert http.get("/ready").status == 503
             assert http.get(f"/v1/responses/{first['id']}").json == first

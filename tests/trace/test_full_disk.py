@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,20 +10,10 @@ from contract.errors import ZincError
 from contract.types import Request
 from harness.trace.framing import RecordKind, TraceWriter
 from harness.trace.timeline import Timeline
+from tests.full_disk import largest_file
 
 LARGE = bytes(1 << 17)
 """More than a file keeps in memory before it writes."""
-
-
-@contextmanager
-def no_room() -> Iterator[None]:
-    """No file of this process may grow beyond 16 bytes."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (16, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def write_trace(path: Path, payload: bytes) -> None:
@@ -46,12 +33,18 @@ def write_timeline(path: Path, requests: int) -> None:
 def test_a_trace_names_its_file(tmp_path: Path, payload: bytes) -> None:
     """At its end, too, and when what ends it is the same disk."""
     path = tmp_path / "a.trace"
-    with no_room(), pytest.raises(ZincError, match=f"^{path}: cannot be written: File too large"):
+    with (
+        largest_file(16),
+        pytest.raises(ZincError, match=f"^{path}: cannot be written: File too large"),
+    ):
         write_trace(path, payload)
 
 
 @pytest.mark.parametrize("requests", [1, 4000])
 def test_a_timeline_names_its_file(tmp_path: Path, requests: int) -> None:
     path = tmp_path / "a.json"
-    with no_room(), pytest.raises(ZincError, match=f"^{path}: cannot be written: File too large"):
+    with (
+        largest_file(16),
+        pytest.raises(ZincError, match=f"^{path}: cannot be written: File too large"),
+    ):
         write_timeline(path, requests)
