@@ -22,12 +22,12 @@ STREAM_HEADERS = (("Cache-Control", "no-store"), ("X-Accel-Buffering", "no"))
 class LightRequest:
     """What the checks of a request read, as ``flask.Request`` has it."""
 
-    def __init__(self, environ: dict[str, Any], url_rule: Rule, most: int) -> None:
+    def __init__(self, environ: dict[str, Any], url_rule: Rule, max_content_length: int) -> None:
         self.environ = environ
         self.method: str = environ["REQUEST_METHOD"]
         self.path: str = environ["PATH_INFO"]
         self.url_rule = url_rule
-        self.max_content_length = most
+        self.max_content_length = max_content_length
 
 
 class LightAnswer:
@@ -48,7 +48,7 @@ class LightAnswer:
         return self._body
 
 
-def full_body(body: bytes, kind: str) -> LightAnswer:
+def whole_answer(body: bytes, kind: str) -> LightAnswer:
     """An answer of which all bytes are known."""
     return LightAnswer([body], kind, ("Content-Length", str(len(body))))
 
@@ -80,7 +80,7 @@ def as_answer(answered: Any, route: Route, here: Any) -> Response | LightAnswer:
     if isinstance(answered, dict | list):
         answered = msgspec.json.encode(answered)
         if posted:
-            return full_body(answered, "application/json")
+            return whole_answer(answered, "application/json")
         return Response(answered, mimetype="application/json")
     if isinstance(answered, bytes):
         return Response(answered, mimetype=route.produces)
@@ -96,11 +96,11 @@ def as_answer(answered: Any, route: Route, here: Any) -> Response | LightAnswer:
 def body_of(asked: Request) -> bytes:
     """The JSON body of a request. Raises ApiError and RequestEntityTooLarge."""
     check_body(asked.environ)
-    most = asked.max_content_length
-    if most is None or not asked.environ.get("wsgi.input_terminated"):
+    limit = asked.max_content_length
+    if limit is None or not asked.environ.get("wsgi.input_terminated"):
         return asked.get_data(cache=False)
     # It has arrived: the server in front reads it before it calls.
-    raw: bytes = asked.environ["wsgi.input"].read(most + 1)
-    if len(raw) > most:
+    raw: bytes = asked.environ["wsgi.input"].read(limit + 1)
+    if len(raw) > limit:
         raise RequestEntityTooLarge
     return raw
