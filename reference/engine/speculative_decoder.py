@@ -260,6 +260,7 @@ class SpeculativeDecoder:
         if not round_.noted:
             round_.noted = True
             seconds, drafting = now - round_.began, round_.drafting
+            self._measure_length()
             self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
         self._policy.note_gain(history, gained, running)
 
@@ -269,6 +270,7 @@ class SpeculativeDecoder:
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
         self._settled_count = None
         if len(sequences) == running and True not in waits:
+            self._measure_length()
             self._policy.note_plain(running, seconds)
 
     def forget(self, sequence: Sequence) -> None:
@@ -376,4 +378,10 @@ class SpeculativeDecoder:
         history = self._histories.get(sequence.order)
         if history is None:
             history = self._histories[sequence.order] = self._policy.new_history(sequence.tenant)
+            self._measure_length()
         return history
+
+    def _measure_length(self) -> None:
+        """Tell the policy how long the sequences are."""
+        running = self._slot_manager.running.values()
+        self._policy.length = sum([one.known for one in running]) / max(1, len(running))
