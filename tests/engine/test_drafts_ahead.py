@@ -66,7 +66,7 @@ class Counted:
         ask = DraftBlock._ahead_of
 
         def asked(block: DraftBlock, active: list[DraftRequest]) -> int:
-            there = block._ahead is not None
+            there = bool(block._ahead)
             found = ask(block, active)
             self.used += found > 0
             self.unused += there and not found
@@ -172,9 +172,33 @@ def test_cancels_and_joins_behind_drafts_ahead(
         assert events + others.get(0, []) == first[0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("early", [False, True])
+def test_rounds_of_several_sequences_begin_early(
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """The same answers, whichever sequence is cancelled and whenever, and the same drafts are right
+    as where each round waits for the host."""
+    runner, block, _ = runners
+    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most: min(3, most))
+    monkeypatch.setattr(DraftPolicy, "should_begin", lambda *_: True)
+    requests = [*GREEDY[:2], replace(GREEDY[2], sampling=SamplingParams(temperature=0.8, seed=5))]
+    expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())
+    set_steps(monkeypatch, 2, early)
+    counted = Counted(monkeypatch)
+    engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+    assert run(engine, requests) == expected
+    assert (counted.used > 12) == early
+    for number, tokens in ((0, 3), (1, 9), (2, 14)):
+        events = dict(run(engine, requests, cancels={number: tokens}))
+        given = events.pop(number)
+        assert tokens <= len(given) < len(expected[number])
+        assert given == expected[number][: len(given)]
+        assert events == {one: got for one, got in expected.items() if one != number}
+
+
+@pytest.mark.parametrize(("seed", "joining"), [(0, 0.04), (1, 0.04), (2, 0.04), (3, 1), (4, 0.5)])
 def test_no_event_is_lost_or_doubled(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, seed: int
+    runners: Runners, monkeypatch: pytest.MonkeyPatch, seed: int, joining: float
 ) -> None:
     """Steps are interrupted wherever they are submitted, also those of a round that begins before
     the tokens in front of it are taken; consumers stop and go on; requests join and are
@@ -198,7 +222,7 @@ def test_no_event_is_lost_or_doubled(
     cancelled, waiting = requests[seed % 6].id, list(requests)
     events: dict[int, list[TokenEvent]] = {one.id: [] for one in requests}
     while waiting or not engine.idle:
-        if waiting and (engine.idle or random.random() < 0.04):
+        if waiting and (engine.idle or random.random() < joining):
             engine.submit(waiting.pop())
         for number in range(len(requests)):
             (engine.stall if random.random() < 0.03 else engine.unstall)(number)
@@ -250,6 +274,13 @@ def test_the_device_does_not_wait_for_the_host(
             order.clear()
             alone(runner, block, GREEDY[:1])
             assert pattern in "".join(order)
+        # Those of several sequences follow each other, and nothing is drafted ahead.
+        for early, pattern in ((False, "VrttdddV"), (True, "VrdddVtt")):
+            set_steps(monkeypatch, 2, early)
+            order.clear()
+            engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+            run(engine, GREEDY[:2])
+            assert pattern in "".join(order), "".join(order)
     # While somebody waits for the slot, who runs next is decided with all tokens taken.
     with quick_tier() as tier, drafting(path, tier, replace(LIMITS, slots=1)) as (runner, block):
         engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
@@ -302,8 +333,8 @@ def test_stale_drafts_are_caught(
         expected, sound = alone(runner, block, GREEDY)
 
         def stale(self: DraftBlock, active: list[DraftRequest]) -> int:
-            ahead, self._ahead = self._ahead, None
-            return 0 if ahead is None or not active else min(ahead.steps, active[0].limit)
+            ahead, self._ahead = self._ahead, {}
+            return min([one.limit for one in (*ahead.values(), *active[:1])]) if ahead else 0
 
         monkeypatch.setattr(DraftBlock, "_ahead_of", stale)
         answers, counts = alone(runner, block, GREEDY)
