@@ -188,14 +188,13 @@ class SpeculativeDecoder:
 
     def _note_next_round(self, sequences: list[Sequence], next_round: NextRound) -> None:
         """Let the next round begin early behind a step with drafts of every sequence that runs."""
-        table, running = self._slot_manager.table, len(self._slot_manager.running)
-        if running != len(sequences) or not all(
-            one.running and table.draft[one.slot] and not one.masked for one in sequences
-        ):
+        running, draft = len(self._slot_manager.running), self._slot_manager.table.draft
+        drafted = [draft[s.slot] if s.running and not s.masked else 0 for s in sequences]
+        if running != len(sequences) or not all(drafted):
             return
-        counts = [self._count_of(one) for one in sequences]
+        counts = [self._count_of(sequence) for sequence in sequences]
         if running == 1 or sum(counts) <= self._step_room(running):
-            next_round.after_step(sequences, [table.draft[one.slot] for one in sequences], counts)
+            next_round.after_step(sequences, drafted, counts)
 
     def after_result(
         self, sequences: list[Sequence], admissions: list[int], output: StepOutput
@@ -204,10 +203,8 @@ class SpeculativeDecoder:
         counts differently."""
         if self.next_round is None or not self.next_round.expected:
             return []
-        histories = [self._histories.get(one.order) for one in sequences]
-        if any(history is None or not history.rounds for history in histories):
-            return []
-        return self.next_round.after_result(sequences, admissions, output)
+        first = any(not self._history_of(one).rounds for one in sequences)
+        return [] if first else self.next_round.after_result(sequences, admissions, output)
 
     def drop_wrong(self, sequence: Sequence, start: int) -> None:
         """Drop the wrong drafts of a step from position ``start`` on that was read and whose tokens
