@@ -133,6 +133,16 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     parser_class = _Parser
     request: HTTPRequestParser | None
     receiving_since: float | None = None
+    _active_at = 0.0
+
+    @property
+    def last_activity(self) -> float:
+        """When bytes last went either way, in seconds of a clock that nobody sets."""
+        return self._active_at
+
+    @last_activity.setter
+    def last_activity(self, wall_time: float) -> None:
+        self._active_at = time.monotonic()
 
     def recv(self, buffer_size: int) -> bytes:
         """Read available bytes; falls back to the library for none and for errors."""
@@ -190,7 +200,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return 0.0
         if self.receiving_since is not None:
             return time.monotonic() - self.receiving_since
-        return time.time() - float(self.last_activity)
+        return time.monotonic() - self.last_activity
 
     def give_up(self) -> None:
         """Refuse the request that is arriving, after earlier requests were answered."""
@@ -295,14 +305,14 @@ class HttpServer:
             max_request_body_size=options.max_body,
             max_request_header_size=MAX_HEADER_BYTES,
             channel_request_lookahead=LOOKAHEAD_REQUESTS,
-            channel_timeout=IDLE_SECONDS,
-            cleanup_interval=MAINTENANCE_SECONDS,
             inbuf_overflow=IN_MEMORY,
             outbuf_overflow=IN_MEMORY,
             outbuf_high_watermark=UNSENT_BYTES,
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
+        # The library's maintenance goes by the time of day, which may jump.
+        self._server.maintenance = lambda now: None
         self._server.handle_accept = partial(_accept_all, self._server)
         own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
@@ -350,14 +360,17 @@ class HttpServer:
             self._make_room()
 
     def _end_slow_clients(self) -> None:
-        """Close connections whose request arrives too slowly or whose client does not read."""
-        latest = time.monotonic() - RECEIVE_SECONDS
-        latest_sent = time.time() - UNREAD_SECONDS
+        """Close connections without a request, and those whose request arrives too slowly or whose
+        client does not read."""
+        now = time.monotonic()
+        latest = now - RECEIVE_SECONDS
         for channel in list(self._server.active_channels.values()):
-            if channel.total_outbufs_len and channel.last_activity < latest_sent:
+            if channel.total_outbufs_len and channel.last_activity < now - UNREAD_SECONDS:
                 channel.handle_close()
             elif channel.receiving_since is not None and channel.receiving_since < latest:
                 channel.give_up()
+            elif channel.silence() > IDLE_SECONDS:
+                channel.handle_close()
 
     def _make_room(self) -> None:
         """If there are many connections, close those with the longest silence."""

@@ -133,7 +133,10 @@ def test_a_recurrent_sequence_begins_at_0_again(
     first = c_plan.step([(5, 0, 0), (6, 0, 1)], [1])
     own = np.arange(sizes.slots * sizes.slot_pages, dtype=np.int32)
     for pages in (None, own):
-        for position, text in ((1, "recurrent state at position 2"), (5, "continues at position 2")):
+        for position, text in (
+            (1, "recurrent state at position 2"),
+            (5, "continues at position 2"),
+        ):
             with pytest.raises(Refused, match=text) as refused:
                 c_plan.submit([(6, 0, position)], [0], pages=pages)
             assert refused.value.name == "POSITION"

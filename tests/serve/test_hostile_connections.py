@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import socket
 import struct
 import sys
 import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -323,6 +325,41 @@ def test_a_client_that_vanished_frees_its_slot(
         assert made < LONG["max_tokens"], "it ran to its end"
         steps.allow()
         assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_the_time_of_day_may_jump(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """Who reads is not cut off, however far it jumps; who does not read, or asks nothing, is."""
+    of_day, ends, rounds = time.time, listen.HttpServer._end_slow_clients, itertools.count()
+    monkeypatch.setattr(listen, "MAINTENANCE_SECONDS", 0.02)
+    monkeypatch.setattr(listen, "SOCKET_BYTES", 4096)
+
+    def counted(self: listen.HttpServer) -> None:
+        ends(self)
+        next(rounds)
+
+    monkeypatch.setattr(listen.HttpServer, "_end_slow_clients", counted)
+    large = {"prompt": ["a b"] * 40, "max_tokens": 60, "ignore_eos": True, "logprobs": 20}
+    with serve() as server:
+        http = Http(server.url)
+        with closing(slow_reader(http)) as reading, http.connected() as idle:
+            reading.sendall(closing_after(posted(COMPLETIONS, large)))
+            wait_until(lambda: running(server) == 0 and unsent(server) > 0)
+            monkeypatch.setattr(time, "time", lambda: of_day() + jump)
+            before = next(rounds)
+            wait_until(lambda: next(rounds) > before + 20)
+            idle.sendall(closing_after(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+            assert heard_until(reading, b'"preemptions":0}}')
+        with closing(slow_reader(http)) as unread, http.connected() as idle:
+            unread.sendall(posted(COMPLETIONS, large))
+            wait_until(lambda: running(server) == 0 and unsent(server) > 0)
+            monkeypatch.setattr(listen, "UNREAD_SECONDS", 0.2)
+            monkeypatch.setattr(listen, "IDLE_SECONDS", 0.2)
+            assert idle.recv(1) == b""
+            wait_until(lambda: open_channels(server) == 0)
 
 
 def test_a_storm_of_clients_that_come_and_go_leaves_nothing(serve: Serve) -> None:
