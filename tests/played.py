@@ -20,7 +20,7 @@ from tests.long_cases import ELSEWHERE, each_value_once
 PLAYED = ("amd", "cuda", "intel", "metal", "opencl", "vulkan")
 """What names of such tiers, and of ways to open them, begin with."""
 MODELS = {"default_model", "default_model_path", "synthetic_model", "tiny_model_path"}
-"""Fixtures of whole models. Outside of OF_THE_HOST, what is done with less takes hardly any time."""
+"""Fixtures of whole models. Outside of OF_THE_HOST, what is done with less takes little time."""
 OF_THE_HOST = ("engine", "invariance", "memory")
 """Folders of tests about what the host does around a tier's steps."""
 BLOCKS = "folder"
