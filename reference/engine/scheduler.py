@@ -15,6 +15,7 @@ a function or a class of ``reference.sched``:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 
 from contract.lazy_dataclass import dataclass
@@ -373,11 +374,14 @@ class Scheduler:
         if not decoding or not prefilling:
             return self.chunk_tokens
         limit = self._limits.step_tokens - remaining_tokens(decoding)
-        running = self.slot_manager.running
-        requests = [running[one.slot].request for one in decoding]
-        classes = {(request.tenant, request.qos) for request in requests}
-        ratios = (
-            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in classes
-        )
-        ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, limit))
+        decodes = [self._interval_ratio(one) for one in decoding]
+        ratio = min(decodes)
+        waiting = sum([self._interval_ratio(one) <= ratio for one in prefilling])
+        most = min(self.chunk_while_decoding, limit)
+        finite = ratio if ratio < math.inf else None
+        return prefill_tokens(pending, self._cost, finite, most, spread=waiting < 2)
+
+    def _interval_ratio(self, one: Pending) -> float:
+        """INTERVAL_RATIO of a running sequence, infinite without a bound."""
+        qos = self._tenants.class_of(self.slot_manager.running[one.slot].request)
+        return INTERVAL_RATIO.get(qos, math.inf)
