@@ -7,8 +7,9 @@ many are in prefill. More prefill tokens are added if they cost nothing. If a to
 compared with the fixed cost of a step, this would allow hardly any prefill; then a step may take
 ``ratio`` times as long as its decoding alone.
 
-Prefill delays the decoding sequences by the same time in all, whether in few steps or in many. But
-each step more delays all that wait behind a prompt by its decoding alone."""
+Whether in few steps or in many, a prompt delays the decoding sequences by the same time in all.
+But all that wait for it are delayed by the decoding of each step. So it is spread over several
+steps only for the sake of a class above its own."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ SPREAD_SHARE = 1 / 3
 def prefill_tokens(
     pending: Sequence[Pending],
     cost: StepCost,
-    ratio: float | None,
+    ratio: float,
     limit: int,
     *,
     spread: bool = True,
@@ -38,10 +39,10 @@ def prefill_tokens(
     """Prefill tokens of the next step, 1 to ``limit``, which is at least 1.
 
     ``pending`` are the running sequences, oldest first. The result is ``limit`` if no sequence
-    decodes or there is no ``ratio``. Prefill is spread over SPREAD_STEPS steps unless ``spread`` is
+    decodes or ``ratio`` is infinite. Prefill is spread over SPREAD_STEPS steps unless ``spread`` is
     false: then it takes all that ``ratio`` allows."""
     decoding, prefilling = split_by_phase(pending)
-    if not decoding or not prefilling or ratio is None:
+    if not decoding or not prefilling or ratio == math.inf:
         return limit
     load = Load(remaining_tokens(decoding), _attended(decoding))
     left = remaining_tokens(prefilling)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import cache
 
@@ -92,7 +93,7 @@ def test_what_is_to_be_read_is_spread() -> None:
 def test_who_waits_for_nobody_takes_all() -> None:
     cost = learned(5e-3)
     assert prefill_tokens(reading(3, 400), cost, 1.3, MOST) == MOST
-    assert prefill_tokens(decoding(2) + reading(3, 400), cost, None, MOST) == MOST
+    assert prefill_tokens(decoding(2) + reading(3, 400), cost, math.inf, MOST) == MOST
     assert prefill_tokens(decoding(2), cost, 1.3, MOST) == MOST
 
 
