@@ -53,7 +53,8 @@ def prefill_tokens(
         return min(limit, FIRST_PREFILL_TOKENS)
 
     def within(allowed: float) -> int:
-        return cost.tokens_within(max(level, allowed * alone), load, limit, start=start)
+        seconds = max(level, allowed * alone)
+        return cost.tokens_within(seconds, load, limit, start=start, cautious=spread)
 
     if not spread:
         return max(share, within(ratio))
