@@ -29,12 +29,7 @@ SPREAD_SHARE = 1 / 3
 
 
 def prefill_tokens(
-    pending: Sequence[Pending],
-    cost: StepCost,
-    ratio: float,
-    limit: int,
-    *,
-    spread: bool = True,
+    pending: Sequence[Pending], cost: StepCost, ratio: float, limit: int, *, spread: bool = True
 ) -> int:
     """Prefill tokens of the next step, 1 to ``limit``, which is at least 1.
 

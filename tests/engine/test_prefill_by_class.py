@@ -82,10 +82,7 @@ def test_the_most_urgent_class_decides(
     assert 0.8 * spare <= max_prefill(*classes) <= 1.05 * spare
 
 
-@pytest.mark.parametrize(
-    ("reads", "most"),
-    [(QosClass.BATCH, 70), (QosClass.STANDARD, 120)],
-)
+@pytest.mark.parametrize(("reads", "most"), [(QosClass.BATCH, 70), (QosClass.STANDARD, 120)])
 def test_only_prompts_of_lower_classes_are_spread(reads: QosClass, most: int) -> None:
     """Three times what decoding takes leaves room for 204 tokens, a third of that for 68."""
     decode = QosClass.STANDARD, QosClass.STANDARD
