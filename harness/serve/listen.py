@@ -56,6 +56,9 @@ READABLE = select.POLLIN
 """Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
 IN_MEMORY = 1 << 40
 """Bytes of a body or an answer that are kept in memory and not in a file: all."""
+LARGE_BODY = 256 << 10
+ARRIVING_BYTES = 256 << 20
+"""Most bytes of unfinished requests, of which those with large bodies are refused beyond it."""
 ENCODINGS = re.compile(rb"^transfer-encoding:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
@@ -84,11 +87,10 @@ class _Parser(HTTPRequestParser):  # type: ignore[misc]
         except ValueError as error:
             # A malformed address, or a length of thousands of digits.
             raise ParsingError("the request's head cannot be read") from error
-        encodings = ENCODINGS.findall(header_plus)
-        if self.chunked and "CONTENT_LENGTH" in self.headers:
-            raise ParsingError("Content-Length with Transfer-Encoding")
-        if encodings and not (self.chunked and [one.strip() for one in encodings] == [b"chunked"]):
-            raise ParsingError("Transfer-Encoding is not chunked once, or not of HTTP/1.1")
+        encodings = [one.strip() for one in ENCODINGS.findall(header_plus)]
+        sound = encodings == [b"chunked"] and self.chunked and "CONTENT_LENGTH" not in self.headers
+        if encodings and not sound:
+            raise ParsingError("Transfer-Encoding with a length, or not chunked once in HTTP/1.1")
         options = self.headers.get("CONNECTION", "").lower().split(",")
         if "close" in map(str.strip, options):
             self.headers["CONNECTION"], self.connection_close = "close", True
@@ -124,6 +126,14 @@ class _TooSlow(Error):  # type: ignore[misc]
     reason = "Request Timeout"
 
 
+class _NoRoom(Error):  # type: ignore[misc]
+    """Waitress's error for a large body beside many others."""
+
+    code = 503
+    reason = "Service Unavailable"
+    problem = "too many large requests arrive at once; try again"
+
+
 class _Channel(HTTPChannel):  # type: ignore[misc]
     """A connection. Knows since when a request has been arriving, and sends without buffering if
     possible."""
@@ -154,7 +164,16 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             self.receiving_since = None
         elif self.receiving_since is None:
             self.receiving_since = time.monotonic()
+        elif self.arriving > LARGE_BODY:
+            others = [*self.server.active_channels.values()]
+            if sum([one.arriving for one in others]) > ARRIVING_BYTES:
+                self.give_up(_NoRoom(""))
         return taken
+
+    @property
+    def arriving(self) -> int:
+        """The bytes that are there of a body that is not complete."""
+        return 0 if self.request is None else int(self.request.body_bytes_received)
 
     def write_soon(self, data: bytes) -> int:
         """Send without buffering if nothing is queued. The library queues the rest and handles
@@ -202,14 +221,14 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return time.monotonic() - self.receiving_since
         return time.monotonic() - self.last_activity
 
-    def give_up(self) -> None:
+    def give_up(self, error: Error) -> None:
         """Refuse the request that is arriving, after earlier requests were answered."""
         with self.requests_lock:
             request = self.request
             self.request = self.receiving_since = None
             if request is None:
                 return
-            request.error = _TooSlow("")
+            request.error = error
             request.completed = True
             self.requests.append(request)
             if len(self.requests) == 1:
@@ -217,8 +236,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 def _accept_all(server: TcpWSGIServer) -> None:
-    """Accept all pending connections, up to the limit. Waitress accepts one for each poll of all
-    connections, which is slow when many clients connect together."""
+    """Accept all pending connections, up to the limit; waitress accepts one a poll."""
     before = -1
     while before < len(server._map) < server.adj.connection_limit:
         before = len(server._map)
@@ -360,15 +378,13 @@ class HttpServer:
             self._make_room()
 
     def _end_slow_clients(self) -> None:
-        """Close connections without a request, and those whose request arrives too slowly or whose
-        client does not read."""
+        """Close idle connections, and end what arrives or is read too slowly."""
         now = time.monotonic()
-        latest = now - RECEIVE_SECONDS
         for channel in list(self._server.active_channels.values()):
             if channel.total_outbufs_len and channel.last_activity < now - UNREAD_SECONDS:
                 channel.handle_close()
-            elif channel.receiving_since is not None and channel.receiving_since < latest:
-                channel.give_up()
+            elif (channel.receiving_since or now) < now - RECEIVE_SECONDS:
+                channel.give_up(_TooSlow(""))
             elif channel.silence() > IDLE_SECONDS:
                 channel.handle_close()
 

@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -292,3 +293,24 @@ def test_who_leaves_before_there_is_text_is_no_fault(
         total = server.service.ledger.total(LOCAL_TENANT)
     assert (total.failed, total.abandoned) == (0, 1)
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_large_bodies_that_never_end_take_little_memory(
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that would be too much is refused; the one before it and small ones are answered."""
+    monkeypatch.setattr(listen, "ARRIVING_BYTES", 3 << 20)
+    body = posted(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "made_up": "x" * (2 << 20)})
+    channels = server.http._server.active_channels
+    with http.connected() as first, http.connected() as second:
+        first.sendall(body[:-1])
+        wait_until(lambda: sum(one.arriving for one in channels.values()) > 2 << 20)
+        with suppress(ConnectionError):
+            second.sendall(body[:-1])
+        answer = b""
+        with suppress(ConnectionError):
+            answer = second.recv(65536)
+        assert not answer or answer.startswith(b"HTTP/1.1 503")
+        assert http.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}).status == 200
+        first.sendall(body[-1:])
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")

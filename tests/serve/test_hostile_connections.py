@@ -16,6 +16,7 @@ from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 import pytest
+from waitress.utilities import Error
 
 from contract.types import LOCAL_TENANT
 from harness.serve import listen
@@ -245,8 +246,8 @@ def test_a_request_behind_a_running_one_may_be_slow(
     steps = hold_steps(monkeypatch, 5)
     give_up = listen._Channel.give_up
 
-    def noted(channel: listen._Channel) -> None:
-        give_up(channel)
+    def noted(channel: listen._Channel, error: Error) -> None:
+        give_up(channel, error)
         steps.allow()
 
     monkeypatch.setattr(listen._Channel, "give_up", noted)
