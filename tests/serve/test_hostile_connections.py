@@ -170,11 +170,6 @@ def unsent(server: Running) -> int:
     return sum(one.total_outbufs_len for one in server.http._server.active_channels.values())
 
 
-def test_a_chunk_that_is_no_chunk(http: Http) -> None:
-    body = b"Transfer-Encoding: chunked\r\n\r\nzz\r\n{}\r\n0\r\n\r\n"
-    assert status_of(http.raw(HEAD.encode() + body)) == b"400"
-
-
 def test_a_body_shorter_than_it_says_begins_nothing(server: Running, http: Http) -> None:
     before = server.service.ledger.total(LOCAL_TENANT)
     with http.connected() as connection:
