@@ -20,7 +20,7 @@ from harness.host.faults import log_fault
 from harness.host.submissions import EngineStopped
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.errors import as_api_error, internal_error, unsupported
 from harness.serve.openapi import Route
 from harness.serve.random_pool import random_bytes
 from harness.serve.routes import ROUTES
@@ -177,7 +177,7 @@ class Batch:
         """The body of an answer. Raises what its route raises."""
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             if msgspec.json.decode(request.body, type=_Streamed).stream is True:
-                raise ApiError(400, "answers of a batch are whole; leave stream out", "stream")
+                raise unsupported("stream", "answers of a batch are whole; leave stream out")
         ignored: list[str] = []
         caller = Caller(gone=self._stopped.is_set, ignored=ignored)
         unknown = None if self.reject_unknown else ignored
