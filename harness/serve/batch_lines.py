@@ -76,6 +76,8 @@ def read_batch(path: Path, max_body: int) -> Iterator[BatchRequest]:
     read, a line that is no request, a body of more than ``max_body`` bytes and a name that an
     earlier line has."""
     seen: dict[str, int] = {}
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is no file, which can be read more than once; write one")
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
