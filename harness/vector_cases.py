@@ -83,8 +83,7 @@ def cases() -> Iterator[VectorCase]:
 
     parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
     later = (_biased, _later_recurrent, _rotated_storage, _chosen, _three_bits, _later_experts)
-    later = (*later, _groups)
-    for part in (*parts, *later):
+    for part in (*parts, *later, _groups):
         yield from part(make)
 
 

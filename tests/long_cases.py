@@ -22,6 +22,7 @@ ELSEWHERE = ("device", "long", "soak")
 ONCE = """
 cli/test_check: check_plans_what_run_takes
 cli/test_published_shapes: inspect_says_what_the_layers_are:
+cli/test_published_shapes: the_graph_verifies_and_survives_the_codec:
 cuda/test_expert_cache: every_step_finds_every_matrix
 cuda/test_tier: queued_steps_keep_their_inputs_and_outputs
 engine/test_churn: steps_of_churn_lower_nothing

@@ -36,7 +36,8 @@ tiers/test_model: logits_and_tokens_are_the_cpu_tiers
 BESIDE = """
 cuda/test_expert_cache: experts_move_and_no_bit_changes
 cuda/test_experts: blocks_that_wait_in_vain_end_once_told experts_of_more_pairs_than_a_chunk
-cuda/test_experts: prompts_of_devices_that_have_rows_of_every_expert tokens_that_share_experts
+cuda/test_experts: prompts_of_devices_that_have_rows_of_every_expert tokens_of_a_prompt
+cuda/test_experts: tokens_that_share_experts
 cuda/test_multi_device: a_device_may_be_far_ahead a_step_of_one_token_is_one_launch
 cuda/test_multi_device: memory_of_another_device_may_move
 cuda/test_sending: products_of_many_tokens_send

@@ -138,6 +138,14 @@ def in_each_format(case: Case, machine: str) -> bool:
     return machine == "work-groups" and case.opcode is Opcode.MATMUL
 
 
+def in_every_run(case: Case, machine: str) -> bool:
+    """Whether a case is one of every run: of Intel's, whose steps ``tests/tiers`` has, the opcodes
+    ELSEWHERE."""
+    return case in REPRESENTATIVE[machine] and (
+        machine != "intel-simulated" or case.opcode in ELSEWHERE
+    )
+
+
 REPRESENTATIVE = {
     name: list(
         {(one.opcode, in_each_format(one, name) and one.dtype): one for one in cases}.values()
@@ -219,7 +227,7 @@ def test_parts_are_the_whole() -> None:
 @pytest.mark.parametrize(
     ("machine", "case"),
     [
-        on(name, str(case), case, marks=() if case in REPRESENTATIVE[name] else (pytest.mark.long,))
+        on(name, str(case), case, marks=() if in_every_run(case, name) else (pytest.mark.long,))
         for name, cases in CASES.items()
         for case in cases
     ],
