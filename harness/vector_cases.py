@@ -14,6 +14,7 @@ from contract.arithmetic import DIGEST_WORDS
 from contract.dtypes import BY_NAME, I3R, I4R, Q8_0, ROTATED_KV, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
+from harness.vector_experts import heads_product, mixture, routed, shared
 from harness.vector_sequences import attend, codes, convolved, delta_rule, rotate, scanned
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
@@ -23,14 +24,10 @@ from reference.exact.philox import draw, philox
 from reference.exact.rotary import RotaryScaling, rotary_table
 from reference.exact.sums import sum_axis
 from reference.ops.log_probabilities import log_probabilities
-from reference.ops.moe_down_acc import weighted_sum
-from reference.ops.moe_gate_topk import choose, route
-from reference.ops.moe_gate_up import with_bias
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
 from reference.ops.row_digest import row_digest
 from reference.ops.sample import sample
-from reference.ops.shared_expert import gated_add
 from reference.ops.soft_cap import soft_cap
 from reference.ops.ssm_gated_norm import ssm_gated_norm
 from reference.ops.swiglu import CLAMPED, RELU, swiglu
@@ -86,7 +83,7 @@ def cases() -> Iterator[VectorCase]:
 
     parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
     later = (_biased, _later_recurrent, _rotated_storage, _chosen, _three_bits, _later_experts)
-    for part in (*parts, *later):
+    for part in (*parts, *later, _groups):
         yield from part(make)
 
 
@@ -235,42 +232,48 @@ def _three_bits(make: Make) -> Iterator[VectorCase]:
     yield from _rotated_attention(make, "i3r")
 
 
-def _routed(**given: Any) -> dict[str, Any]:
-    choice = choose if "choice_bias" in given else route
-    return dict(zip(("ids", "weights"), choice(**given), strict=True))
-
-
 def _experts(make: Make) -> Iterator[VectorCase]:
-    yield _case("R7", "route", _routed, logits=make((3, 24), 2), used=4)
+    yield _case("R7", "route", routed, logits=make((3, 24), 2), used=4)
     ties = np.array([[1, 2, 2, 0, 2, 1]], np.float32)
-    yield _case("R7", "route", _routed, logits=ties, used=3)
+    yield _case("R7", "route", routed, logits=ties, used=3)
     for scaled in (False, True):
         inputs = {"products": make((1, 3, 8)), "weights": make((1, 3)), "residual": make((1, 8))}
         scale = {"expert_scale": make((6,), 1)} if scaled else {}
-        yield _case("R7", "mixture", _mixture, **inputs, **scale, ids=[4, 0, 2])
+        yield _case("R7", "mixture", mixture, **inputs, **scale, ids=[4, 0, 2])
     inputs = {"x": make((1, 300)), "router": make((300,)), "down": make((1, 8))}
-    yield _case("R7", "shared_expert", _shared, residual=make((1, 8)), **inputs)
+    yield _case("R7", "shared_expert", shared, residual=make((1, 8)), **inputs)
 
 
 def _chosen(make: Make) -> Iterator[VectorCase]:
-    yield _case("R7", "choice", _routed, logits=make((3, 24), 2), used=4, choice_bias=make((24,)))
+    yield _case("R7", "choice", routed, logits=make((3, 24), 2), used=4, choice_bias=make((24,)))
     ties = {"logits": np.zeros((1, 6), np.float32), "choice_bias": _float(*[0x3F800000] * 6)}
-    yield _case("R7", "choice", _routed, **ties, used=3)
+    yield _case("R7", "choice", routed, **ties, used=3)
 
 
 def _later_experts(make: Make) -> Iterator[VectorCase]:
     for name, bias in (("route", {}), ("choice", {"choice_bias": make((24,))})):
         given = {"logits": make((3, 24), 2), "used": 4, "renormalize": False, **bias}
-        yield _case("R7", name, _routed, **given)
+        yield _case("R7", name, routed, **given)
     gated = {"gate": make((24,), 4), "up": make((24,), 4), "activation": RELU}
     yield _case("R2", "swiglu", swiglu, **gated)
+
+
+def _groups(make: Make) -> Iterator[VectorCase]:
+    """Experts of the best groups, and heads that are multiplied by matrices of their own."""
+    grouped = {"logits": make((5, 24), 2), "choice_bias": make((24,))}
+    yield _case("R7", "choice", routed, **grouped, used=5, groups=6, groups_used=2)
+    ties = {"logits": np.zeros((1, 8), np.float32), "choice_bias": _float(*[0x3F800000] * 8)}
+    yield _case("R7", "choice", routed, **ties, used=3, groups=4, groups_used=2)
+    given = {"x": make((2, 3 * 67), 2), "rest": make((2, 3 * 2)), "matrix_of": [1, 0, 1]}
+    blocks = np.concatenate([_blocks(Q8_0, 64, 100 + row) for row in range(4)])
+    yield _case("R5", "heads", heads_product, **given, blocks=blocks, dtype=Q8_0.name, columns=64)
 
 
 def _biased(make: Make) -> Iterator[VectorCase]:
     gated = {"gate": make((24,), 4), "up": make((24,), 4), "activation": CLAMPED}
     yield _case("R2", "swiglu", swiglu, **gated)
     inputs = {"products": make((1, 3, 8)), "weights": make((1, 3)), "residual": make((1, 8))}
-    yield _case("R7", "mixture", _mixture, **inputs, ids=[4, 0, 2], bias=make((6, 8)))
+    yield _case("R7", "mixture", mixture, **inputs, ids=[4, 0, 2], bias=make((6, 8)))
 
 
 def _later_recurrent(make: Make) -> Iterator[VectorCase]:
@@ -280,23 +283,6 @@ def _later_recurrent(make: Make) -> Iterator[VectorCase]:
     inputs = {"x": make((4, 4 * 3 + 2 * 2 * 8)), "dt": make((4, 4), 1)}
     fixed = {"decay": make((4,), 1), "dt_bias": make((4,)), "skip": make((4,), 1)}
     yield _case("R8", "scan", scanned, **inputs, **fixed)
-
-
-def _mixture(
-    products: Float32,
-    weights: Float32,
-    residual: Float32,
-    ids: list[int],
-    expert_scale: Float32 | None = None,
-    bias: Float32 | None = None,
-) -> Float32:
-    chosen = np.array([ids], np.int32)
-    products = with_bias(products, bias, chosen)
-    return weighted_sum(products, chosen, weights, expert_scale, residual)
-
-
-def _shared(x: Float32, router: Float32, down: Float32, residual: Float32) -> Float32:
-    return gated_add(residual, x, router, down)
 
 
 def _recurrent(make: Make) -> Iterator[VectorCase]:

@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import signal
+import ssl
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
@@ -36,6 +37,7 @@ from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
 from reference.sched.drafts import DraftPolicy
 from tests import costs
+from tests.costs import folder_of
 from tests.kernels.rolled import rolled_source
 from tests.long_cases import in_share, mark_combinations
 from tests.needs import missing
@@ -115,6 +117,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_played(items)
     mark_combinations(items)
     items[:] = [one for one in items if not one.get_closest_marker("long") or in_share(one.nodeid)]
+    # What takes longest comes first, or a process is left with it while the others have ended.
+    items.sort(key=lambda item: folder_of(item.nodeid) != "walk")
 
 
 CHROMIUM_FLAGS = (
@@ -240,6 +244,14 @@ def files_need_not_outlive_the_power() -> Iterator[None]:
     """Tests write thousands, and a disk takes milliseconds for each to be told that it is safe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nobody_has_a_certificate() -> Iterator[None]:
+    """Each client reads all authorities there are, and no server of a test has one of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_verify_locations", lambda context, *files: None)
         yield
 
 

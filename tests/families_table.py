@@ -260,6 +260,14 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
 logits only."""
 
 
+EACH_KIND = (
+    *("llama", "phi3", "gemma4", "mistral3", "qwen3moe", "gpt-oss-experts", "glm4moe-experts"),
+    *("deepseek2", "qwen35", "qwen3next", "lfm2", "granitehybrid", "nemotron_h_moe"),
+)
+"""A model of each kind of layer. What tells others apart are formulas and names of keys, for which
+``tests/model`` has every entry."""
+
+
 def without_variants() -> tuple[str, ...]:
     """The first name of each architecture, with experts and without."""
     first: dict[tuple[object, bool], str] = {}

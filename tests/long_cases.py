@@ -21,6 +21,8 @@ ELSEWHERE = ("device", "long", "soak")
 
 ONCE = """
 cli/test_check: check_plans_what_run_takes
+cli/test_published_shapes: inspect_says_what_the_layers_are:
+cli/test_published_shapes: the_graph_verifies_and_survives_the_codec:
 cuda/test_expert_cache: every_step_finds_every_matrix
 cuda/test_tier: queued_steps_keep_their_inputs_and_outputs
 engine/test_churn: steps_of_churn_lower_nothing
@@ -34,6 +36,7 @@ engine/test_disk_scopes: a_scope_that_ends_while_no_model_is_loaded_leaves_nothi
 engine/test_draft_block: a_cancel_at_any_step_changes_no_other drafts_follow_the_formulas
 engine/test_draft_block: no_draft_changes_an_answer
 engine/test_drafters_alike: no_draft_changes_an_answer
+engine/test_eagle_head: drafts_follow_the_formulas
 engine/test_drafts_ahead: cancels_and_joins_behind_drafts_ahead drafts_ahead_are_those_that_follow
 engine/test_drafts_ahead: no_draft_ahead_changes_an_answer
 engine/test_experts: company_and_chunks_change_nothing
@@ -63,7 +66,7 @@ invariance/test_default_model: no_schedule_changes_a_bit
 invariance/test_load: threads_and_definitions_agree
 invariance/test_schedules: every_depth_of_the_pipeline
 kernels/test_attention_tiles: wrong_kernels_are_noticed:
-kernels/test_fused: the_bits_are_those_of_the_ops_apart
+kernels/test_fused: the_bits_are_those_of_the_ops_apart:tokens
 kernels/test_planes: planes_have_the_bits_of_packed_dots: totals_of_several_spans:
 kernels/test_planes: wrong_kernels_are_noticed:op
 kernels/test_tiles: tiles_have_the_bits_of_packed_dots:op wrong_kernels_are_noticed:op
@@ -88,7 +91,9 @@ ops/test_flash_attn_batched: scalar_rule
 ops/test_ssm_delta_net: close_to_binary64
 ops/test_ssm_scan: close_to_binary64
 peer/test_quantized_logits: quantized_model_is_close_to_its_expanded_twin
+sched/test_draft_turns: the_gain_of_the_best_fixed_number_is_found
 sched/test_fair_rates: shares_follow_weights_in_the_long_run slots_left_over_go_round
+quant/test_prepared_matmul: many_tokens_and_full_tiles
 serve/test_agent_bodies: a_session_of_thirty_turns
 serve/test_counted_tokens: tokens_behind_a_stop_string_count_nowhere
 serve/test_counted_tokens: tokens_behind_a_stop_token_count_nowhere
@@ -136,7 +141,7 @@ def each_value_once(text: str) -> dict[str, frozenset[str] | None]:
 EACH_VALUE_ONCE = each_value_once(ONCE)
 
 
-def long_except(names: Iterable[str], *short: str) -> list[Any]:
+def long_except(names: Iterable[object], *short: object) -> list[Any]:
     """Parameters of those names, marked ``long`` but for ``short``."""
     return [pytest.param(name, marks=[] if name in short else [pytest.mark.long]) for name in names]
 

@@ -34,8 +34,10 @@ tiers/test_model: logits_and_tokens_are_the_cpu_tiers
 """Tests of which each device keeps a case."""
 
 BESIDE = """
+cuda/test_expert_cache: experts_move_and_no_bit_changes
 cuda/test_experts: blocks_that_wait_in_vain_end_once_told experts_of_more_pairs_than_a_chunk
-cuda/test_experts: prompts_of_devices_that_have_rows_of_every_expert tokens_that_share_experts
+cuda/test_experts: prompts_of_devices_that_have_rows_of_every_expert tokens_of_a_prompt
+cuda/test_experts: tokens_that_share_experts
 cuda/test_multi_device: a_device_may_be_far_ahead a_step_of_one_token_is_one_launch
 cuda/test_multi_device: memory_of_another_device_may_move
 cuda/test_sending: products_of_many_tokens_send
@@ -43,8 +45,10 @@ cuda/test_shared_steps: a_bank_that_is_cleared_too_early_is_noticed
 cuda/test_streamed: a_budget_is_planned_and_said copies_in_a_wrong_order_are_caught
 cuda/test_streamed: host_memory_that_is_refused_is_named
 cuda/test_tuned_compile: tuned_kernels_compile
+tiers/test_families: default_model_writes_the_cpu_tiers_tokens
+tiers/test_model: steps_of_few_rows_are_the_definitions
 """
-"""Tests that take a second or more for a case, beside one of the same file that says most of it:
+"""Tests that take a second or more for a case, beside one that says most of it:
 ``ci/test`` runs none of their cases on such devices."""
 
 

@@ -11,6 +11,7 @@ import json
 import math
 import sys
 
+import independent_experts as experts
 import independent_recurrent as recurrent
 import independent_rotated as rotated
 import independent_rules as rules
@@ -205,45 +206,6 @@ def case_swiglu(gate, up, activation):
     return rules.clamped(gate, up) if activation == 3 else gates[activation](gate) * up
 
 
-def case_route(logits, used, renormalize=True):
-    e = rules.exp(logits - logits.max(axis=1, keepdims=True))
-    p = e / rules.total_of(e)[:, None]
-    p = np.where(p < F(2.0**-126), F(0), p)
-    return weighted(p, p, used, renormalize)
-
-
-def case_choice(logits, used, choice_bias, renormalize=True):
-    p = rules.sigmoid(logits)
-    bias = np.where(abs(choice_bias) < F(2.0**-126), F(0), choice_bias)
-    score = p + bias
-    score = np.where(abs(score) < F(2.0**-126), F(0), score)
-    return weighted(p, score, used, renormalize)
-
-
-def weighted(p, score, used, renormalize):
-    ids = [sorted(range(len(row)), key=lambda i: (-row[i], i))[:used] for row in score]
-    weights = []
-    for row, chosen in zip(p, ids, strict=True):
-        total = F(0)
-        for expert in chosen:
-            total = total + row[expert]
-        weights.append(row[chosen] / (max(total, F(2.0**-14)) if renormalize else F(1)))
-    return {"ids": np.array(ids), "weights": np.array(weights)}
-
-
-def case_mixture(products, weights, residual, ids, expert_scale=None, bias=None):
-    y = residual
-    for rank, expert in enumerate(ids):
-        part = products[:, rank] if bias is None else products[:, rank] + bias[expert]
-        part = part if expert_scale is None else part * expert_scale[expert]
-        y = y + weights[:, rank, None] * part
-    return y
-
-
-def case_shared(residual, x, router, down):
-    return residual + rules.sigmoid(rules.total_of(x * router))[:, None] * down
-
-
 def case_embedding(rows, dimensions, pooling):
     wide = rows.astype(np.float64)
     if pooling == "mean":
@@ -300,9 +262,9 @@ OPS = {
     "soft_cap": lambda x, cap: F(cap) * rules.tanh(x / F(cap)),
     "sum": rules.total_of, "rms_norm": case_norm, "quantize": case_quantize,
     "rotary_table": rules.rotary_table, "rope": case_rope, "product": case_product,
-    "rows": case_rows, "exp2": rules.exp2, "attention": case_attention, "route": case_route,
-    "choice": case_choice,
-    "mixture": case_mixture, "shared_expert": case_shared,
+    "rows": case_rows, "exp2": rules.exp2, "attention": case_attention, "route": experts.case_route,
+    "choice": experts.case_choice, "heads": experts.case_heads,
+    "mixture": experts.case_mixture, "shared_expert": experts.case_shared,
     "convolution": recurrent.case_convolution,
     "gated_convolution": recurrent.case_gated_convolution, "scan": recurrent.case_scan,
     "delta_rule": recurrent.case_delta, "gated_norm": case_gated_norm, "embedding": case_embedding,

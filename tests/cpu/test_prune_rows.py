@@ -14,7 +14,7 @@ from reference.cpu.experts import Call
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 from tests.conftest import SyntheticModel
-from tests.families_table import FAMILIES, without_variants
+from tests.families_table import EACH_KIND, FAMILIES
 from tests.few_rows import ATTENDS_LAST, STEPS, assert_definitions, differences, run_steps
 from tests.long_cases import long_except
 
@@ -78,9 +78,9 @@ def test_definitions_run_the_graph_as_it_was_written(dense: Model) -> None:
     assert "attention[1].rows" not in found
 
 
-@pytest.mark.parametrize("name", [*long_except(FAMILIES, *without_variants()), "attends last"])
+@pytest.mark.parametrize("name", [*long_except(FAMILIES, *EACH_KIND), "attends last"])
 def test_bits_are_those_of_the_definitions(synthetic_model: SyntheticModel, name: str) -> None:
-    """Logits, hidden states, tokens and all that outlives a step, of every architecture."""
+    """Logits, hidden states, tokens and all that outlives a step, of each kind of layer."""
     fields = FAMILIES.get(name, ATTENDS_LAST)
     model = open_model(synthetic_model(quant="q4_k_m", **fields))
     with CpuTier(1) as tier:

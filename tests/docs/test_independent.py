@@ -172,6 +172,23 @@ def test_a_rotation_without_signs_is_caught(
     assert failures(independent) == {"rotate", "attention"}
 
 
+def test_experts_of_any_group_are_caught(
+    independent: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Negative control: a choice that knows no groups, and heads that all have the first matrix."""
+
+    def of_any(groups: int = 1, groups_used: int = 1, **given: Any) -> Any:
+        return independent.experts.case_choice(**given)
+
+    def of_first(matrix_of: list[int], **given: Any) -> Any:
+        return heads(matrix_of=[*matrix_of[:1]] * len(matrix_of), **given)
+
+    heads = independent.OPS["heads"]
+    monkeypatch.setitem(independent.OPS, "choice", of_any)
+    monkeypatch.setitem(independent.OPS, "heads", of_first)
+    assert failures(independent, "choice", "heads") == {"choice", "heads"}
+
+
 def test_a_model_with_another_rounding_is_caught(
     independent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

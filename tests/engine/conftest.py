@@ -1,4 +1,4 @@
-"""Runners of a tiny model."""
+"""Runners of a tiny model, and a bound of the steps that give nothing."""
 
 from __future__ import annotations
 
@@ -7,10 +7,31 @@ from pathlib import Path
 
 import pytest
 
+from contract.types import TokenEvent
+from reference.engine import Engine
 from reference.runner import ModelRunner
 from tests.engine import scored_prompts
 from tests.engine.small_engine import LIMITS, TIERS
 from tests.named_tiers import quick_tier, runner_on
+
+MOST_WITHOUT_TOKENS = 3000
+"""Steps in a row, of whichever engines: who waits for a token after so many waits for ever."""
+
+
+@pytest.fixture(autouse=True)
+def steps_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test whose engine steps and steps, though it has work and nothing comes of it, fails."""
+    step, without = Engine.step, 0
+
+    def stepped(engine: Engine) -> list[TokenEvent]:
+        nonlocal without
+        without += 1
+        assert without <= MOST_WITHOUT_TOKENS, "steps without a token"
+        events = step(engine)
+        without = 0 if events else without
+        return events
+
+    monkeypatch.setattr(Engine, "step", stepped)
 
 
 @pytest.fixture

@@ -35,6 +35,17 @@ def test_tokens_come_once_in_order_and_end_with_a_reason(runner: ModelRunner) ->
         assert produced[-1].finish_reason is FinishReason.LENGTH
 
 
+def test_who_waits_for_what_never_comes_fails(runner: ModelRunner) -> None:
+    """The bound of ``conftest.py``: on an idle engine, and on one whose client takes no tokens."""
+    for held in (False, True):
+        engine = Engine(runner)
+        if held:
+            engine.submit(request(1))
+            engine.stall(1)
+        with pytest.raises(AssertionError, match="without a token"):
+            next(filter(None, iter(engine.step, None)))
+
+
 def test_everything_is_free_again_when_idle(runner: ModelRunner) -> None:
     engine = Engine(runner)
     for number in range(9):

@@ -13,6 +13,7 @@ from harness.validate.__main__ import main as validate
 from tests.intel.simulated import Simulated
 
 
+@pytest.mark.long
 def test_validate_compares_every_op(
     present: Simulated, tiny_model_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

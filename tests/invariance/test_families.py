@@ -87,12 +87,23 @@ def marks_of(model: str, tier: str) -> list[pytest.MarkDecorator]:
     return [] if in_every_run else [pytest.mark.long]
 
 
-RUNS = [
-    pytest.param((model, tier), id=f"{model} on {tier}", marks=marks_of(model, tier))
-    for model in MODELS
-    for tier in TIERS
-    if model in {"native": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
-]
+def runs(marks: Callable[[str, str], list[pytest.MarkDecorator]]) -> list[Any]:
+    """Parameters of ``bench``."""
+    return [
+        pytest.param((model, tier), id=f"{model} on {tier}", marks=marks(model, tier))
+        for model in MODELS
+        for tier in TIERS
+        if model in {"native": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
+    ]
+
+
+def fewer_marks(model: str, tier: str) -> list[pytest.MarkDecorator]:
+    """Drawn schedules have all of them in every run, fixed ones a model of each kind of layer."""
+    marks = marks_of(model, tier)
+    return marks if marks or model in ON_EVERY_TIER or tier != "native" else [pytest.mark.long]
+
+
+RUNS, FEWER_RUNS = runs(marks_of), runs(fewer_marks)
 
 
 @pytest.fixture(params=RUNS, scope="module")
@@ -111,12 +122,14 @@ def test_no_schedule_changes_a_bit(bench: Bench) -> None:
     prove_schedules(bench, FEW, pool)
 
 
+@pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
 def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
     prove_prefill(bench, FEW, pool_of(bench))
     # 42 tokens: far beyond a window, and three pages.
     assert_prefill_equals_decode(bench, POOL[5], 1)
 
 
+@pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
 def test_everyone_at_once(bench: Bench) -> None:
     """The whole pool: slots are used again and their states start anew. How far ahead steps are
     submitted matters where they are computed later."""

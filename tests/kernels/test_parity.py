@@ -138,6 +138,14 @@ def in_each_format(case: Case, machine: str) -> bool:
     return machine == "work-groups" and case.opcode is Opcode.MATMUL
 
 
+def in_every_run(case: Case, machine: str) -> bool:
+    """Whether a case is one of every run: of Intel's, whose steps ``tests/tiers`` has, the opcodes
+    ELSEWHERE."""
+    return case in REPRESENTATIVE[machine] and (
+        machine != "intel-simulated" or case.opcode in ELSEWHERE
+    )
+
+
 REPRESENTATIVE = {
     name: list(
         {(one.opcode, in_each_format(one, name) and one.dtype): one for one in cases}.values()
@@ -161,8 +169,10 @@ OTHERS = [
         "work-groups", "integers", {"native_arithmetic": False},
         of(WORK_GROUP_CASES, FORMATS[:2]), marks=(pytest.mark.long,),
     ),
-    on("metal-simulated", "integers", {"traits": INTEGERS}, METAL_INTEGER_CASES),
-    on("metal-simulated", "before-macos-15", {"math_mode": False}, METAL_CASES[::8]),
+    on("metal-simulated", "integers", {"traits": INTEGERS}, METAL_INTEGER_CASES,
+       marks=(pytest.mark.long,)),
+    on("metal-simulated", "before-macos-15", {"math_mode": False}, METAL_CASES[::8],
+       marks=(pytest.mark.long,)),
     on("gfx1201", "user-queues", {"driver": "t2"}, SMALL_CASES[::3], marks=(pytest.mark.long,)),
     on("gfx1201", "integers", {"native": False}, SMALL_CASES[::4], marks=(pytest.mark.long,)),
     on("gfx1100", "integers", {"native": False}, SMALL_CASES[::12]),
@@ -217,7 +227,7 @@ def test_parts_are_the_whole() -> None:
 @pytest.mark.parametrize(
     ("machine", "case"),
     [
-        on(name, str(case), case, marks=() if case in REPRESENTATIVE[name] else (pytest.mark.long,))
+        on(name, str(case), case, marks=() if in_every_run(case, name) else (pytest.mark.long,))
         for name, cases in CASES.items()
         for case in cases
     ],

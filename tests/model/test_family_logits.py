@@ -11,6 +11,7 @@ import pytest
 
 from tests.conftest import SyntheticModel
 from tests.families_table import DEEP, FAMILIES
+from tests.long_cases import long_except
 from tests.peer.float64_llama import Float64Llama, mean_kl
 from tests.peer.float64_model import float64_model
 from tests.peer.our_engine import exact_logits, our_logits
@@ -40,7 +41,7 @@ def path_of(synthetic_model: SyntheticModel) -> Callable[[str], Path]:
     return lambda name: synthetic_model(quant="f32", seed=11, **entries[name])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_except(NAMES, *FAMILIES))
 def test_logits_agree_with_float64(path_of: Callable[[str], Path], name: str) -> None:
     """To the last of the formulas without the rounding of attention, and closely with it."""
     path = path_of(name)

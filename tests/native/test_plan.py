@@ -19,7 +19,8 @@ from contract.records import SAMPLING as SAMPLING_RECORD
 from contract.types import SamplingParams
 from harness.digest import file_digest, logits_digest
 from harness.host.session import Session
-from tests.families_table import FAMILIES
+from tests.families_table import EACH_KIND, FAMILIES
+from tests.long_cases import long_except
 from tests.native.c_plan import (
     CHUNK,
     CONTEXT,
@@ -81,7 +82,7 @@ def prefilled(plan: CPlan, slot: int, prompt: list[int], chunk: int, **more: Any
     return logits, first
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", long_except(ARCHITECTURES, *EACH_KIND))
 def test_every_architecture_decodes_without_python(
     name: str, synthetic_model: Any, decode: Path, tmp_path: Path
 ) -> None:

@@ -15,7 +15,8 @@ from reference.limits import Limits
 from reference.model.config.read import READERS
 from reference.model.gguf.writer import HOLE
 from reference.model.open import open_model
-from tests.families_table import FAMILIES, GEMMAS
+from tests.families_table import EACH_KIND, FAMILIES, GEMMAS
+from tests.long_cases import long_except
 from tests.model.metadata_keys import UNUSUAL
 from tests.model.test_families import rewrite
 from tests.peer.binary64_attention import binary64_attention
@@ -47,7 +48,9 @@ def accepted(source: Path, changed: Mapping[str, Any], bare: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("architecture", READERS)
+@pytest.mark.parametrize(
+    "architecture", long_except(READERS, *(FAMILIES[name]["architecture"] for name in EACH_KIND))
+)
 def test_what_is_read_is_read_as_llama_cpp_does(
     synthetic_model, peer, tmp_path, architecture
 ) -> None:

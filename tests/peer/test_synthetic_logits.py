@@ -1,6 +1,7 @@
 """On binary32 weights only attention is rounded on purpose: without that engines agree closely.
 
-``tests/model/test_family_logits.py`` has the third side: ours against float64."""
+``tests/model/test_family_logits.py`` has the third side: ours against float64, for all variants of
+an architecture in every run."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ import pytest
 
 from harness.named_adapters import NamedAdapter
 from tests.adapters import write_adapter
-from tests.families_table import DEEP, FAMILIES
+from tests.families_table import DEEP, FAMILIES, without_variants
+from tests.long_cases import long_except
 from tests.model.test_adapters import is_linear
 from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERANCE
 from tests.peer.binary64_attention import binary64_attention
@@ -42,7 +44,9 @@ def model(synthetic_model):
     return lambda name: synthetic_model(quant="f32", seed=11, **ENTRIES[name])
 
 
-@pytest.mark.parametrize("name", [name for name in ENTRIES if name not in NOT_IN_PEER])
+@pytest.mark.parametrize(
+    "name", long_except((name for name in ENTRIES if name not in NOT_IN_PEER), *without_variants())
+)
 def test_logits_agree_with_llama_cpp(model, peer, name):
     path = model(name)
     ours = exact_logits(path, TOKENS, CHUNK)
@@ -53,7 +57,10 @@ def test_logits_agree_with_llama_cpp(model, peer, name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in ENTRIES if name not in NOT_IN_PEER + NOT_IN_FLOAT64]
+    "name",
+    long_except(
+        (name for name in ENTRIES if name not in NOT_IN_PEER + NOT_IN_FLOAT64), *without_variants()
+    ),
 )
 def test_llama_cpp_agrees_with_float64(model, peer, name):
     """The files and the oracle are right whatever our engine computes."""

@@ -19,6 +19,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
+from tests.long_cases import long_except
 from tests.trace.recordings import TIERS, replay
 
 VOCAB = 320
@@ -121,7 +122,7 @@ def models(synthetic_model: Callable[..., Path], seed: int) -> Path:
     return synthetic_model(architecture=("qwen3", "qwen35")[seed % 3 == 2], quant="q4_k_m")
 
 
-@pytest.mark.parametrize("seed", range(TRACES))
+@pytest.mark.parametrize("seed", long_except(range(TRACES), *range(len(TIERS) * (len(TIERS) - 1))))
 def test_a_random_run_replays(
     synthetic_model: Callable[..., Path], tmp_path: Path, seed: int
 ) -> None:

@@ -23,6 +23,7 @@ from accel.vulkan.spirv import (
 )
 from contract.kernel import KernelHeader, decode_kernel
 from tests.kernels.glslang import said_by
+from tests.long_cases import long_except
 
 KERNEL = """#version 460
 layout(local_size_x = 32) in;
@@ -35,6 +36,8 @@ void main() {
 }
 """
 NAMES = sorted(build.name for build in builds())
+ONE_OF_EACH = {(name.partition(".")[0], name.endswith((".dot", ".matrix"))): name for name in NAMES}
+"""Of each op, and of what multiplies by other units."""
 
 
 def compile_raw(folder: Path, expression: str, extension: str = "") -> bytes:
@@ -66,7 +69,7 @@ def kernel_named(name: str) -> KernelHeader:
     return decode_kernel((FOLDER / f"{name}.zrt").read_bytes())
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", long_except(NAMES, *ONE_OF_EACH.values()))
 def test_shipped_modules_are_exact_and_valid(name: str, tmp_path: Path) -> None:
     """As they lie in the package and as a device with all float controls gets them."""
     kernel = kernel_named(name)
