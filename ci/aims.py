@@ -3,7 +3,8 @@
     PYTHONPATH=.:harness/python python ci/aims.py --folder /tmp/models --devices 0,1
 
 Models are written to the folder where they are missing. Every session has a process of its own, one
-behind the other. What needs more devices than there are is left out; ``--only`` selects lines."""
+behind the other; ``--only`` selects some. What needs more devices than there are is left out, and
+attention where PyTorch is missing, whose profiler it needs."""
 
 from __future__ import annotations
 
@@ -56,9 +57,9 @@ SESSIONS: tuple[tuple[str, str, int, dict[str, dict[int, float]]], ...] = (
 )
 """Tier, model, devices, and aims by metric and number; 0 is no aim. Lengths are measured in order:
 512 comes first, since kernels of other shapes are compiled until then."""
-FRONT_ENDS = "front ends"
-MIN_SHARE, MIN_RUNS = 0.97, 20
-"""Of the engine's rate, and of the runs of ``ci/interactive_client.py``."""
+FRONT_ENDS, ATTENTION = "front ends", "attention"
+MIN_SHARE, MIN_RUNS, MIN_TFLOPS = 0.97, 20, 260
+"""Of the engine's rate, of the runs of ``ci/interactive_client.py``, of attention in a prompt."""
 
 
 def printed(*words: str) -> str:
@@ -105,8 +106,34 @@ def front_ends(path: str, repeat: int) -> Iterator[tuple[str, float, float]]:
     ).splitlines():
         if found := re.match(r" *(.+(?:generate|server)): .* ([0-9.]+) of the engine's", line):
             yield f"{found[1]}, of the engine's rate", MIN_SHARE, float(found[2])
-    *_, last = printed(f"{here / 'interactive_client.py'}", *program, "--draft", "0").splitlines()
-    yield last.partition(" of ")[2], MIN_RUNS, float(last.split()[0])
+    client = printed(f"{here / 'interactive_client.py'}", *program, "--draft", "0")
+    for last in client.splitlines()[-1:]:
+        yield last.partition(" of ")[2], MIN_RUNS, float(last.split()[0])
+
+
+def attention(path: str, device: str) -> Iterator[tuple[str, float, float]]:
+    """Of attention in a long prompt; nothing where there is no profiler."""
+    program = f"{Path(__file__).parent / 'attention_rate.py'}"
+    text = printed(program, "--model", path, "--device", device)
+    if found := re.search(r" at (\d+), (\d+) TFLOP/s", text):
+        yield f"prompt of {found[1]}, TFLOP/s", MIN_TFLOPS, float(found[2])
+
+
+def lines(args: argparse.Namespace) -> Iterator[tuple[str, str, float, float]]:
+    """Session, metric, aim and what was measured, of the sessions that ``args.only`` selects."""
+    devices = args.devices.split(",")
+    if re.search(args.only, FRONT_ENDS):
+        for line in front_ends(written("8b", args.folder), args.repeat):
+            yield FRONT_ENDS, *line
+    for tier, model, count, aims in SESSIONS:
+        name = f"{tier} {model} on {count}"
+        if count <= len(devices) and re.search(args.only, name):
+            own = ",".join(devices[:count])
+            for line in measured(tier, written(model, args.folder), own, aims, args.repeat):
+                yield name, *line
+    if re.search(args.only, ATTENTION):
+        for line in attention(written("8b", args.folder), devices[0]):
+            yield ATTENTION, *line
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -117,28 +144,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--only", default="", help=f"a pattern, as '8b on 1' or '{FRONT_ENDS}'")
     args = parser.parse_args(argv)
-    devices, machine = args.devices.split(","), machine_facts()
+    machine = machine_facts()
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     )
     print(f"commit {commit.stdout[:8]}, {machine['cores']} cores of {machine['cpu']}\n")
     print("| what | aim | measured |\n| --- | --- | --- |", flush=True)
-
-    def show(what: str, aim: float, got: float) -> None:
+    for name, what, aim, got in lines(args):
         met = got <= aim if what.startswith("seconds") else got >= aim > 0
         text = f"**{digits(got)}**" if met else digits(got)
         print(f"| {name}, {what} | {digits(aim) if aim else '-'} | {text} |", flush=True)
-
-    for tier, model, count, aims in SESSIONS:
-        name = f"{tier} {model} on {count}"
-        if count <= len(devices) and re.search(args.only, name):
-            own = ",".join(devices[:count])
-            for line in measured(tier, written(model, args.folder), own, aims, args.repeat):
-                show(*line)
-    name = FRONT_ENDS
-    if re.search(args.only, name):
-        for line in front_ends(written("8b", args.folder), args.repeat):
-            show(*line)
     return 0
 
 

@@ -20,6 +20,9 @@ class NamedAdapter:
     path: Path
     scale: float = 1.0
 
+    def __str__(self) -> str:
+        return f"{self.name}={self.path}:{self.scale:g}"
+
 
 def named_adapters(text: str) -> tuple[NamedAdapter, ...]:
     """The adapters of ``[NAME=]FILE[:SCALE]``, with commas between them; a name is by default that

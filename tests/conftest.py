@@ -36,19 +36,16 @@ from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
 from reference.sched.drafts import DraftPolicy
 from tests import costs
-from tests.costs import folder_of
 from tests.kernels.rolled import rolled_source
 from tests.long_cases import in_share, mark_combinations
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
 from tests.patience import PATIENCE_SECONDS
+from tests.played import mark_played, texts_of
 
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2", "intel")
 """Tiers that run on no machine without a device of their own."""
-OF_THE_HOST = ("cli", "engine", "harness", "invariance", "memory", "serve")
-"""Folders of tests about what the host does around a tier's steps. Tests of Vulkan itself are in
-``kernels``, ``parity``, ``tiers`` and ``vulkan``."""
 ALL_CORES = ("conformance", "cpu", "parity", "quant")
 """Folders of tests that compare what several threads compute with definitions."""
 
@@ -112,24 +109,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks ``device`` what runs on a tier that needs a device of its own, and ``long`` what
     ``ci/test`` does not need. Of long tests only the share that the environment names is left."""
     for item in items:
-        named = set(_texts(getattr(item, "callspec", None)))
-        if named & set(DEVICE_TIERS):
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and set(DEVICE_TIERS) & set(texts_of(callspec.params.values())):
             item.add_marker(pytest.mark.device)
-        if (
-            any(name.startswith("vulkan") for name in named)
-            and folder_of(item.nodeid) in OF_THE_HOST
-        ):
-            item.add_marker(pytest.mark.long)
+    mark_played(items)
     mark_combinations(items)
     items[:] = [one for one in items if not one.get_closest_marker("long") or in_share(one.nodeid)]
-
-
-def _texts(callspec: Any) -> Iterator[str]:
-    """The texts among the parameters of a test."""
-    for value in callspec.params.values() if callspec is not None else ():
-        yield from (
-            one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, str)
-        )
 
 
 CHROMIUM_FLAGS = (

@@ -21,24 +21,7 @@ ELSEWHERE = ("device", "long", "soak")
 
 ONCE = """
 cli/test_check: check_plans_what_run_takes
-cuda/test_attention: blocks_of_many_tokens
-cuda/test_attention_clusters: a_broken_row_breaks_its_heads_alone
-cuda/test_attention_clusters: every_split_has_the_bits_of_the_definitions rotated_pages
-cuda/test_delta_net: few_tokens several_states_of_a_slot
 cuda/test_expert_cache: every_step_finds_every_matrix
-cuda/test_experts: a_block_of_experts_is_three_launches products_by_themselves
-cuda/test_multi_device: a_device_may_be_far_ahead
-cuda/test_multi_device: a_device_that_hangs_is_left_and_the_other_given_back:
-cuda/test_multi_device: a_step_of_one_token_is_one_launch:name
-cuda/test_norm_rows: every_width
-cuda/test_persistent: contexts_of_several_items
-cuda/test_products: a_layer_is_three_launches a_product_has_the_bits_of_the_definition
-cuda/test_products: more_tiles_than_places_for_their_values the_largest_sums
-cuda/test_products: two_blocks_share_the_columns warps_that_have_no_share_of_a_tile
-cuda/test_products_of_many: a_few_tokens a_layer_of_a_few_tokens fewer_tokens_than_a_form_of_sixteen
-cuda/test_products_of_many: many_tokens_are_packed_by_fours spans_folded_by_the_next_run
-cuda/test_products_of_many: spans_nobody_packs
-cuda/test_sampling: who_draws_a_row_ends_it
 cuda/test_tier: queued_steps_keep_their_inputs_and_outputs
 engine/test_churn: steps_of_churn_lower_nothing
 engine/test_computed_is_counted: who_cancels_after_each_step_computes_no_more_than_its_rate
@@ -81,9 +64,10 @@ invariance/test_load: threads_and_definitions_agree
 invariance/test_schedules: every_depth_of_the_pipeline
 kernels/test_attention_tiles: wrong_kernels_are_noticed:
 kernels/test_fused: the_bits_are_those_of_the_ops_apart
+kernels/test_planes: planes_have_the_bits_of_packed_dots: totals_of_several_spans:
 kernels/test_planes: wrong_kernels_are_noticed:op
-kernels/test_tiles: tiles_have_the_bits_of_packed_dots wrong_kernels_are_noticed:op
-kernels/test_wide: wrong_kernels_are_noticed:op
+kernels/test_tiles: tiles_have_the_bits_of_packed_dots:op wrong_kernels_are_noticed:op
+kernels/test_wide: wide_tiles_have_the_bits_of_packed_dots:op wrong_kernels_are_noticed:op
 memory/test_allocation: default_model synthetic_models
 memory/test_page_copies: a_copy_has_the_bytes_its_source_has_at_that_point_of_the_queue
 memory/test_page_copies: a_page_there_is_not_is_a_broken_caller
@@ -129,6 +113,8 @@ tiers/test_families: every_result_is_the_definitions
 tiers/test_streaming: streamed_weights_give_the_bits_of_resident_ones
 trace/test_replay: a_flipped_bit_is_found what_one_tier_did_every_tier_does
 vulkan/test_matrices: every_kernel_is_compared_with_packed_dots
+vulkan/test_matrices: steps_of_more_are_multiplied_in_wide_tiles:
+vulkan/test_repeated: activations_of_many_segments: every_shape_of_heads:
 """
 """Tests of which ``ci/test`` runs each value of each parameter once, be it a tier, a format, a
 family or a fault, and ``--all`` every combination. Behind a colon: the parameters that count; where

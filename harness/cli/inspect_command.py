@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ModelFileError, RequestError
+from contract.errors import RequestError
 from harness.cli.layer_text import head_rows, layer_rows
 from harness.cli.parser import add_json_flag, add_switch
 from harness.cli.sessions import MODEL_SETTINGS, TIER_SETTINGS, model_file, tier_options
@@ -88,10 +88,7 @@ def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, A
         if on_tier:
             tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
             available = tier.available_bytes
-        try:
-            opened = tuple(open_adapter(one.path, file) for one in settings["lora"] or ())
-        except ModelFileError as error:
-            return {"problem": str(error)}
+        opened = tuple(open_adapter(one.path, file) for one in settings["lora"] or ())
         for adapter in opened:
             stack.callback(adapter.file.close)
         adapters = Adapters(opened)

@@ -43,6 +43,7 @@ COMMANDS = MappingProxyType(
         "run": "run_command",
         "chat": "run_command",
         "serve": "serve_command",
+        "run-batch": "batch_command",
         "verify": "serve_command",
         "receipts": "receipts_command",
         "ps": "servers_command",

@@ -181,7 +181,7 @@ def verify(args: argparse.Namespace) -> int:
     settings = resolve(args, VERIFY_NAMES)
     need_server_extra()
     if args.response is None:
-        return verify_receipt_file(args, settings, _model_options)
+        return verify_receipt_file(args, settings, model_options)
     refuse_receipt_flags(args)
     from harness.host.engine_thread import EngineThread
     from harness.progress import progress_on
@@ -192,7 +192,7 @@ def verify(args: argparse.Namespace) -> int:
 
     request, response = read_object(args.request), read_answer(args.response)
     path = model_file(settings)
-    options = _model_options(settings, path)
+    options = model_options(settings, path)
     window = max(options.session.repeat_last_n, server_value(response, WINDOW) or 0)
     options = replace(options, session=replace(options.session, repeat_last_n=window))
     with ExitStack() as owned:
@@ -234,13 +234,14 @@ def options_of(settings: Settings) -> ServeOptions:
     name = model_name(settings["model"], path)
     given = values_for(ServeOptions, settings) | {
         "path": path,
-        "model": _model_options(settings, path),
+        "model": model_options(settings, path),
         "beside": _files_of(settings["beside"], settings, name),
     }
     return ServeOptions(**given)
 
 
-def _model_options(settings: Settings, path: Path) -> ModelOptions:
+def model_options(settings: Settings, path: Path) -> ModelOptions:
+    """The options of the model in the file ``path``, as a server opens it."""
     from harness.serve.model import ModelOptions
 
     session = replace(

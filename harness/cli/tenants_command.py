@@ -20,7 +20,7 @@ from harness.cli.parser import (
     real_number,
     whole_number,
 )
-from harness.console import table
+from harness.console import note, table
 from harness.extras import optional_libraries
 from harness.setting_paths import check_paths
 from harness.settings import add_flags, group_of, resolve
@@ -149,7 +149,7 @@ def add_one(args: argparse.Namespace) -> int:
     key = _editor().add_tenant(
         _file(args, made=True), args.name, values, max(counted, default=0) + 1
     )
-    print(f"key of {args.name}, shown only once: {key}")
+    _print_key(key, f"the key of {args.name}, shown only once:")
     return 0
 
 
@@ -202,7 +202,7 @@ def show_usage(args: argparse.Namespace) -> int:
 def rotate_one(args: argparse.Namespace) -> int:
     """Give a tenant a new key and print it."""
     key = _editor().rotate_key(_file(args), args.name, keep_old=args.keep_old)
-    print(f"key of {args.name}, shown only once: {key}")
+    _print_key(key, f"the key of {args.name}, shown only once:")
     return 0
 
 
@@ -222,9 +222,15 @@ def make_key(args: argparse.Namespace) -> int:
     except ConfigError as error:
         raise ConfigError(f"flags --id and --name: {error}") from None
     key = new_key()
-    print(f"key, shown only once: {key}\n")
-    print(f'[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
+    _print_key(key, "a key, shown only once, and lines for the file of tenants:")
+    print(f'\n[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
     return 0
+
+
+def _print_key(key: str, what: str) -> None:
+    """Print a key alone on standard output, for scripts, and what it is on standard error."""
+    note(what)
+    print(key, flush=True)
 
 
 def check_file(args: argparse.Namespace) -> int:

@@ -80,6 +80,8 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 
 def _chosen(args: argparse.Namespace) -> int:
     """Do the one thing that the flags name; returns the exit code."""
+    if args.tier is None:
+        _refuse_unused(args)
     if args.list:
         print("\n".join(must_pass_ids()))
         return 0
@@ -92,6 +94,16 @@ def _chosen(args: argparse.Namespace) -> int:
     verdict = verify_package(args.verify, load_must_pass(args.must_pass))
     print("\n".join(verdict.lines()))
     return 0 if verdict.conformant else 1
+
+
+def _refuse_unused(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a flag that has no effect without a run."""
+    action = next(name for name in ("verify", "list", "digests") if getattr(args, name))
+    for name in ("must_pass", "waivers", "quick", "out", *SETTINGS):
+        if getattr(args, name) and (action, name) != ("verify", "must_pass"):
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: has no effect with --{action}; leave it out"
+            )
 
 
 def _run(args: argparse.Namespace) -> int:

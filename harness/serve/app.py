@@ -6,8 +6,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
@@ -22,7 +21,7 @@ from werkzeug.routing import MapAdapter, Rule
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
-from harness.serve.errors import ApiError, as_api_error, internal_error, naming_fields
+from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import KEYLESS_PATH, HostCheck, caller_of
 from harness.serve.light_answers import LightAnswer, LightRequest, as_answer, body_of
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
@@ -38,7 +37,7 @@ from harness.serve.routes import ROUTES, Handlers
 from harness.serve.server_models import ServerModels
 from harness.serve.service import FailedWhileRunning
 from harness.serve.tenant_routes import TenantHandlers
-from harness.serve.wire import decode, model_named
+from harness.serve.wire import model_named
 from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
@@ -322,20 +321,13 @@ def _view(
 
 def _answering(route: Route, choose: Callable[[Any, bytes], None]) -> Answering:
     """A function that answers the requests of a route by its ``answer``, without Flask."""
-    answer, kind, prepare, sent_name = route.answer, route.body, route.prepare, route.sent_name
-    assert answer is not None
-    assert kind is not None
 
     def answering(here: Any, asked: Request) -> Response | LightAnswer:
         raw = body_of(asked)
         choose(here, raw)
         here.generates = True
         caller = caller_of(asked.environ, here.ignored)
-        if sent_name is not None:
-            caller = replace(caller, client_name=partial(sent_name, raw))
-        with naming_fields(caller.client_name):
-            body = decode(raw, kind, here.ignored, prepare)
-            answered = answer(here.service, body, here.account.tenant, caller)
+        answered = route.answer_to(here.service, raw, here.account.tenant, caller, here.ignored)
         return as_answer(answered, route, here)
 
     return answering

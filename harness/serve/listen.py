@@ -6,6 +6,7 @@ request, and do not notice that a client disconnects while it waits."""
 from __future__ import annotations
 
 import math
+import re
 import select
 import threading
 import time
@@ -20,7 +21,7 @@ from waitress.channel import ClientDisconnected, HTTPChannel
 from waitress.parser import HTTPRequestParser, ParsingError
 from waitress.server import TcpWSGIServer, create_server
 from waitress.task import ErrorTask
-from waitress.utilities import Error
+from waitress.utilities import BadRequest, Error
 
 from harness.serve.errors import ApiError
 from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options, write_byte
@@ -51,7 +52,11 @@ MAINTENANCE_SECONDS = 1
 CONTINUE = "100-continue"
 """The only expectation that HTTP has."""
 FLUSH_SECONDS = 2.0
-READABLE = select.POLLIN | select.POLLPRI
+READABLE = select.POLLIN
+"""Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
+IN_MEMORY = 1 << 40
+"""Bytes of a body or an answer that are kept in memory and not in a file: all."""
+ENCODINGS = re.compile(rb"^transfer-encoding:(.*)", re.IGNORECASE | re.MULTILINE)
 
 
 class _RefusalTask(ErrorTask):  # type: ignore[misc]
@@ -70,24 +75,35 @@ class _RefusalTask(ErrorTask):  # type: ignore[misc]
 
 
 class _Parser(HTTPRequestParser):  # type: ignore[misc]
-    """Refuses requests with two lengths, which a proxy may read differently, and unknown
-    expectations. Accepts ``close`` among several options of the Connection header."""
+    """Refuses requests whose body a proxy may delimit differently, and unknown expectations.
+    Accepts ``close`` among several options of the Connection header."""
 
     def parse_header(self, header_plus: bytes) -> None:
-        super().parse_header(header_plus)
+        try:
+            super().parse_header(header_plus)
+        except ValueError as error:
+            # A malformed address, or a length of thousands of digits.
+            raise ParsingError("the request's head cannot be read") from error
+        encodings = ENCODINGS.findall(header_plus)
         if self.chunked and "CONTENT_LENGTH" in self.headers:
             raise ParsingError("Content-Length with Transfer-Encoding")
+        if encodings and not (self.chunked and [one.strip() for one in encodings] == [b"chunked"]):
+            raise ParsingError("Transfer-Encoding is not chunked once, or not of HTTP/1.1")
         options = self.headers.get("CONNECTION", "").lower().split(",")
         if "close" in map(str.strip, options):
             self.headers["CONNECTION"], self.connection_close = "close", True
         expected = self.headers.get("EXPECT", "").lower().split(",")
         members = set(map(str.strip, expected)) - {""}
-        self.expect_continue = members == {CONTINUE} and self.version == "1.1"
+        has_body = self.body_rcv is not None
+        self.expect_continue = has_body and members == {CONTINUE} and self.version == "1.1"
         if members - {CONTINUE}:
             self.error = _Unmet("")
 
     def received(self, data: bytes) -> int:
         consumed: int = super().received(data)
+        body = self.body_rcv
+        if self.chunked and len(body.control_line) + len(body.trailer) > MAX_HEADER_BYTES:
+            self.error = BadRequest("a line between chunks is too long")
         if self.error is not None:
             self.completed, self.expect_continue = True, False
         return consumed
@@ -117,6 +133,16 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     parser_class = _Parser
     request: HTTPRequestParser | None
     receiving_since: float | None = None
+    _active_at = 0.0
+
+    @property
+    def last_activity(self) -> float:
+        """When bytes last went either way, in seconds of a clock that nobody sets."""
+        return self._active_at
+
+    @last_activity.setter
+    def last_activity(self, wall_time: float) -> None:
+        self._active_at = time.monotonic()
 
     def recv(self, buffer_size: int) -> bytes:
         """Read available bytes; falls back to the library for none and for errors."""
@@ -174,7 +200,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return 0.0
         if self.receiving_since is not None:
             return time.monotonic() - self.receiving_since
-        return time.time() - float(self.last_activity)
+        return time.monotonic() - self.last_activity
 
     def give_up(self) -> None:
         """Refuse the request that is arriving, after earlier requests were answered."""
@@ -279,12 +305,14 @@ class HttpServer:
             max_request_body_size=options.max_body,
             max_request_header_size=MAX_HEADER_BYTES,
             channel_request_lookahead=LOOKAHEAD_REQUESTS,
-            channel_timeout=IDLE_SECONDS,
-            cleanup_interval=MAINTENANCE_SECONDS,
+            inbuf_overflow=IN_MEMORY,
+            outbuf_overflow=IN_MEMORY,
             outbuf_high_watermark=UNSENT_BYTES,
             clear_untrusted_proxy_headers=True,
         )
         self._server.channel_class = _Channel
+        # The library's maintenance goes by the time of day, which may jump.
+        self._server.maintenance = lambda now: None
         self._server.handle_accept = partial(_accept_all, self._server)
         own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
@@ -332,14 +360,17 @@ class HttpServer:
             self._make_room()
 
     def _end_slow_clients(self) -> None:
-        """Close connections whose request arrives too slowly or whose client does not read."""
-        latest = time.monotonic() - RECEIVE_SECONDS
-        latest_sent = time.time() - UNREAD_SECONDS
+        """Close connections without a request, and those whose request arrives too slowly or whose
+        client does not read."""
+        now = time.monotonic()
+        latest = now - RECEIVE_SECONDS
         for channel in list(self._server.active_channels.values()):
-            if channel.total_outbufs_len and channel.last_activity < latest_sent:
+            if channel.total_outbufs_len and channel.last_activity < now - UNREAD_SECONDS:
                 channel.handle_close()
             elif channel.receiving_since is not None and channel.receiving_since < latest:
                 channel.give_up()
+            elif channel.silence() > IDLE_SECONDS:
+                channel.handle_close()
 
     def _make_room(self) -> None:
         """If there are many connections, close those with the longest silence."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -11,9 +12,9 @@ import msgspec
 from contract.types import Tenant
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, naming_fields
 from harness.serve.strict_json import known_type
-from harness.serve.wire import Prepare
+from harness.serve.wire import Prepare, decode
 
 EVENT_STREAM = "text/event-stream"
 NULL = {"type": "null"}
@@ -91,6 +92,19 @@ class Route:
     answer: Callable[[Any, Any, Tenant, Caller], Any] | None = None
     prepare: Prepare | None = None
     sent_name: Callable[[bytes, str], str] | None = None
+
+    def answer_to(
+        self, server: Any, raw: bytes, tenant: Tenant, caller: Caller, ignored: list[str] | None
+    ) -> Any:
+        """What ``answer`` says to the bytes of a body. Its ignored fields are added to ``ignored``;
+        with None they are refused. Raises ApiError, and what ``answer`` raises."""
+        assert self.answer is not None
+        assert self.body is not None
+        if self.sent_name is not None:
+            caller = replace(caller, client_name=partial(self.sent_name, raw))
+        with naming_fields(caller.client_name):
+            body = decode(raw, self.body, ignored, self.prepare)
+            return self.answer(server, body, tenant, caller)
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:

@@ -177,11 +177,8 @@ def _ask(service: Service, asked: Json, response: Json, tenant: Tenant) -> Answe
     else:
         name = next((route for field, route in BY_FIELD if field in response), "complete")
     route = next(route for route in ROUTES if route.name == name)
-    assert route.answer is not None
-    assert route.body is not None
     raw = msgspec.json.encode(asked | {"model": service.model.name})
-    body = decode(raw, route.body, [], route.prepare)
-    answered: Answered = route.answer(service, body, tenant, Caller())
+    answered: Answered = route.answer_to(service, raw, tenant, Caller(), [])
     return answered
 
 

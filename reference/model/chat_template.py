@@ -327,8 +327,9 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
         role = message.get("role")
         if role not in ROLES:
             raise RequestError(f"messages[{index}].role", f"expected one of {', '.join(ROLES)}")
-        content = message.get("content", "")
-        if (content is None and role != "assistant") or not _is_content(content):
+        content = message.get("content")
+        may_lack = role == "assistant" and ("content" in message or bool(message.get("tool_calls")))
+        if not (_is_content(content) or (content is None and may_lack)):
             problem = 'expected a text or a list of {"type": "text", "text": ...}'
             raise RequestError(f"messages[{index}].content", problem)
         checked.append(dict(message))
@@ -336,10 +337,10 @@ def _checked_messages(messages: Sequence[Message]) -> list[dict[str, object]]:
 
 
 def _is_content(content: object) -> bool:
-    """Whether a template may find this in a message: a text, parts, or nothing."""
+    """Whether a template may find this in a message: a text or parts."""
     if isinstance(content, list | tuple):
         return all(isinstance(part, Mapping) for part in content)
-    return content is None or isinstance(content, str)
+    return isinstance(content, str)
 
 
 def _json_line(value: object) -> bytes:

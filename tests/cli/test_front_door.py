@@ -130,6 +130,37 @@ class TestConfiguration:
         for name, value in settings.items():
             assert value == SETTINGS[name].default_value()
 
+    def test_show_names_the_source_of_every_value(
+        self, zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A flag before the environment, that before the file, that before the default."""
+        path = Path(zinc("config", "init").out.strip())
+        path.write_text('max_tokens = 7\nseed = 5\nslots = 2\ndisk_cache = "kept"\n')
+        monkeypatch.setenv("ZINC_RT_SEED", "6")
+        monkeypatch.setenv("ZINC_RT_SLOTS", "3")
+        flags = ("--slots", "4", "--unknown-fields", "reject", "--lora", "a=/b.gguf:0.5")
+        shown = json.loads(zinc("config", "show", "--json", *flags).out)
+        assert list(shown) == list(SETTINGS)
+        for name, value, source in (
+            ("slots", "4", "flag --slots"),
+            ("unknown_fields", "reject", "flag --unknown-fields"),
+            ("lora", "a=/b.gguf:0.5", "flag --lora"),
+            ("seed", "6", "environment ZINC_RT_SEED"),
+            ("max_tokens", "7", f"file {path}:max_tokens"),
+            ("disk_cache", str(path.parent / "kept"), f"file {path}:disk_cache"),
+            ("top_k", "40", "default"),
+            ("device", "the tier's first device", "default"),
+        ):
+            assert shown[name] == {"value": value, "from": source}
+        result = zinc("config", "show", "--max-tokens", "9", "seed", "ZINC_RT_TOP_K")
+        assert f"the configuration file is {path}\n" in result.err
+        assert [row.split() for row in result.out.splitlines()] == [
+            ["SETTING", "FROM", "VALUE"],
+            ["seed", "environment", "ZINC_RT_SEED", "6"],
+            ["top_k", "default", "40"],
+        ]
+        assert "'sed'; the nearest known key is 'seed'" in zinc("config", "show", "sed").err
+
 
 class TestModels:
     """Files of one's own, and a machine that is offline."""

@@ -173,6 +173,15 @@ def test_inspect_explains_what_it_cannot_run(
     assert facts[part]["problem"] in text.out
 
 
+def test_inspect_refuses_an_adapter_that_is_none(zinc: Zinc, tiny_model: Path) -> None:
+    """As ``run`` does: the question was what memory both take."""
+    for adapter, problem in (("none.gguf", "does not exist"), (str(tiny_model), "adapter")):
+        result = zinc("inspect", tiny_model, "--lora", adapter)
+        assert (result.code, result.out) == (2, "")
+        assert adapter in result.err
+        assert problem in result.err
+
+
 def test_inspect_shows_no_control_characters(zinc: Zinc, variant: Callable[[Change], Path]) -> None:
     path = variant(lambda metadata, tensors: metadata.update({"general.name": "a\x1b[2J\nb"}))
     result = zinc("inspect", path)

@@ -101,7 +101,7 @@ def test_a_variable_named_almost_like_a_setting_is_told(
     for name in ("SLOTS", "TEST_DATA", "DEBUG", "CC", "NATIVE_VARIANT", "CONFIG", "TENANT"):
         monkeypatch.setenv(f"ZINC_RT_{name}", "4" if name == "SLOTS" else "")
     monkeypatch.setenv("ZINC_RT_TEST_DATA", "a")
-    said = zinc("tenants", "key").err.splitlines()
+    said = [line for line in zinc("tenants", "key").err.splitlines() if "variable" in line]
     told = {line.split()[3]: line.split()[-1] for line in said}
     assert told == {
         "ZINC_RT_CTX_SIZE": "ZINC_RT_CONTEXT?",

@@ -51,6 +51,10 @@ def test_a_failing_run_exits_with_one(tmp_path, monkeypatch, capsys):
         (["--tier", "cpu", "--waivers", "{list}"], "is not TOML"),
         (["--verify", "{list}"], "does not start as a package does"),
         (["--verify", "{folder}/none"], "cannot be read"),
+        (["--verify", "{list}", "--quick"], "--quick: has no effect with --verify"),
+        (["--digests", "--must-pass", "{list}"], "--must-pass: has no effect with --digests"),
+        (["--digests", "--threads", "1"], "--threads: has no effect with --digests"),
+        (["--list", "--out", "{list}"], "--out: has no effect with --list"),
     ],
 )
 def test_command_refuses_in_one_line(tmp_path, capsys, words, problem):

@@ -200,7 +200,7 @@ def test_the_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
     assert used["finn"]["prompt_tokens"] == 0  # the usage of its number is another's
     assert "1,000" not in run("usage", "finn", "--ledger", str(ledger))
     assert "1,000" in run("usage", "dora", "--ledger", str(ledger))
-    fresh = run("rotate", "bob").split()[-1]
+    fresh = run("rotate", "bob").removesuffix("\n")
     assert (owner(path, key), owner(path, fresh)) == (None, 8)
     run("rm", "bob")
     assert "bob" not in accounts(path)

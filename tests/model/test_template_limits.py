@@ -156,6 +156,8 @@ def test_the_worker_inherits_no_secrets(monkeypatch):
         ([*TURNS, {"role": "<|im_end|>", "content": "hi"}], r"messages\[1\].role: "),
         ([{"role": ["user"], "content": "hi"}], r"messages\[0\].role: "),
         ([{"role": "user", "content": object()}], r"messages\[0\].content: expected a text"),
+        ([{"role": "user"}], r"messages\[0\].content: expected a text"),
+        ([*TURNS, {"role": "assistant"}], r"messages\[1\].content: expected a text"),
         ([{**TURNS[0], "name": object()}], "messages: cannot be written"),
     ],
 )

@@ -128,12 +128,19 @@ def test_a_recurrent_sequence_begins_at_0_again(
     """Its state cannot be cut back."""
     hybrid = {"interval": 3, "state": 32, "key_heads": 2, "value_heads": 6}
     model = synthetic_model(architecture="qwen35", layers=4, recurrent=hybrid)
-    assert c_plan.open(exported(model, tmp_path)).info().recurrent == 1
+    sizes = c_plan.open(exported(model, tmp_path)).info()
+    assert sizes.recurrent == 1
     first = c_plan.step([(5, 0, 0), (6, 0, 1)], [1])
-    with pytest.raises(Refused, match="recurrent state at position 2") as refused:
-        c_plan.submit([(6, 0, 1)], [0])
-    assert refused.value.name == "POSITION"
-    assert c_plan.step([(5, 0, 0), (6, 0, 1)], [1]) == first
+    own = np.arange(sizes.slots * sizes.slot_pages, dtype=np.int32)
+    for pages in (None, own):
+        for position, text in (
+            (1, "recurrent state at position 2"),
+            (5, "continues at position 2"),
+        ):
+            with pytest.raises(Refused, match=text) as refused:
+                c_plan.submit([(6, 0, position)], [0], pages=pages)
+            assert refused.value.name == "POSITION"
+        assert c_plan.step([(5, 0, 0), (6, 0, 1)], [1], pages=pages) == first
 
 
 def test_a_step_too_many_waits_for_the_caller(plan: Path, c_plan: CPlan) -> None:

@@ -142,3 +142,25 @@ def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talkin
     assert output.error.field == "response_format"
     (fine,) = talking.chat(MESSAGES, asked(1), thinking=False, response_format=SCHEMA)
     assert fine.error is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        *({"role": "user", "content": content} for content in (3, None, ["x"], {"type": "text"})),
+        *({"role": role} for role in ("user", "system", "assistant")),
+        {"role": "user", "text": "Hello"},
+        {"role": "assistant", "tool_calls": []},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    ],
+    ids=repr,
+)
+def test_a_content_that_is_no_text_is_an_error_of_its_conversation(
+    llm: LLM, message: dict[str, Any]
+) -> None:
+    bad, good = llm.chat([[message], "Hello"], SamplingParams(max_tokens=4))
+    says = "expected a text or a list of"
+    if "image_url" in str(message):
+        says = "has a part of type 'image_url'; only text is understood"
+    assert str(bad.error).startswith(f"messages[0].content: {says}")
+    assert good.error is None

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
+import json
 import os
 import socket
 import struct
 import sys
+import tempfile
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
@@ -23,7 +27,7 @@ from tests.held_steps import hold_steps
 from tests.needs import machine_lacks
 from tests.patience import wait_until
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, posted
+from tests.serve.http import Http, closing_after, posted, slow_reader
 from tests.serve.test_connections import COMPLETIONS, LONG, heard_until, running
 
 SO_ATTACH_FILTER = 26
@@ -83,11 +87,86 @@ def test_a_body_of_chunks_without_end(http: Http) -> None:
         ("Content-Encoding: gzip\r\nContent-Length: 2", b"415"),
         ("Content Length: 2", b"400"),
         ("X: a\nY: b", b"400"),
+        ("Content-Length: " + "1" * 5000, b"400"),
+        ("Transfer-Encoding: chunked, chunked", b"400"),
+        ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", b"400"),
     ],
 )
 def test_headers_that_lie_about_the_body(http: Http, lines: str, status: bytes) -> None:
     answer = http.raw(f"{HEAD}{lines}\r\nConnection: close\r\n\r\n{{}}".encode())
     assert status_of(answer) == status
+
+
+@pytest.mark.parametrize("version", ["1.0", "1.2", "2.0", "0.9"])
+@pytest.mark.parametrize("length", ["", "Content-Length: 4\r\n"])
+def test_a_body_of_chunks_of_another_version(http: Http, version: str, length: str) -> None:
+    """Its chunks are not read, so what follows the head must not be the next request."""
+    head = HEAD.replace("HTTP/1.1", f"HTTP/{version}") + "Connection: keep-alive\r\n" + length
+    smuggled = b"GET /health HTTP/1.0\r\n\r\n"
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(smuggled), smuggled)
+    answer = http.raw(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
+    assert status_of(answer) == b"400"
+    assert answer.count(b"HTTP/1.") == 1
+
+
+@pytest.mark.parametrize("address", ["http://[", "http://[/health", "http://a]b/", "x://[::1/"])
+def test_an_address_that_is_none(
+    http: Http, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert (
+        status_of(http.raw(f"GET {address} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())) == b"400"
+    )
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("begun", [b"", b"5;a=", b"0\r\nX: "])
+def test_a_line_without_end_between_chunks(http: Http, begun: bytes) -> None:
+    """To join what arrived of it with each part takes a time that grows with its square."""
+    answer = b""
+    with http.connected() as connection, suppress(ConnectionError):
+        connection.sendall(HEAD.encode() + b"Transfer-Encoding: chunked\r\n\r\n" + begun)
+        connection.sendall(b"1" * (2 * listen.MAX_HEADER_BYTES))
+        answer = connection.recv(65536)
+    assert status_of(answer) == b"400"
+
+
+def test_urgent_data_wakes_nobody(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+    """It is no part of the request, and no reason to look at the connection again and again."""
+    with http.connected() as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
+        connection.send(b"!", socket.MSG_OOB)
+        for _ in range(5):
+            assert http.get("/health").status == 200
+        connection.sendall(b"Connection: close\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+    assert not caplog.records
+
+
+def test_bodies_and_answers_need_no_disk(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A large one of either is kept in memory: a full disk for temporary files refuses nothing, and
+    no text of a client is written there."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no such folder"))
+    monkeypatch.setattr(listen, "SOCKET_BYTES", 4096)
+    large = {"prompt": ["a b"] * 64, "max_tokens": 64, "ignore_eos": True, "logprobs": 20}
+    with serve() as server:
+        http = Http(server.url)
+        body = {"prompt": "a", "max_tokens": 1, "made_up": "x" * (2 << 20)}
+        assert http.post(COMPLETIONS, body).status == 200
+        with closing(slow_reader(http)) as connection:
+            connection.sendall(closing_after(posted(COMPLETIONS, large)))
+            wait_until(lambda: running(server) == 0 and unsent(server) > 1 << 20)
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+    told = json.loads(answer.partition(b"\r\n\r\n")[2])
+    assert len(told["choices"]) == 64
+
+
+def unsent(server: Running) -> int:
+    """Bytes of answers that the kernel has not taken."""
+    return sum(one.total_outbufs_len for one in server.http._server.active_channels.values())
 
 
 def test_a_chunk_that_is_no_chunk(http: Http) -> None:
@@ -246,6 +325,41 @@ def test_a_client_that_vanished_frees_its_slot(
         assert made < LONG["max_tokens"], "it ran to its end"
         steps.allow()
         assert http.post(COMPLETIONS, {**LONG, "max_tokens": 2}).status == 200
+
+
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+def test_the_time_of_day_may_jump(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    """Who reads is not cut off, however far it jumps; who does not read, or asks nothing, is."""
+    of_day, ends, rounds = time.time, listen.HttpServer._end_slow_clients, itertools.count()
+    monkeypatch.setattr(listen, "MAINTENANCE_SECONDS", 0.02)
+    monkeypatch.setattr(listen, "SOCKET_BYTES", 4096)
+
+    def counted(self: listen.HttpServer) -> None:
+        ends(self)
+        next(rounds)
+
+    monkeypatch.setattr(listen.HttpServer, "_end_slow_clients", counted)
+    large = {"prompt": ["a b"] * 40, "max_tokens": 60, "ignore_eos": True, "logprobs": 20}
+    with serve() as server:
+        http = Http(server.url)
+        with closing(slow_reader(http)) as reading, http.connected() as idle:
+            reading.sendall(closing_after(posted(COMPLETIONS, large)))
+            wait_until(lambda: running(server) == 0 and unsent(server) > 0)
+            monkeypatch.setattr(time, "time", lambda: of_day() + jump)
+            before = next(rounds)
+            wait_until(lambda: next(rounds) > before + 20)
+            idle.sendall(closing_after(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            assert idle.recv(65536).startswith(b"HTTP/1.1 200")
+            assert heard_until(reading, b'"preemptions":0}}')
+        with closing(slow_reader(http)) as unread, http.connected() as idle:
+            unread.sendall(posted(COMPLETIONS, large))
+            wait_until(lambda: running(server) == 0 and unsent(server) > 0)
+            monkeypatch.setattr(listen, "UNREAD_SECONDS", 0.2)
+            monkeypatch.setattr(listen, "IDLE_SECONDS", 0.2)
+            assert idle.recv(1) == b""
+            wait_until(lambda: open_channels(server) == 0)
 
 
 def test_a_storm_of_clients_that_come_and_go_leaves_nothing(serve: Serve) -> None:

@@ -144,6 +144,11 @@ def test_expectations_that_cannot_be_met(http: Http) -> None:
         assert answer.startswith(begin), member
         assert answer.count(b"HTTP/1.1 ") == 1 + (b" 100 " in answer)
         assert (b'"code":"expectation_failed"' in answer) == (b" 417 " in answer)
+    for bodyless in (b"GET /health HTTP/1.1\r\n", b"POST /v1/completions HTTP/1.1\r\n"):
+        head = bodyless + b"Host: localhost\r\nConnection: close\r\nContent-Length: 0\r\n"
+        answer = http.raw(head + b"Expect: 100-continue\r\n\r\n")
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert b"HTTP/1.1 100" not in answer
     large = b"Expect: 100-continue\r\nContent-Length: 99999999\r\n\r\n"
     assert http.raw(post + large).startswith(b"HTTP/1.1 413")
     assert http.raw(b"GET /health HTTP/1.1\r\nHost: localhost\r\nExpect: x\r\n\r\n").startswith(

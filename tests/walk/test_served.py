@@ -148,7 +148,7 @@ def test_users_get_keys(served: Served) -> None:
     newcomer = served.newcomer
     words = ("--tenants", "tenants.toml")
     key = newcomer.zinc("tenants", "add", "alice", *words)
-    assert key.startswith("key of alice")
+    assert len(key.split()) == 1
     assert "alice" in newcomer.zinc("tenants", "list", *words)
     assert "alice" in newcomer.zinc("tenants", "check", "tenants.toml")
 

@@ -33,7 +33,8 @@ static int32_t *pages_of(const STATE *state, const FLIGHT *flight) {
 
 // ---- Checks, before anything changes.
 
-// The position at which a slot's first token of a step may be, without pages of the caller.
+// The position at which a slot's first token of a step may be, where the caller gives no pages or
+// the slot has a recurrent state, which no page has.
 static int check_begin(zinc_rt_plan *plan, const STATE *state, const zinc_rt_token *token) {
     const int32_t next = state->next[token->slot], position = token->position;
     if (position > next)
@@ -67,7 +68,8 @@ static int check_token(zinc_rt_plan *plan, const STATE *state, const zinc_rt_ste
         if (step->token[i].slot == token->slot)
             return fail(plan, ZINC_RT_POSITION, "tokens %u and %u of slot %d do not follow each"
                         " other", i, index, token->slot);
-    return step->pages ? ZINC_RT_OK : check_begin(plan, state, token);
+    const bool free = step->pages && !state->header->recurrent;
+    return free ? ZINC_RT_OK : check_begin(plan, state, token);
 }
 
 // The pages that a step's tokens read and write.

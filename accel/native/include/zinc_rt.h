@@ -115,7 +115,8 @@ typedef struct {
 
 /* One step; the library copies everything but `logits`, which it fills until the step has ended.
  * Without `pages`, int32 [slots][slot_pages], every slot has pages of its own, and positions begin
- * at 0 and leave out none. With `pages` the caller decides which slots share pages. */
+ * at 0 and leave out none. With `pages` the caller decides which slots share pages, and where a slot
+ * without a recurrent state continues. */
 typedef struct {
     uint32_t tokens, rows;
     const zinc_rt_token *token;       /* [tokens] */

@@ -31,6 +31,7 @@ from zinc_rt.shapes import (
     Message,
     Parameters,
     Prompt,
+    check_parts,
     conversations_of,
     either,
     messages_of,
@@ -179,6 +180,7 @@ class LLM(OpenModel):
         template = self._template
         turns = messages_of(messages)
         arguments = thinking_arguments(template, self.model.config.name, thinking)
+        check_parts(turns)
         return encode_chat(self.tokenizer, template, turns, **arguments)
 
     def logits(self, prompt: Prompt) -> NDArray[np.float32]:

@@ -75,6 +75,16 @@ def messages_of(given: Conversation) -> Sequence[Message]:
     return cast(Sequence[Message], given)
 
 
+def check_parts(messages: Sequence[Message]) -> None:
+    """Raise RequestError for a part of a message that is no text."""
+    for index, message in enumerate(messages):
+        content = message.get("content")
+        for part in content if isinstance(content, list | tuple) else ():
+            if isinstance(part, Mapping) and part.get("type", "text") != "text":
+                problem = f"has a part of type {part['type']!r}; only text is understood"
+                raise RequestError(f"messages[{index}].content", problem)
+
+
 def parameters_of(parameters: Parameters, prompts: Iterable[Any]) -> Iterable[SamplingParams]:
     """The parameters of each prompt."""
     if parameters is None or isinstance(parameters, SamplingParams):

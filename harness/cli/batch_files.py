@@ -1,0 +1,133 @@
+"""The files of answers of a batch: a whole line per answer, written when it is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from http import HTTPStatus
+from io import FileIO
+from pathlib import Path
+
+from contract.errors import ConfigError
+
+
+class AnswerFile:
+    """A file of lines with a ``custom_id``, to which lines are added. What is written stays,
+    however the program ends; when the file is opened again, a line that was cut is dropped, and
+    those of refused requests count as not there.
+
+    ``known``: the place of each id in the file of requests."""
+
+    def __init__(self, path: Path, file: FileIO, known: Mapping[str, int]) -> None:
+        """Raises ConfigError for other lines than answers to the requests."""
+        self.path = path
+        self._file = file
+        self._known = known
+        self._lines: dict[str, tuple[int, int]] = {}
+        """Where the line of each id begins, and its bytes."""
+        self._size = self._read()
+        file.truncate(self._size)
+
+    @property
+    def answered(self) -> Iterable[str]:
+        """The ids of the requests that are answered."""
+        return self._lines.keys()
+
+    def add(self, custom_id: str, line: bytes) -> None:
+        """Write a line. Raises OSError; then the file has nothing of it."""
+        view, at = memoryview(line), self._size
+        try:
+            while view:
+                view = view[self._file.write(view) :]
+        except OSError as error:
+            self._file.truncate(at)
+            error.filename = str(self.path)
+            raise
+        self._lines[custom_id] = at, len(line)
+        self._size += len(line)
+
+    def arrange(self) -> None:
+        """Put the newest line of each request in the order of the requests. Raises OSError; then
+        the file is as before, and complete."""
+        order = sorted(self._lines, key=self._known.__getitem__)
+        in_order = order == sorted(self._lines, key=self._lines.__getitem__)
+        if in_order and self._size == sum(size for _, size in self._lines.values()):
+            return
+        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
+        try:
+            with self.path.open("rb") as old, beside.open("xb") as new:
+                for custom_id in order:
+                    begin, size = self._lines[custom_id]
+                    old.seek(begin)
+                    new.write(old.read(size))
+            beside.replace(self.path)
+        except OSError:
+            beside.unlink(missing_ok=True)
+            raise
+
+    def _read(self) -> int:
+        """Note the lines that are there; the bytes of those that are whole."""
+        size = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
+                custom_id, is_answer = self._read_line(line, number)
+                if is_answer:
+                    self._lines[custom_id] = size, len(line)
+                size += len(line)
+        return size
+
+    def _read_line(self, line: bytes, number: int) -> tuple[str, bool]:
+        """The id of a line, and whether it answers the request."""
+        try:
+            answer = json.loads(line)
+            custom_id, status = answer["custom_id"], answer["response"]["status_code"]
+            place = self._known.get(custom_id)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise ConfigError(
+                f"{self.path}: line {number} is no answer of a batch; name another file"
+            ) from None
+        if place is None:
+            raise ConfigError(
+                f"{self.path}: line {number} answers {custom_id!r}, which is not asked now; "
+                "name another file"
+            )
+        return custom_id, status == HTTPStatus.OK
+
+
+@contextmanager
+def open_answers(
+    flag: str, path: Path, known: Mapping[str, int], resume: bool
+) -> Iterator[AnswerFile]:
+    """The file of answers that ``flag`` names. Raises ConfigError for one that has lines without
+    ``resume``, that another process writes, or that ``AnswerFile`` refuses."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{flag}: {path} is no file")
+    if not resume and path.exists() and path.stat().st_size:
+        raise ConfigError(
+            f"{flag}: {path} is there; --resume goes on with it, or name another file"
+        )
+    try:
+        file = FileIO(path, "ab")
+    except OSError as error:
+        raise ConfigError(f"{flag}: {path} cannot be written: {error.strerror}") from None
+    with file:
+        if not _locked(file):
+            raise ConfigError(f"{flag}: {path} is written by another process")
+        yield AnswerFile(path, file, known)
+
+
+def _locked(file: FileIO) -> bool:
+    """Keep the file from other processes that lock it, until it is closed. False if one has it."""
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True
