@@ -129,7 +129,7 @@ def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
     for turn in typed_turns() if interactive else piped_turns():
         try:
             chat.take(turn)
-        except (RequestError, ServerError) as error:
+        except (RequestError, ServerError, TemplateError) as error:
             if not interactive:
                 raise
             note(f"error: {error}; {HOW_TO_GO_ON}")

@@ -25,7 +25,8 @@ def save_conversation(named: str, messages: Messages) -> Path:
         raise ConfigError(f"/save: {path} is there and no conversation; name another file")
     text = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1)
     try:
-        with replacing(path) as file:
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o666
+        with replacing(path, mode) as file:
             file.write(f"{text}\n".encode())
     except OSError as error:
         raise ConfigError(f"/save: {path} cannot be written: {system_words(error)}") from None
@@ -35,27 +36,35 @@ def save_conversation(named: str, messages: Messages) -> Path:
 def read_conversation(named: str) -> list[dict[str, object]]:
     """The messages of a saved conversation. Raises ConfigError for any other file."""
     path = _path(named)
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"/load: {path} cannot be read: {system_words(error)}") from None
-    try:
-        found = json.loads(raw) if len(raw) <= MAX_PROMPT_BYTES else None
-    except (ValueError, RecursionError):
-        found = None
+    found = _json_of(path)
     messages = found.get("messages") if isinstance(found, dict) else None
     if not isinstance(messages, list) or not _is_conversation(messages):
         raise ConfigError(f"/load: {path} is no conversation as /save writes it")
     return [{"role": one["role"], "content": one["content"]} for one in messages]
 
 
-def _may_be_replaced(path: Path) -> bool:
-    """Whether a file is empty or a conversation; a device or a pipe never is."""
+def _json_of(path: Path) -> object:
+    """The value in a file, None if it has none. Raises ConfigError."""
     try:
-        return path.is_file() and (
-            not path.stat().st_size or read_conversation(str(path)) is not None
-        )
+        with path.open("rb") as file:
+            raw = file.read(MAX_PROMPT_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"/load: {path} cannot be read: {system_words(error)}") from None
+    try:
+        value: object = json.loads(raw) if len(raw) <= MAX_PROMPT_BYTES else None
+    except (ValueError, RecursionError):
+        value = None
+    return value
+
+
+def _may_be_replaced(path: Path) -> bool:
+    """Whether a file is empty or a conversation with nothing else in it; a device or a pipe never
+    is."""
+    try:
+        if not path.is_file():
+            return False
+        empty = not path.stat().st_size
+        return empty or _json_of(path) == {"messages": read_conversation(str(path))}
     except ConfigError:
         return False
 

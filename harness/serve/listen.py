@@ -6,7 +6,6 @@ request, and do not notice that a client disconnects while it waits."""
 from __future__ import annotations
 
 import math
-import re
 import select
 import threading
 import time
@@ -18,18 +17,22 @@ from typing import Any
 
 from waitress import wasyncore
 from waitress.channel import ClientDisconnected, HTTPChannel
-from waitress.parser import HTTPRequestParser, ParsingError
+from waitress.parser import HTTPRequestParser
 from waitress.server import TcpWSGIServer, create_server
-from waitress.task import ErrorTask
-from waitress.utilities import BadRequest, Error
+from waitress.utilities import Error
 
-from harness.serve.errors import ApiError
+from harness.serve.request_parser import (
+    MAX_HEADER_BYTES,
+    NoRoom,
+    RefusalTask,
+    RequestParser,
+    TooSlow,
+)
 from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options, write_byte
 from harness.serve.wsgi_task import ResponseTask
 
 SPARE_THREADS = 16
 """Threads for short requests, beside one for each request that may run or wait."""
-MAX_HEADER_BYTES = 32 << 10
 RECEIVE_SECONDS = 30
 """Longest time from the first to the last byte of a request."""
 IDLE_SECONDS = 60
@@ -49,79 +52,14 @@ So idle connections do not lock out other clients."""
 SILENT_SECONDS = 1.0
 """A connection without a complete request for this time is silent."""
 MAINTENANCE_SECONDS = 1
-CONTINUE = "100-continue"
-"""The only expectation that HTTP has."""
 FLUSH_SECONDS = 2.0
 READABLE = select.POLLIN
 """Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
 IN_MEMORY = 1 << 40
 """Bytes of a body or an answer that are kept in memory and not in a file: all."""
-ENCODINGS = re.compile(rb"^transfer-encoding:(.*)", re.IGNORECASE | re.MULTILINE)
-
-
-class _RefusalTask(ErrorTask):  # type: ignore[misc]
-    """An error response that waitress itself decides on, in the form of all errors."""
-
-    def execute(self) -> None:
-        error = self.request.error
-        message = f"{error.reason}: {getattr(error, 'problem', 'the request cannot be read')}"
-        refusal = ApiError(error.code, message, code=error.reason.lower().replace(" ", "_"))
-        body = refusal.encoded()
-        self.status = f"{error.code} {error.reason}"
-        self.response_headers.append(("Content-Type", "application/json"))
-        self.set_close_on_finish()
-        self.content_length = len(body)
-        self.write(body)
-
-
-class _Parser(HTTPRequestParser):  # type: ignore[misc]
-    """Refuses requests whose body a proxy may delimit differently, and unknown expectations.
-    Accepts ``close`` among several options of the Connection header."""
-
-    def parse_header(self, header_plus: bytes) -> None:
-        try:
-            super().parse_header(header_plus)
-        except ValueError as error:
-            # A malformed address, or a length of thousands of digits.
-            raise ParsingError("the request's head cannot be read") from error
-        encodings = ENCODINGS.findall(header_plus)
-        if self.chunked and "CONTENT_LENGTH" in self.headers:
-            raise ParsingError("Content-Length with Transfer-Encoding")
-        if encodings and not (self.chunked and [one.strip() for one in encodings] == [b"chunked"]):
-            raise ParsingError("Transfer-Encoding is not chunked once, or not of HTTP/1.1")
-        options = self.headers.get("CONNECTION", "").lower().split(",")
-        if "close" in map(str.strip, options):
-            self.headers["CONNECTION"], self.connection_close = "close", True
-        expected = self.headers.get("EXPECT", "").lower().split(",")
-        members = set(map(str.strip, expected)) - {""}
-        has_body = self.body_rcv is not None
-        self.expect_continue = has_body and members == {CONTINUE} and self.version == "1.1"
-        if members - {CONTINUE}:
-            self.error = _Unmet("")
-
-    def received(self, data: bytes) -> int:
-        consumed: int = super().received(data)
-        body = self.body_rcv
-        if self.chunked and len(body.control_line) + len(body.trailer) > MAX_HEADER_BYTES:
-            self.error = BadRequest("a line between chunks is too long")
-        if self.error is not None:
-            self.completed, self.expect_continue = True, False
-        return consumed
-
-
-class _Unmet(Error):  # type: ignore[misc]
-    """Waitress's error for an expectation other than 100-continue."""
-
-    code = 417
-    reason = "Expectation Failed"
-    problem = f"only {CONTINUE} can be expected"
-
-
-class _TooSlow(Error):  # type: ignore[misc]
-    """Waitress's error for a request that did not arrive in time."""
-
-    code = 408
-    reason = "Request Timeout"
+LARGE_BODY = 256 << 10
+ARRIVING_BYTES = 256 << 20
+"""Most bytes of unfinished requests, of which those with large bodies are refused beyond it."""
 
 
 class _Channel(HTTPChannel):  # type: ignore[misc]
@@ -129,8 +67,8 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
     possible."""
 
     task_class = ResponseTask
-    error_task_class = _RefusalTask
-    parser_class = _Parser
+    error_task_class = RefusalTask
+    parser_class = RequestParser
     request: HTTPRequestParser | None
     receiving_since: float | None = None
     _active_at = 0.0
@@ -154,7 +92,16 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             self.receiving_since = None
         elif self.receiving_since is None:
             self.receiving_since = time.monotonic()
+        elif self.arriving > LARGE_BODY:
+            others = [*self.server.active_channels.values()]
+            if sum([one.arriving for one in others]) > ARRIVING_BYTES:
+                self.give_up(NoRoom(""))
         return taken
+
+    @property
+    def arriving(self) -> int:
+        """The bytes that are there of a body that is not complete."""
+        return 0 if self.request is None else int(self.request.body_bytes_received)
 
     def write_soon(self, data: bytes) -> int:
         """Send without buffering if nothing is queued. The library queues the rest and handles
@@ -202,14 +149,14 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
             return time.monotonic() - self.receiving_since
         return time.monotonic() - self.last_activity
 
-    def give_up(self) -> None:
+    def give_up(self, error: Error) -> None:
         """Refuse the request that is arriving, after earlier requests were answered."""
         with self.requests_lock:
             request = self.request
             self.request = self.receiving_since = None
             if request is None:
                 return
-            request.error = _TooSlow("")
+            request.error = error
             request.completed = True
             self.requests.append(request)
             if len(self.requests) == 1:
@@ -217,8 +164,7 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
 
 
 def _accept_all(server: TcpWSGIServer) -> None:
-    """Accept all pending connections, up to the limit. Waitress accepts one for each poll of all
-    connections, which is slow when many clients connect together."""
+    """Accept all pending connections, up to the limit; waitress accepts one a poll."""
     before = -1
     while before < len(server._map) < server.adj.connection_limit:
         before = len(server._map)
@@ -360,15 +306,13 @@ class HttpServer:
             self._make_room()
 
     def _end_slow_clients(self) -> None:
-        """Close connections without a request, and those whose request arrives too slowly or whose
-        client does not read."""
+        """Close idle connections, and end what arrives or is read too slowly."""
         now = time.monotonic()
-        latest = now - RECEIVE_SECONDS
         for channel in list(self._server.active_channels.values()):
             if channel.total_outbufs_len and channel.last_activity < now - UNREAD_SECONDS:
                 channel.handle_close()
-            elif channel.receiving_since is not None and channel.receiving_since < latest:
-                channel.give_up()
+            elif (channel.receiving_since or now) < now - RECEIVE_SECONDS:
+                channel.give_up(TooSlow(""))
             elif channel.silence() > IDLE_SECONDS:
                 channel.handle_close()
 

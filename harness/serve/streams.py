@@ -52,9 +52,9 @@ def event_stream(
 
     try:
         for pieces in generation.pieces(POLL_SECONDS, send):
-            if not pieces and caller.gone():
-                return
             data = lines(pieces)
+            if not data and caller.gone():
+                return
             if not data:
                 caller.begin()
             yield data

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
+from waitress.channel import ClientDisconnected
 from waitress.task import WSGITask, hop_by_hop
 from waitress.utilities import build_http_date
 
@@ -107,7 +109,9 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
     def _begin(self) -> None:
         """See ``Caller.begin``."""
         if self.complete and not self.wrote_header:
-            self.write(b"")
+            # Whoever has left is noticed with the first bytes of the body.
+            with suppress(ClientDisconnected):
+                self.write(b"")
 
     def _send_at_once(self, make: Callable[[], bytes]) -> bool:
         """See ``SendAtOnce``."""

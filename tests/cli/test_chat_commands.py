@@ -6,12 +6,15 @@ import json
 import os
 import re
 from argparse import Namespace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from contract.errors import ConfigError
-from harness.cli.chat import Chat
+from contract.errors import ConfigError, TemplateError, TemplateRefused
+from harness.cli import chat as chat_module
+from harness.cli.chat import Chat, take_turns
 from harness.cli.conversation_file import read_conversation, save_conversation
 from harness.cli.prompt import Messages
 from harness.cli.sessions import RUN_SETTINGS
@@ -124,6 +127,69 @@ def test_what_was_saved_is_read_back_and_may_be_replaced(tmp_path: Path) -> None
     for messages in (TALK, [], TALK[:2]):
         assert save_conversation(str(path), messages) == path
         assert read_conversation(str(path)) == messages
+
+
+def test_a_private_conversation_stays_private(tmp_path: Path) -> None:
+    """Also where it was saved under a name that is a link to it."""
+    path, link = tmp_path / "talk.json", tmp_path / "link.json"
+    for named in (path, link):
+        path.touch(mode=0o600)
+        link.unlink(missing_ok=True)
+        link.symlink_to(path)
+        save_conversation(str(named), TALK)
+        assert named.stat().st_mode & 0o777 == 0o600
+        path.unlink()
+
+
+@pytest.mark.parametrize("error", [TemplateRefused("x", "no"), TemplateError("x", "no"), None])
+def test_a_turn_that_the_template_refuses_ends_no_conversation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception | None
+) -> None:
+    """At a terminal; a file of turns ends there. So may /system and /load lead to one."""
+    partner = Refusing(error)
+    settings = resolve(Namespace(), RUN_SETTINGS, {})
+    monkeypatch.setattr(chat_module, "typed_turns", lambda: iter(["a", "b"]))
+    monkeypatch.setattr(chat_module, "piped_turns", lambda: iter(["a", "b"]))
+    for interactive in (True, False):
+        monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=partial(bool, interactive)))
+        partner.asked.clear()
+        if interactive or error is None:
+            assert take_turns(partner, settings, None) == 0
+            assert partner.asked == ["a", "b"]
+        else:
+            with pytest.raises(type(error)):
+                take_turns(partner, settings, None)
+            assert partner.asked == ["a"]
+    assert ("error:" in capsys.readouterr().err) == (error is not None)
+
+
+class Refusing(Echo):
+    """A partner that raises ``error`` for every message, if there is one."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.asked: list[object] = []
+
+    def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
+        self.asked.append(messages[-1]["content"])
+        if self.error is not None:
+            raise self.error
+        return super().answer(messages, settings)
+
+
+@pytest.mark.parametrize(
+    "more", [{"model": "m"}, {"messages": [{"role": "user", "content": "a", "name": "b"}]}]
+)
+def test_a_request_with_more_in_it_is_read_and_not_lost(
+    tmp_path: Path, more: dict[str, object]
+) -> None:
+    path = tmp_path / "request.json"
+    path.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}], **more}))
+    before = path.read_bytes()
+    assert read_conversation(str(path)) == [{"role": "user", "content": "a"}]
+    with pytest.raises(ConfigError, match="name another file"):
+        save_conversation(str(path), TALK)
+    assert path.read_bytes() == before
 
 
 def test_a_full_disk_keeps_the_conversation_that_was_there(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import pytest
 
@@ -21,6 +23,8 @@ from tests.serve.http import Http, posted
 
 COMPLETIONS = "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 250, "ignore_eos": True, "seed": 5}
+SILENT = 319
+"""A token without text."""
 
 
 def running(server: Running) -> int:
@@ -268,3 +272,45 @@ def test_a_fault_under_way_is_told_and_counted_once(
         assert (total.requests, total.failed, total.rejected) == (1, 1, 0)
     assert "RuntimeError" in caplog.text
     assert "SECRET" not in caplog.text
+
+
+def test_who_leaves_before_there_is_text_is_no_fault(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first tokens say nothing yet: no part of a stream is due that would find out that nobody
+    reads it, and the slot is free all the same."""
+    steps = hold_steps(monkeypatch, 0)
+    monkeypatch.setattr(streams, "POLL_SECONDS", PATIENCE_SECONDS)
+    body = {**LONG, "stream": True, "logit_bias": {str(SILENT): 100}}
+    with serve() as server:
+        with Http(server.url).connected() as connection:
+            connection.sendall(posted(COMPLETIONS, body))
+            wait_until(lambda: not server.service.model.driver.call(lambda engine: engine.idle))
+        wait_until(lambda: not server.http._server.active_channels)
+        steps.allow(3)
+        wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).requests == 1)
+        wait_until(lambda: running(server) == 0)
+        total = server.service.ledger.total(LOCAL_TENANT)
+    assert (total.failed, total.abandoned) == (0, 1)
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+def test_large_bodies_that_never_end_take_little_memory(
+    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that would be too much is refused; the one before it and small ones are answered."""
+    monkeypatch.setattr(listen, "ARRIVING_BYTES", 3 << 20)
+    body = posted(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "made_up": "x" * (2 << 20)})
+    channels = server.http._server.active_channels
+    with http.connected() as first, http.connected() as second:
+        first.sendall(body[:-1])
+        wait_until(lambda: sum(one.arriving for one in channels.values()) > 2 << 20)
+        with suppress(ConnectionError):
+            second.sendall(body[:-1])
+        answer = b""
+        with suppress(ConnectionError):
+            answer = second.recv(65536)
+        assert not answer or answer.startswith(b"HTTP/1.1 503")
+        assert http.post(COMPLETIONS, {"prompt": "a", "max_tokens": 1}).status == 200
+        first.sendall(body[-1:])
+        assert first.recv(65536).startswith(b"HTTP/1.1 200")

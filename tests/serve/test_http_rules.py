@@ -12,6 +12,7 @@ from harness.serve.run import Running
 from tests.serve.conftest import Serve
 from tests.serve.http import JSON, Http
 from tests.serve.test_connections import COMPLETIONS
+from tests.serve.test_hostile_connections import HEAD, status_of
 
 KEY = new_key()
 TENANTS = f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(KEY)}"]\n'
@@ -210,3 +211,24 @@ def test_a_route_answers_with_and_without_flask_alike(
         kept = {name: value for name, value in named.items() if name not in own}
         told.append((reply.status, kept, re.sub(rb'"(id|created)":("[^"]*"|\d+)', b"", reply.body)))
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "end"),
+    [
+        (b"zz", b"0\r\n\r\n"),
+        (b"%x\n", b"0\r\n\r\n"),
+        (b"%x;a=b\n", b"0\r\n\r\n"),
+        (b"%x", b"0\n\r\n\r\n"),
+        (b"%x", b"0;a\n\r\n\r\n"),
+        (b"%x", b"0\r\nX: a\nY: b\r\n\r\n"),
+        (b"%x", b"0\r\nX: a\n\nGET / HTTP/1.1\r\n\r\n"),
+    ],
+)
+def test_a_chunk_that_is_no_chunk(http: Http, line: bytes, end: bytes) -> None:
+    """Nor one whose line ends in a bare line feed, for which a proxy may find other data."""
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    sized = line % len(body) if b"%" in line else line
+    sent = HEAD.encode() + chunked + sized + b"\r\n" + body + b"\r\n" + end
+    assert status_of(http.raw(sent)) == b"400"

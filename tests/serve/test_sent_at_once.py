@@ -25,7 +25,7 @@ from tests.serve.calling import CALLING, client_of
 from tests.serve.conftest import Serve
 from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.streams import data_of, lines_of
-from tests.serve.test_connections import heard_until, running
+from tests.serve.test_connections import SILENT, heard_until, running
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -34,8 +34,6 @@ STREAMED = {**ASKED, "stream": True}
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 CHATTED = {"messages": MESSAGES, "max_tokens": 24, "ignore_eos": True, "seed": 5, "stream": True}
 RESPONDED = {"input": "abc", "max_output_tokens": 24, "seed": 5, "temperature": 2, "top_k": 0}
-SILENT = 319
-"""A token without text."""
 ENGINE = "engine"
 Senders = Counter[str]
 
