@@ -32,6 +32,8 @@ MORE = "More options: {prog} --help-all"
 MORE_SETTINGS = """
 Every option with a default can also be set by an environment variable or in the
 configuration file (zinc-rt config init)."""
+COMMAND = "COMMAND"
+"""How the help names the command of a group."""
 MAX_COLUMNS = 78
 WHOLE = integer(-UINT64_MAX, UINT64_MAX)
 REAL = number(-sys.float_info.max, sys.float_info.max)
@@ -82,6 +84,9 @@ class Parser(argparse.ArgumentParser):
         print(message, end="", file=file)
 
     def error(self, message: str) -> NoReturn:
+        nested = _nested(self)
+        if nested is not None and message.endswith(f"required: {COMMAND}"):
+            message = f"name a command: {', '.join(nested)}"
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def is_rare(self, action: argparse.Action) -> bool:

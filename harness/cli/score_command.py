@@ -39,7 +39,7 @@ def add_parser(subparsers: Any) -> None:
     source = group_of(parser, "input")
     given = source.add_mutually_exclusive_group(required=True)
     given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
-    given.add_argument("--prompt", metavar="TEXT", help="the text itself")
+    given.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
     given.add_argument("--tokens", metavar="ID[,ID]", help="token ids")
     source.add_argument(
         "--force-tokens",

@@ -66,6 +66,7 @@ ADVICE: Mapping[str, str] = MappingProxyType(
                 "a proxy in front speaks TLS",
             ),
             ("--list-devices", "use zinc-rt devices"),
+            ("--logprobs --top-logprobs", "zinc-rt score --top N lists the likeliest tokens"),
             ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
             ("--verbose", "the last line of an answer has the timings; --debug explains errors"),
             ("--keepalive", "a served model stays in memory: leave it out"),

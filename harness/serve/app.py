@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, cast
@@ -47,6 +48,9 @@ MAX_LISTED = 2048
 """Most characters of that header."""
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
+NOT_SERVED = ("/v1/files", "/v1/batches")
+LONGEST_PATH, LIKENESS = 64, 0.88
+"""A path of at most that many characters is compared with the routes, and how alike it must be."""
 SHORT = (
     *("chat", "complete", "embed", "rerank", "models", "one_model"),
     *("message", "count_message"),
@@ -348,9 +352,22 @@ def _refusal_of(error: Exception, asked: Request) -> ApiError:
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
         text = f"{asked.method} {asked.path[:256]}: {error.name}"
+        if status == HTTPStatus.NOT_FOUND:
+            text += f"; {_advice(asked.path)}"
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()
+
+
+def _advice(path: str) -> str:
+    """What to ask instead of a path that is no route."""
+    if path.startswith(NOT_SERVED):
+        return "files and batches are not served; zinc-rt run-batch answers a file of requests"
+    if len(path) <= LONGEST_PATH:
+        near = get_close_matches(path, [route.path for route in ROUTES], n=1, cutoff=LIKENESS)
+        if near:
+            return f"did you mean {near[0]}?"
+    return "GET /openapi.json lists the routes"
 
 
 def _log_access(status: int, here: Any, asked: Request) -> None:

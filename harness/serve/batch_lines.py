@@ -20,7 +20,7 @@ from harness.host.faults import log_fault
 from harness.host.submissions import EngineStopped
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, as_api_error, internal_error
+from harness.serve.errors import as_api_error, internal_error, unsupported
 from harness.serve.openapi import Route
 from harness.serve.random_pool import random_bytes
 from harness.serve.routes import ROUTES
@@ -76,6 +76,8 @@ def read_batch(path: Path, max_body: int) -> Iterator[BatchRequest]:
     read, a line that is no request, a body of more than ``max_body`` bytes and a name that an
     earlier line has."""
     seen: dict[str, int] = {}
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: is no file, which can be read more than once; write one")
     try:
         with path.open("rb") as file:
             for number, raw in enumerate(file, 1):
@@ -177,7 +179,7 @@ class Batch:
         """The body of an answer. Raises what its route raises."""
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             if msgspec.json.decode(request.body, type=_Streamed).stream is True:
-                raise ApiError(400, "answers of a batch are whole; leave stream out", "stream")
+                raise unsupported("stream", "answers of a batch are whole; leave stream out")
         ignored: list[str] = []
         caller = Caller(gone=self._stopped.is_set, ignored=ignored)
         unknown = None if self.reject_unknown else ignored

@@ -225,13 +225,15 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
 
     def _check_queue(self, tenant: Tenant) -> None:
         """Raise QueueFull if no more requests of a tenant may wait."""
-        waiting = len(self._scheduler.waiting)
-        own = sum([s.tenant == tenant.id for s in self._scheduler.waiting.values()])
+        count, many = len(self._scheduler.waiting), len(self.tenants)
+        # If this tenant had all that wait and might have one more, its own need no counting.
+        few = count < tenant.max_waiting and may_wait(count, count, self.options.queue_depth, many)
+        own = 0 if few else sum([s.tenant == tenant.id for s in self._scheduler.waiting.values()])
         within = own < tenant.max_waiting
-        if within and may_wait(own, waiting, self.options.queue_depth, len(self.tenants)):
+        if within and may_wait(own, count, self.options.queue_depth, many):
             return
         seconds = self._scheduler.queue.retry_after()
-        if within and waiting >= self.options.queue_depth:
+        if within and count >= self.options.queue_depth:
             raise QueueFull(self.options.queue_depth, seconds)
         rate = self.tenants.rates_free_in(tenant.id)
         raise TenantQueueFull(own, max(seconds, rate), rate > 0)

@@ -175,7 +175,7 @@ def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
         (["run", "hi", "--raw", "--chat"], "not allowed with"),
         (["chat", "hi"], "no file or catalog entry named 'hi'"),
         (["frob"], "no command 'frob'"),
-        (["model"], "required"),
+        (["model"], "name a command: list, active, pull, use, rm; see"),
         (["graph", "--format", "png"], "--format"),
         (["graph", "--tokens", "0"], "--tokens"),
         (["logits"], "required"),

@@ -130,6 +130,10 @@ class TestConfiguration:
         for name, value in settings.items():
             assert value == SETTINGS[name].default_value()
 
+    def test_a_group_of_commands_names_them(self, zinc: Zinc) -> None:
+        assert "error: name a command: init, show; see" in zinc("config").err
+        assert "name a command: add, list, usage, rotate, rm, key, check;" in zinc("tenants").err
+
     def test_show_names_the_source_of_every_value(
         self, zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

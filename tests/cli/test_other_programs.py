@@ -131,6 +131,9 @@ class TestModelArgument:
     [
         (("run", "hi", "--max-token", "3"), "did you mean --max-tokens?"),
         (("run", "hi", "--temprature", "3"), "did you mean --temperature?"),
+        (("score", "--prompt", "hi", "--logprobs", "3"), "zinc-rt score --top N lists"),
+        (("runbatch", "-i", "a"), "did you mean zinc-rt run-batch?"),
+        (("batch", "-i", "a"), "--output-file; see zinc-rt run-batch"),
         (("run", "hi", "--n-predic", "3"), "did you mean --max-tokens?"),
         (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
         (("run", "hi", "--qqqq", "3"), "no command has it"),

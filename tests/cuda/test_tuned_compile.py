@@ -98,7 +98,7 @@ def gathers(device: Device) -> list[PlannedLaunch]:
 
 def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
     """Of one token, of few and of many, experts with a rule for all that stands around them and
-    without."""
+    without; of few tokens also where their blocks must not wait for each other."""
     one = ShapeKey(1, 1)
     graphs = [
         test_experts.recorded("shared", folder, one, "q4_k_m").graph,
@@ -111,7 +111,8 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
         many = SINGLE_WARP_TOKENS + 1
         for tokens, rows in ((1, 1), (4, 1), (9, 1), (80, 1), (many, SINGLE_WARP_TOKENS)):
             step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
-            found += plan_launches(step.ops, device).launches
+            for shared in (False, True) if tokens == 4 else (False,):
+                found += plan_launches(step.ops, replace(device, mps_enabled=shared)).launches
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
+from reference.sched.wait_queue import may_wait
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.families_table import HYBRIDS
 from tests.named_tiers import runner_on
@@ -262,6 +264,39 @@ def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
     events = engine.step()
     engine.submit(Request(8, prompt(1, 5), 3))
     assert len([*events, *engine.run()]) == 9
+
+
+@pytest.mark.parametrize("tenants", [1, 3])
+def test_a_place_is_given_as_if_all_that_wait_were_counted(
+    runner: ModelRunner, tenants: int
+) -> None:
+    """And none are counted while a tenant that had them all might have one more: each request of
+    a long line would take as long as the line is."""
+    depth, most, draw = 40, 17 if tenants > 1 else 40, random.Random(7)
+    named = [replace(LOCAL_TENANT, id=n, name=f"t{n}", max_waiting=most) for n in range(tenants)]
+    engine = Engine(
+        runner, EngineOptions(queue_depth=depth), tenants=Tenants(named, clock=ManualClock())
+    )
+    counted: list[int] = []
+
+    class Line(dict[int, Any]):
+        def values(self) -> Any:
+            counted.append(len(self))
+            return super().values()
+
+    engine._scheduler.waiting = Line()
+    own = [0] * tenants
+    for number in range(90):
+        tenant, waiting = draw.randrange(tenants), sum(own)
+        taken = own[tenant] < most and may_wait(own[tenant], waiting, depth, tenants)
+        try:
+            engine.submit(Request(number, prompt(1, 5), 3, tenant=tenant))
+        except QueueFull:
+            assert not taken
+        else:
+            assert taken
+            own[tenant] += 1
+    assert min(counted) >= (depth if tenants == 1 else min(most, depth // 2))
 
 
 def test_who_waits_for_a_rate_is_told_when_it_is_below(runner: ModelRunner) -> None:

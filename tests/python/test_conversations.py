@@ -144,6 +144,19 @@ def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talkin
     assert fine.error is None
 
 
+def test_each_of_a_list_of_conversations_has_its_own_parameters(llm: LLM) -> None:
+    """As prompts have; one of the wrong type is refused before any is computed."""
+    asked = [SamplingParams(max_tokens=n) for n in (2, 5, 3)]
+    turns = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
+    for conversations in (turns, ["a", "b", "c"], tuple(turns)):
+        outputs = llm.chat(conversations, asked)
+        assert [len(output.tokens) for output in outputs] == [2, 5, 3]
+    with pytest.raises(RequestError, match="one for each of a list"):
+        llm.chat(turns[:2], asked)
+    with pytest.raises(TypeError, match="messages: 3 is of type int"):
+        llm.chat([*turns[:2], 3], asked)
+
+
 @pytest.mark.parametrize(
     "message",
     [

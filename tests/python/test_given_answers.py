@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -29,6 +30,8 @@ def test_a_given_answer_has_the_rows_of_the_answer_by_itself(llm: LLM) -> None:
     own = llm.generate(TEXT, SAMPLED)[0].completion
     asked = SamplingParams(force_tokens=own.tokens, logprobs=2, logits=True, ignore_end=True)
     assert asked.max_tokens == 12
+    assert replace(asked, force_tokens=np.array(own.tokens)) == replace(asked, seed=asked.seed)
+    assert SamplingParams(force_tokens=None) == SamplingParams()
     outputs = llm.generate(
         ["other", TEXT, [5, 6, 7]],
         [SamplingParams(max_tokens=9), asked, SamplingParams(force_tokens=[9, 8], logprobs=0)],
@@ -58,6 +61,9 @@ def test_a_given_answer_in_a_conversation_and_a_stream(llm: LLM) -> None:
     [
         ({"force_tokens": "ab"}, "force_tokens: is 'ab', not a list of token ids"),
         ({"force_tokens": [1, -1]}, "force_tokens: is -1"),
+        ({"force_tokens": []}, "force_tokens: is empty; give at least one token, or None"),
+        ({"force_tokens": np.array([1.5])}, "force_tokens: is 1.5"),
+        ({"force_tokens": np.array([[1]])}, "force_tokens: is "),
         ({"force_tokens": [1], "n": 2}, "force_tokens: are a whole answer"),
         ({"force_tokens": [1], "stop": "a"}, "force_tokens: are a whole answer"),
         ({"force_tokens": [1], "stop_token_ids": [4]}, "force_tokens: are a whole answer"),

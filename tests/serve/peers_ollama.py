@@ -146,7 +146,7 @@ ROWS: tuple[Row, ...] = (
     passes("server/routes::show_unknown", "/api/show", {"model": "absent"}, 404, error=...),
     passes("server/routes::method_not_allowed", "GET /api/show", None, 405, error=...),
     absent("server/routes::create_model_handler", FILES, "/api/create", {"model": "x"},
-           error="POST /api/create: Not Found"),
+           error="POST /api/create: Not Found; GET /openapi.json lists the routes"),
     absent("server/routes::copy_model_handler", FILES, "/api/copy", {"source": "a"}),
     absent("server/routes_delete::delete", "DELETE /v1/models/NAME, for admins",
            "DELETE /api/delete", {"model": "absent"}),

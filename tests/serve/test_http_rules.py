@@ -119,6 +119,22 @@ def test_routes_are_there_without_their_version(http: Http) -> None:
     assert http.get("/tenants").status == 404
 
 
+def test_a_path_that_is_no_route_is_told_what_to_ask(http: Http) -> None:
+    """The route that was meant; for files and batches the command that answers them."""
+    for path, says in (
+        ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
+        ("/v1/embedding", "did you mean /v1/embeddings?"),
+        ("/v1/files", "zinc-rt run-batch answers a file of requests"),
+        ("/v1/batches/batch_1/cancel", "zinc-rt run-batch answers a file of requests"),
+        ("/v1/images/generations", "GET /openapi.json lists the routes"),
+        ("/" + "v1/chat/completions" * 400, "GET /openapi.json lists the routes"),
+    ):
+        reply = http.post(path, {})
+        assert (reply.status, reply.error["code"]) == (404, "not_found")
+        assert reply.error["message"].endswith(says)
+        assert len(reply.body) < 500
+
+
 def test_an_answer_has_an_id(http: Http) -> None:
     """The client's own where it is a plain word."""
     assert http.get("/health", X_Request_Id="a-1:b.c").headers["X-Request-Id"] == "a-1:b.c"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -164,6 +165,14 @@ def test_a_file_of_other_lines_is_refused(batch: Run, text: str, problem: str) -
     assert code == 2
     assert problem in said
     assert not Path("out.jsonl").exists()
+
+
+def test_requests_that_can_be_read_once_are_refused(batch: Run, tmp_path: Path) -> None:
+    """They are checked first, and nothing would be left to answer."""
+    os.mkfifo("pipe")
+    for name in ("pipe", ".", "/dev/null"):
+        assert f"{name}: is no file" in batch("-i", name)[1]
+    assert "none: cannot read: No such file" in batch("-i", "none")[1]
 
 
 def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:

@@ -127,8 +127,10 @@ DEVICE void begin_downs(const LAUNCH &launch, TOKEN_MEMORY &memory, unsigned pai
 }
 
 // Has what the warp multiplies behind its first pair brought near, for which it has no room yet.
+// Matrices of a list may be in memory of the host, which the device does not keep.
 DEVICE void prefetch_downs(const LAUNCH &launch, const TOKEN_MEMORY &memory, unsigned pairs,
                            unsigned tile) {
+    if (!stride_at(launch, DOWNS)) return;
     constexpr unsigned line = 128;
     const unsigned lane = threadIdx.x % WARP_LANES;
 #pragma unroll 1

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
+import numpy as np
+
 from contract.errors import RequestError
 from contract.types import MAX_INT32, MAX_UINT64, Request
 from contract.types import SamplingParams as EngineSampling
@@ -96,7 +98,7 @@ class SamplingParams:
     logprobs: int | None = None
     logits: bool = False
     experts: bool = False
-    force_tokens: Sequence[int] = ()
+    force_tokens: Sequence[int] | None = None
     lora: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
@@ -108,9 +110,12 @@ class SamplingParams:
         self.sampling(self.seed, MAX_INT32).validate()
         object.__setattr__(self, "stop", _stop_strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
-        object.__setattr__(self, "force_tokens", _token_ids("force_tokens", self.force_tokens))
-        if self.force_tokens:
-            object.__setattr__(self, "max_tokens", len(self.force_tokens))
+        if self.force_tokens is not None:
+            forced = _token_ids("force_tokens", self.force_tokens)
+            if not forced:
+                raise RequestError("force_tokens", "is empty; give at least one token, or None")
+            object.__setattr__(self, "force_tokens", forced)
+            object.__setattr__(self, "max_tokens", len(forced))
             if self.n != 1 or self.stop or self.stop_token_ids or self.min_tokens:
                 problem = "are a whole answer; leave out n, stop, stop_token_ids and min_tokens"
                 raise RequestError("force_tokens", problem)
@@ -149,7 +154,7 @@ class SamplingParams:
                 stop_tokens=tuple(self.stop_token_ids),
                 logit_bias=tuple(self.logit_bias.items()),
                 log_probabilities=self.listed,
-                force_tokens=tuple(self.force_tokens),
+                force_tokens=tuple(self.force_tokens or ()),
                 adapters=adapters,
             )
             for choice in range(self.n)
@@ -216,6 +221,8 @@ def _stop_tokens(given: object) -> tuple[int, ...]:
 
 
 def _token_ids(name: str, given: object) -> tuple[int, ...]:
+    if isinstance(given, np.ndarray):
+        given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise RequestError(name, f"is {given!r}, not a list of token ids")
     for token in given:

@@ -60,7 +60,8 @@ def conversations_of(given: Conversation | Iterable[Conversation]) -> Iterable[S
         raise wrong("messages", given, A_CONVERSATION)
     if isinstance(given, Sequence) and given and isinstance(given[0], Mapping):
         return [messages_of(cast(Sequence[Message], given))]
-    return (messages_of(one) for one in cast(Iterable[Conversation], given))
+    many = map(messages_of, cast(Iterable[Conversation], given))
+    return list(many) if isinstance(given, Sequence) else many
 
 
 def messages_of(given: Conversation) -> Sequence[Message]:
