@@ -50,6 +50,8 @@ LOCK_SECONDS = 300.0
 LOCK_POLL_SECONDS = 0.02
 RECENT_NANOSECONDS = 20_000_000
 """A file that changed so recently may change again without another time of change."""
+LARGE_PAGE_BYTES = 2 << 20
+"""Bytes of an entry that are written at a time before it is filled."""
 MAX_READ_AHEAD = 1 << 30
 """Most bytes of an entry that are read before they are used."""
 MS_SYNC = 4
@@ -177,6 +179,7 @@ def _written(handle: int, entry: Entry, fill: Callable[[Bytes], bool]) -> bool:
     """Fill a new file; its blocks are allocated first, since a full disk ends who maps it."""
     total = HEADER_BYTES + entry.nbytes
     os.posix_fallocate(handle, 0, total)
+    _fill_large_pages(handle, total)
     if not fill(np.frombuffer(mmap.mmap(handle, total), np.uint8)[HEADER_BYTES:]):
         return False
     if tuple(map(identity, entry.descriptors)) != entry.sources:
@@ -190,6 +193,15 @@ def _written(handle: int, entry: Entry, fill: Callable[[Bytes], bool]) -> bool:
     os.pwrite(handle, header + digest(header).digest(), 0)
     os.utime(handle, ns=(modified, modified))
     return True
+
+
+def _fill_large_pages(handle: int, total: int) -> None:
+    """Write zeros in large pieces. Linux then keeps each piece in large pages of its cache, which
+    are read faster, as they need fewer translations of addresses. What is first stored through a
+    mapping lies in single pages of 4 KiB."""
+    zeros = bytes(LARGE_PAGE_BYTES)
+    for start in range(0, total, LARGE_PAGE_BYTES):
+        os.pwrite(handle, zeros[: total - start], start)
 
 
 def _mapped(path: Path, entry: Entry) -> Bytes | None:

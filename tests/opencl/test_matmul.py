@@ -27,7 +27,8 @@ VARIANTS = {
     "vnni": Variant((), True),
     "avx512": Variant(("__AVX512VNNI__",), False),
     "avx2": Variant(("__AVX512BW__",), False, WEIGHT_DTYPES[0::2]),
-    "portable": Variant(("__AVX512BW__", "__AVX2__"), False, WEIGHT_DTYPES[1::2]),
+    "ssse3": Variant(("__AVX512BW__", "__AVX2__"), False, WEIGHT_DTYPES[0::2]),
+    "portable": Variant(("__AVX512BW__", "__AVX2__", "__SSSE3__"), False, WEIGHT_DTYPES[1::2]),
     "work_groups": None,
 }
 """Of the cores' code; None for the kernels that GPU tiers share. Formats differ before their

@@ -163,6 +163,13 @@ INLINE void few_segment(uint dtype, int tile, const MATMUL *p, const GLOBAL ucha
     }
 }
 
+// Tokens of the next tile: as few tiles as possible, and no token that nobody wants but beside a
+// single one.
+INLINE int few_tile(uint left) {
+    if (left > 7) return FEW_TILE;
+    return left > 5 || left == 4 ? 4 : left > 2 ? 3 : 2;
+}
+
 // Columns [begin, end) of 16 rows added to the `tokens` totals by rule R3; begin starts a span, end
 // ends one or the row.
 INLINE void few_group(uint dtype, const MATMUL *p, const GLOBAL uchar *group, const FEW *few,
@@ -174,12 +181,14 @@ INLINE void few_group(uint dtype, const MATMUL *p, const GLOBAL uchar *group, co
             for (uint token = 0; token < p->tokens; token++) span[token] = 0.0f;
         for (uint base = 0; base < p->tokens;) {
             const uint left = p->tokens - base;
-            const int tile = left > 6 ? FEW_TILE : left > 2 ? 4 : 2;
+            const int tile = few_tile(left);
             const uint kept = min(left, (uint)tile);
             if (tile == 8)
                 few_segment(dtype, 8, p, group, few, begin, column, end, base, kept, span);
             else if (tile == 4)
                 few_segment(dtype, 4, p, group, few, begin, column, end, base, kept, span);
+            else if (tile == 3)
+                few_segment(dtype, 3, p, group, few, begin, column, end, base, kept, span);
             else
                 few_segment(dtype, 2, p, group, few, begin, column, end, base, kept, span);
             base += tile;
@@ -192,8 +201,8 @@ INLINE void few_group(uint dtype, const MATMUL *p, const GLOBAL uchar *group, co
 
 INLINE void few_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) {
     const uint stride = group_bytes(dtype, p->columns);
-    // A tile may reach beyond the last token; what it computes there is not kept.
-    const uint arranged = (p->tokens + FEW_TILE - 1) / FEW_TILE * FEW_TILE;
+    // The tile of a single token has a second one; what it computes there is not kept.
+    const uint arranged = (p->tokens + 1) / 2 * 2;
     FEW few[FEW_TOKENS];
     float16 total[FEW_TOKENS];
     for (uint begin = 0; begin < p->columns; begin += FEW_COLUMNS) {

@@ -41,6 +41,9 @@ typedef char NATIVE_CHAR64 __attribute__((__vector_size__(64)));
 #elif defined(__AVX2__)
 typedef short NATIVE_SHORT16 __attribute__((__vector_size__(32)));
 typedef char NATIVE_CHAR32 __attribute__((__vector_size__(32)));
+#elif defined(__SSSE3__)
+typedef short NATIVE_SHORT8 __attribute__((__vector_size__(16)));
+typedef char NATIVE_CHAR16 __attribute__((__vector_size__(16)));
 #endif
 
 MATMUL_TARGET_BEGIN
@@ -76,6 +79,17 @@ INLINE int8 pair_products(uint8 a, uint8 b) {
 
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
     return make_int16(acc.lo + pair_products(a.lo, b.lo), acc.hi + pair_products(a.hi, b.hi));
+}
+#elif defined(__SSSE3__)
+INLINE int4 pair_products(uint4 a, uint4 b) {
+    return __builtin_astype(__builtin_ia32_pmaddwd128(__builtin_astype(a, NATIVE_SHORT8),
+                                                      __builtin_astype(b, NATIVE_SHORT8)),
+                            int4);
+}
+
+INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
+    return acc + make_int16(pair_products(a.lo.lo, b.lo.lo), pair_products(a.lo.hi, b.lo.hi),
+                            pair_products(a.hi.lo, b.hi.lo), pair_products(a.hi.hi, b.hi.hi));
 }
 #else
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
@@ -118,6 +132,17 @@ INLINE uint8 look_up_half(uint4 table, uint8 index) {
 
 INLINE uint16 look_up(uint4 table, uint16 index) {
     return make_uint16(look_up_half(table, index.lo), look_up_half(table, index.hi));
+}
+#elif defined(__SSSE3__)
+INLINE uint4 look_up_quarter(uint4 table, uint4 index) {
+    return __builtin_astype(__builtin_ia32_pshufb128(__builtin_astype(table, NATIVE_CHAR16),
+                                                     __builtin_astype(index, NATIVE_CHAR16)),
+                            uint4);
+}
+
+INLINE uint16 look_up(uint4 table, uint16 index) {
+    return make_uint16(look_up_quarter(table, index.lo.lo), look_up_quarter(table, index.lo.hi),
+                       look_up_quarter(table, index.hi.lo), look_up_quarter(table, index.hi.hi));
 }
 #else
 INLINE uint16 look_up(uint4 table, uint16 index) { CHOOSE_BYTES(uint16, table, index) }
