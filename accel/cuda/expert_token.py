@@ -1,4 +1,4 @@
-"""A block of experts of one token as one launch, whose blocks exchange floats: see
+"""A block of experts of one to four tokens as one launch, whose blocks exchange floats: see
 ``kernels/expert_token.cu``."""
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ MIN_CAPABILITY = (9, 0)
 """Copies have barriers of their own, so that they need not be awaited in the order of requests."""
 WARPS, SLOTS = 16, 2
 """Warps of a block, and chunks of gates that each copies ahead."""
+MAX_TOKENS, MAX_PAIRS = 4, 32
+"""Most tokens, and most pairs of a token and an expert chosen for it, which are bits of a word."""
+MAX_HELD_UNITS = 2
+"""Most units of a row of x, and of both rows of the router, in the registers of a warp."""
 CHUNK_UNITS, UNIT_COLUMNS = 2, 256
 STATE_BYTES = 256
 UNIT_ACTIVATION_BYTES = 512 + 32 + 4
@@ -25,11 +29,12 @@ BARRIER_BYTES = 8
 
 
 def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> KernelLaunch | None:
-    """The launch, None where it does not fit: several tokens or devices, other widths; or where
+    """The launch, None where it does not fit: many tokens, several devices, other widths; or where
     blocks of other processes might take the places of some that others wait for."""
     gates, downs = ops[block.gates], ops[block.downs]
     width, columns = gates.max_sizes()["rows"], gates.max_sizes()["columns"]
-    if ops[block.norm].count.maximum != 1 or block.gathers:
+    most = ops[block.norm].count.maximum
+    if most > MAX_TOKENS or block.gathers:
         return None
     if device.capability < MIN_CAPABILITY or device.mps_enabled:
         return None
@@ -44,12 +49,24 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
     used, experts = gates.max_sizes()["used"], ops[block.router].max_sizes()["rows"]
     choices, segments = used + (block.shared_gate is not None), unit_count(experts)
     units, hidden_units = unit_count(columns), unit_count(downs.max_sizes()["columns"])
-    nbytes = _memory_bytes(gate_formats, down_formats, units, hidden_units, segments, choices)
-    if nbytes > device.shared_bytes:
+    tokens = 1 << (most - 1).bit_length()
+    if tokens > 1 and (tokens * used > MAX_PAIRS or units * tokens > MAX_HELD_UNITS * WARPS):
         return None
-    bank = 4 * (segments * UNIT_COLUMNS + 4 + choices * width)
+    grid = (device.multiprocessors, 1, 1)
+    of_block = -(-(tokens * used + choices - used) * (width // UNIT_ROWS) // grid[0])
+    fewest = max(1, WARPS // (2 * -(-units // CHUNK_UNITS)))
+    shape = tokens, units, hidden_units, segments, choices
+    for at_once in (fewest,) if tokens == 1 else range(max(fewest, of_block), fewest - 1, -1):
+        nbytes = _memory_bytes(gate_formats, down_formats, at_once, *shape)
+        if nbytes <= device.shared_bytes:
+            break
+    else:
+        return None
+    bank = 4 * tokens * (segments * UNIT_COLUMNS + 4 + choices * width)
     macros = {
         "WARPS": WARPS,
+        "TOKENS": tokens,
+        "TILES_AT_ONCE": at_once,
         "SLOTS": SLOTS,
         "HELD_UNITS": 1,
         "UNITS": units,
@@ -64,7 +81,6 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
         "SHARED_DOWNS_FORMAT": down_formats[1].ggml_id,
         **_operand_macros(ops, block),
     }
-    grid = (device.multiprocessors, 1, 1)
     return KernelLaunch("expert_token", grid, (32 * WARPS, 1, 1), nbytes, macros, waits=True)
 
 
@@ -95,14 +111,20 @@ def _operand_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:
 def _memory_bytes(
     gates: tuple[DType, DType],
     downs: tuple[DType, DType],
+    at_once: int,
+    tokens: int,
     units: int,
     hidden_units: int,
     segments: int,
     choices: int,
 ) -> int:
-    """Shared memory of a block, at least what ``TOKEN_MEMORY`` of the kernel takes."""
+    """Shared memory of a block with the values of ``at_once`` tiles, at least what ``TOKEN_MEMORY``
+    of the kernel takes."""
     region = CHUNK_UNITS * max(SLOTS * max(map(unit_bytes, gates)), max(map(unit_bytes, downs)))
-    rows = UNIT_ACTIVATION_BYTES * (units + WARPS * hidden_units) + 16 * WARPS
-    values = 4 * UNIT_ROWS * (2 * WARPS * CHUNK_UNITS + choices) + 3 * 4 * units
+    rows = UNIT_ACTIVATION_BYTES * (tokens * units + WARPS * hidden_units) + 16 * (tokens + WARPS)
+    of_tile = 2 * -(-units // CHUNK_UNITS) * CHUNK_UNITS
+    values = 4 * UNIT_ROWS * tokens * (at_once * of_tile + choices) + 3 * 4 * tokens * units
     choice = 2 * 4 * UNIT_COLUMNS * segments + 4 * (WARPS + 2 * choices + 1)
-    return aligned(WARPS * (region + BARRIER_BYTES * (SLOTS + 1)) + rows + values + choice)
+    distinct = 4 * (1 + 3 * choices)
+    of_tokens = values + tokens * (choice + distinct)
+    return aligned(WARPS * (region + BARRIER_BYTES * (SLOTS + 1)) + rows + of_tokens)

@@ -1,9 +1,10 @@
 """Rules for experts: products of tokens with stacks of matrices in units.
 
 A block of experts - norm, router, choice, gate and up, activation, down, weighted sum, and the
-shared expert where there is one - is one launch for one token, three for few and five for more,
-which the device groups by expert; where devices share a step, one more gathers. Every product with
-such a stack can also be launched alone."""
+shared expert where there is one - is one launch for few tokens, or three where that does not fit or
+its blocks might wait for others in vain, and five for more tokens, which the device groups by
+expert; where devices share a step, one more gathers. Every product with such a
+stack can also be launched alone."""
 
 from __future__ import annotations
 

@@ -81,12 +81,12 @@ class _Part(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """The first ``steps`` draft steps after ``known`` tokens of a sequence, submitted before its
-    latest tokens were read."""
+    """The first ``limit`` drafts after ``known`` tokens of a sequence, submitted before its latest
+    tokens were read."""
 
     own: _BlockState
     known: int
-    steps: int
+    limit: int
 
 
 class _Again(NamedTuple):
@@ -112,7 +112,7 @@ class DraftBlock:
         self._follows: Callable[[Sequence], bool] = lambda sequence: True
         self._followed: dict[int, _BlockState] = {}
         self._left: set[int] = set()
-        self._ahead: _Ahead | None = None
+        self._ahead: dict[int, _Ahead] = {}
         self._again: _Again | None = None
 
     def attach(self, table: SlotTable, follows: Callable[[Sequence], bool]) -> None:
@@ -121,7 +121,7 @@ class DraftBlock:
         self._table, self._follows = table, follows
         self._followed.clear()
         self._left.clear()
-        self._ahead = self._again = None
+        self._ahead, self._again = {}, None
 
     def leave(self, key: int) -> None:
         """Stop following a sequence."""
@@ -141,7 +141,7 @@ class DraftBlock:
     def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> bool:
         """Compute the keys of positions whose hidden states the next step would overwrite. Returns
         whether the block follows a sequence of that step."""
-        self._ahead = None
+        self._ahead = {}
         parts, reads = [], False
         for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
             own = self._own(sequence, slot, start)
@@ -196,29 +196,39 @@ class DraftBlock:
             self._runner.submit(step.inputs)
         return [placeholders(one.limit) for one in bounded]
 
-    def begin_ahead(self, one: DraftRequest, steps: int) -> None:
-        """Submit the first ``steps`` steps of ``begin`` for a sequence, those that were not, right
-        after the step that computes the last of its ``tokens``; those still on the device are
-        placeholders. If the tokens or the number of drafts turn out different, ``begin`` drafts
-        again, and nothing of these steps is read."""
-        one = self._bounded(one)
-        one = one if one.limit <= steps else replace(one, limit=steps)
-        if not one.limit:
+    def begin_ahead(self, sequences: Items[DraftRequest], steps: int) -> None:
+        """Submit the first ``steps`` steps of ``begin``, those that were not, right after the step
+        that computes the last tokens of each sequence; those still on the device are placeholders.
+        If the tokens or the numbers of drafts turn out different, ``begin`` drafts again, and
+        nothing of these steps is read."""
+        bounded = [self._bounded(one) for one in sequences]
+        active = [replace(one, limit=min(one.limit, steps)) for one in bounded]
+        if not all(one.limit for one in active):
             return
-        own, filled = self._followed[one.key], self._followed[one.key].filled
-        for step in self._steps([one], self._ahead_of([one]), unread=True):
+        states = [self._followed[one.key] for one in active]
+        filled = [own.filled for own in states]
+        for step in self._steps(active, self._ahead_of(active), unread=True):
             self._runner.submit(step.inputs)
-        own.filled = filled
-        self._ahead = _Ahead(own, len(one.tokens), one.limit)
+        for own, before in zip(states, filled, strict=True):
+            own.filled = before
+        self._ahead = {
+            one.key: _Ahead(own, len(one.tokens), one.limit)
+            for one, own in zip(active, states, strict=True)
+        }
 
     def _ahead_of(self, active: list[DraftRequest]) -> int:
         """The number of steps of a draft that were submitted ahead."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None or len(active) != 1:
+        ahead, self._ahead = self._ahead, {}
+        steps = max((one.limit for one in ahead.values()), default=0)
+        if len(active) != len(ahead):
             return 0
-        (one,) = active
-        same = self._followed[one.key] is ahead.own and len(one.tokens) == ahead.known
-        return ahead.steps if same and ahead.steps <= one.limit else 0
+        for one in active:
+            found = ahead.get(one.key)
+            if found is None or found.own is not self._followed[one.key]:
+                return 0
+            if found[1:] != (len(one.tokens), min(one.limit, steps)):
+                return 0
+        return steps
 
     def _bounded(self, one: DraftRequest) -> DraftRequest:
         """The request with no more drafts than the pages of its sequence have room for."""

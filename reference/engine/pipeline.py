@@ -23,7 +23,7 @@ from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
 ROUND_PAGES = 2
-"""The most pages that a round takes, if it has at most a page of drafts."""
+"""The most pages that a round of a sequence takes, if it has at most a page of drafts."""
 
 
 class Step(NamedTuple):
@@ -153,21 +153,27 @@ class Pipeline:
     def _continue(
         self, step: Step, output: StepOutput, now: float, speculative: SpeculativeDecoder
     ) -> None:
-        """Submit the round behind a step with drafts of a single sequence before its tokens are
-        taken, since the device would wait. Only where no other decision could be made: nobody waits
-        for a slot, and there are pages."""
-        sequence, manager = step.sequences[0], self._slot_manager
-        known = speculative.after_result(sequence, step.admissions[0], output)
-        alone = not self._in_flight and not self._scheduler.waiting and manager.disk is None
-        if not known or not alone or manager.memory.available(sequence.tenant) < ROUND_PAGES:
+        """Submit the round behind a step with drafts of every sequence that runs before its tokens
+        are taken, since the device would wait. Only where no other decision could be made: nobody
+        waits for a slot, and there are pages."""
+        sequences, manager = step.sequences, self._slot_manager
+        known = speculative.after_result(sequences, step.admissions, output)
+        if not known or self._in_flight or self._scheduler.waiting or manager.disk is not None:
             return
-        taken, sequence.known = sequence.known, known
+        pages = min(manager.memory.available(one.tenant) for one in sequences)
+        if pages < ROUND_PAGES * len(sequences):
+            return
+        taken = [one.known for one in sequences]
+        for one, count in zip(sequences, known, strict=True):
+            one.known = count
         try:
-            speculative.follow(sequence, step.chunks[0].start, now)
+            for one, chunk in zip(sequences, step.chunks, strict=True):
+                speculative.follow(one, chunk.start, now)
             self._start_planned()
         finally:
             # The caller takes the tokens.
-            sequence.known = taken
+            for one, count in zip(sequences, taken, strict=True):
+                one.known = count
 
     def recheck_waiting(self) -> None:
         """Look at the waiting sequences before the next step, although nothing changed in the

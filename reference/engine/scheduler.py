@@ -15,10 +15,11 @@ a function or a class of ``reference.sched``:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence as Items
 
 from contract.lazy_dataclass import dataclass
-from contract.types import Clock, FinishReason, QosClass
+from contract.types import Clock, FinishReason, QosClass, Request
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
@@ -368,16 +369,22 @@ class Scheduler:
         return table.within_rows(chunks, self._limits.step_rows)
 
     def _prefill_tokens(self, pending: Items[Pending]) -> int:
-        """The prefill tokens of a step that keep the decode interval of its most urgent class."""
+        """The prefill tokens of a step that keep the decode interval of its most urgent class.
+
+        It is spread if only sequences of lower classes wait for it."""
         decoding, prefilling = split_by_phase(pending)
         if not decoding or not prefilling:
             return self.chunk_tokens
         limit = self._limits.step_tokens - remaining_tokens(decoding)
         running = self.slot_manager.running
         requests = [running[one.slot].request for one in decoding]
-        classes = {(request.tenant, request.qos) for request in requests}
-        ratios = (
-            INTERVAL_RATIO.get(self._tenants[tenant].qos.lowered_to(qos)) for tenant, qos in classes
-        )
-        ratio = min((ratio for ratio in ratios if ratio is not None), default=None)
-        return prefill_tokens(pending, self._cost, ratio, min(self.chunk_while_decoding, limit))
+        classes = {(request.tenant, request.qos): request for request in requests}
+        ratio = min([self._interval_ratio(request) for request in classes.values()])
+        most = min(self.chunk_while_decoding, limit)
+        readers = [self._interval_ratio(running[one.slot].request) for one in prefilling]
+        spread = min(readers) > ratio
+        return prefill_tokens(pending, self._cost, ratio, most, spread=spread)
+
+    def _interval_ratio(self, request: Request) -> float:
+        """INTERVAL_RATIO of a request's class, infinite for batch work."""
+        return INTERVAL_RATIO.get(self._tenants.class_of(request), math.inf)

@@ -72,8 +72,8 @@ class SpeculativeDecoder:
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
         self._rounds: dict[int, _Round] = {}
-        self._followed: tuple[_Round | None, float] | None = None
-        self._settled_count: tuple[tuple[int, int], int] | None = None
+        self._followed: dict[int, tuple[_Round | None, float]] = {}
+        self._settled_counts: dict[tuple[int, int], int] = {}
         self._lost: tuple[Sequence, DraftHistory] | None = None
         self.next_round: NextRound | None = None
         if self._block is not None:
@@ -89,7 +89,7 @@ class SpeculativeDecoder:
         paused = self._lookup is None and sequence.known < self._history_of(sequence).next_trial_at
         if table.lockstep[slot] or paused:
             return False
-        self._settled_count = None
+        self._settled_counts.clear()
         if not self._can_draft(sequence) or not self._is_worth_it(sequence):
             return False
         table.lockstep[slot] = True
@@ -183,19 +183,28 @@ class SpeculativeDecoder:
         if self._block is not None and self.next_round is not None:
             self._block.after_step(sequences, chunks)
             self.next_round.interrupt()
-            sequence, running = sequences[0], len(self._slot_manager.running)
-            drafted = self._slot_manager.table.draft[sequence.slot] if sequence.running else 0
-            if drafted and running == 1 == len(sequences) and not sequence.masked:
-                self.next_round.after_step(sequence, drafted, self._count_of(sequence))
-        self._settled_count = None
+            self._note_next_round(sequences, self.next_round)
+        self._settled_counts.clear()
 
-    def after_result(self, sequence: Sequence, admission: int, output: StepOutput) -> int:
+    def _note_next_round(self, sequences: list[Sequence], next_round: NextRound) -> None:
+        """Let the next round begin early behind a step with drafts of every sequence that runs."""
+        running, draft = len(self._slot_manager.running), self._slot_manager.table.draft
+        drafted = [draft[s.slot] if s.running and not s.masked else 0 for s in sequences]
+        if running != len(sequences) or not all(drafted):
+            return
+        counts = [self._count_of(sequence) for sequence in sequences]
+        if running == 1 or sum(counts) <= self._step_room(running):
+            next_round.after_step(sequences, drafted, counts)
+
+    def after_result(
+        self, sequences: list[Sequence], admissions: list[int], output: StepOutput
+    ) -> list[int]:
         """See ``NextRound.after_result``. The first round of a sequence is settled first, since it
         counts differently."""
-        history = self._histories.get(sequence.order)
-        if self.next_round is None or history is None or not history.rounds:
-            return 0
-        return self.next_round.after_result(sequence, admission, output)
+        if self.next_round is None or not self.next_round.expected:
+            return []
+        first = any(not self._history_of(one).rounds for one in sequences)
+        return [] if first else self.next_round.after_result(sequences, admissions, output)
 
     def drop_wrong(self, sequence: Sequence, start: int) -> None:
         """Drop the wrong drafts of a step from position ``start`` on that was read and whose tokens
@@ -211,13 +220,14 @@ class SpeculativeDecoder:
         """As ``drop_wrong``, before the tokens are taken and ``settle`` is called: the next round
         begins ``now``, when the step was read."""
         self.drop_wrong(sequence, start)
-        self._followed, self._settled = (self._rounds.pop(sequence.order, None), now), now
+        self._followed[sequence.order] = self._rounds.pop(sequence.order, None), now
+        self._settled = now
 
     def settle(self, sequence: Sequence, start: int, stop: int) -> None:
         """Record a step with drafts, over positions ``start`` to ``stop`` - 1, whose tokens were
         taken. Its wrong drafts are dropped, unless its next round was begun."""
         drafted, gained = stop - start - 1, sequence.known - 1 - start
-        followed, self._followed = self._followed, None
+        followed = self._followed.pop(sequence.order, None)
         begun = followed is not None
         if followed is None:
             self.drop_wrong(sequence, start)
@@ -233,16 +243,16 @@ class SpeculativeDecoder:
         history, running = self._history_of(sequence), len(self._slot_manager.running)
         self._note_round(*followed, history, gained, drafted)
         drafts = self._policy.draft_count(history, running, self._draft_limit_of(sequence))
-        self._settled_count = (sequence.order, running), drafts
+        self._settled_counts[sequence.order, running] = drafts
         if begun and self.next_round is not None:
-            self.next_round.expect(drafts)
+            self.next_round.expect(sequence, drafts)
         elif not drafts:
             self._pause(sequence)
 
     def ended(self, sequence: Sequence, gained: int, drafted: int) -> None:
         """Record the last round of a sequence: ``drafted`` drafts were compared and gave ``gained``
         tokens, which ended the sequence; 0 if a row was not finite."""
-        self._settled_count = None
+        self._settled_counts.clear()
         if gained and self._lost is not None and self._lost[0] is sequence:
             round_ = self._rounds.pop(sequence.order, None)
             self._note_round(round_, self._clock(), self._lost[1], gained, drafted)
@@ -260,6 +270,7 @@ class SpeculativeDecoder:
         if not round_.noted:
             round_.noted = True
             seconds, drafting = now - round_.began, round_.drafting
+            self._measure_length()
             self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
         self._policy.note_gain(history, gained, running)
 
@@ -267,13 +278,16 @@ class SpeculativeDecoder:
         """Record a step without drafts that took ``seconds``, a token for each sequence."""
         lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
-        self._settled_count = None
+        self._settled_counts.clear()
         if len(sequences) == running and True not in waits:
+            self._measure_length()
             self._policy.note_plain(running, seconds)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the drafts of a sequence that lost its slot."""
-        self._settled, self._followed, self._settled_count = 0.0, None, None
+        self._settled = 0.0
+        self._followed.pop(sequence.order, None)
+        self._settled_counts.clear()
         self._drafter.forget(sequence.order)
         self._forget_lost()
         history = self._histories.pop(sequence.order, None)
@@ -339,10 +353,11 @@ class SpeculativeDecoder:
 
     def _count_of(self, sequence: Sequence) -> int:
         """The number of drafts that the policy chooses for a sequence. It is known if its latest
-        round was settled last and nothing happened since."""
+        round was settled and no other step was computed since."""
         running = len(self._slot_manager.running)
-        if self._settled_count is not None and self._settled_count[0] == (sequence.order, running):
-            return self._settled_count[1]
+        settled = self._settled_counts.get((sequence.order, running))
+        if settled is not None:
+            return settled
         history, limit = self._history_of(sequence), self._draft_limit_of(sequence)
         return self._policy.draft_count(history, running, limit)
 
@@ -376,4 +391,10 @@ class SpeculativeDecoder:
         history = self._histories.get(sequence.order)
         if history is None:
             history = self._histories[sequence.order] = self._policy.new_history(sequence.tenant)
+            self._measure_length()
         return history
+
+    def _measure_length(self) -> None:
+        """Tell the policy how long the sequences are."""
+        running = self._slot_manager.running.values()
+        self._policy.length = sum([one.known for one in running]) / max(1, len(running))

@@ -5,7 +5,11 @@ A sequence in prefill gets one token per step, as if it decoded already; these t
 the oldest one. So a step takes about as long as one in which all running sequences decode, however
 many are in prefill. More prefill tokens are added if they cost nothing. If a token is cheap
 compared with the fixed cost of a step, this would allow hardly any prefill; then a step may take
-``ratio`` times as long as its decoding alone."""
+``ratio`` times as long as its decoding alone.
+
+Whether in few steps or in many, a prompt delays the decoding sequences by the same time in all.
+But all that wait for it are delayed by the decoding of each step. So it is spread over several
+steps only for the sake of a class above its own."""
 
 from __future__ import annotations
 
@@ -25,14 +29,15 @@ SPREAD_SHARE = 1 / 3
 
 
 def prefill_tokens(
-    pending: Sequence[Pending], cost: StepCost, ratio: float | None, limit: int
+    pending: Sequence[Pending], cost: StepCost, ratio: float, limit: int, *, spread: bool = True
 ) -> int:
     """Prefill tokens of the next step, 1 to ``limit``, which is at least 1.
 
     ``pending`` are the running sequences, oldest first. The result is ``limit`` if no sequence
-    decodes or there is no ``ratio``."""
+    decodes or ``ratio`` is infinite. Prefill is spread over SPREAD_STEPS steps unless ``spread`` is
+    false: then it takes all that ``ratio`` allows."""
     decoding, prefilling = split_by_phase(pending)
-    if not decoding or not prefilling or ratio is None:
+    if not decoding or not prefilling or ratio == math.inf:
         return limit
     load = Load(remaining_tokens(decoding), _attended(decoding))
     left = remaining_tokens(prefilling)
@@ -43,8 +48,11 @@ def prefill_tokens(
         return min(limit, FIRST_PREFILL_TOKENS)
 
     def within(allowed: float) -> int:
-        return cost.tokens_within(max(level, allowed * alone), load, limit, start=start)
+        seconds = max(level, allowed * alone)
+        return cost.tokens_within(seconds, load, limit, start=start, cautious=spread)
 
+    if not spread:
+        return max(share, within(ratio))
     even = math.ceil(left / SPREAD_STEPS)
     least = within(1 + SPREAD_SHARE * (ratio - 1))
     return max(share, least if even <= least else min(even, within(ratio)))

@@ -121,19 +121,23 @@ class StepCost:
             return None
         return self._curve.predict(load.tokens) + line.position * load.attended
 
-    def tokens_within(self, seconds: float, load: Load, limit: int, *, start: int = 0) -> int:
+    def tokens_within(
+        self, seconds: float, load: Load, limit: int, *, start: int = 0, cautious: bool = True
+    ) -> int:
         """The most tokens, one of CHOICES, 0 or ``limit``, that can be added to a step of ``load``
-        without exceeding ``seconds``. They continue a sequence of ``start`` computed tokens. Raises
+        without exceeding ``seconds``. They continue a sequence of ``start`` computed tokens. If
+        ``cautious``, sizes that may take longer than expected are not tried too often. Raises
         ValueError until steps of two sizes were observed."""
         line = self.coefficients()
         if line is None:
             raise ValueError("steps of two sizes were not seen yet")
         position, tokens, attended = line.position, load.tokens, load.attended
+        predict = self._curve.predict_cautiously if cautious else self._curve.predict
 
         def too_long(more: int) -> bool:
             # n tokens attend to n * start + n (n + 1) / 2 positions.
             reached = attended + more * (start + (more + 1) / 2)
-            return self._curve.predict_cautiously(tokens + more) + position * reached > seconds
+            return predict(tokens + more) + position * reached > seconds
 
         if not too_long(limit):
             return limit

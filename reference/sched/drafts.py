@@ -16,16 +16,14 @@ tokens that plain steps sample, while steps are still submitted ahead."""
 from __future__ import annotations
 
 import math
-from collections import deque
-from dataclasses import field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.lazy_dataclass import dataclass
 from reference.sched.cost import StepCost
 from reference.sched.draft_history import Acceptance, DraftHistory
+from reference.sched.plain_times import MedianTime, PlainTimes
 
 TRIAL_TIME_SHARE = 0.006
 """The share of the time of plain steps that is added to the account."""
@@ -50,8 +48,6 @@ FIRST_DRAFTS = 3
 """The most drafts of a round before any round was measured; later, twice the most measured."""
 TENANTS_MAX = 256
 """Acceptance is remembered for this many tenants, those seen last."""
-MEASUREMENTS_MIN = 3
-"""The plain steps whose median counts as measured; three times as many are kept."""
 ROUNDS_MIN = 2
 """The number of rounds whose median counts as measured."""
 UNMEASURED_ROUND, UNMEASURED_DRAFT = 1.1, 0.11
@@ -85,18 +81,6 @@ FAILED_TRIALS_MAX = 3
 """After this many failed trials in a row the drafter stops following a sequence."""
 
 
-@dataclass(slots=True)
-class _Median:
-    """The lower median of the latest durations, in seconds."""
-
-    latest: deque[float] = field(default_factory=lambda: deque(maxlen=3 * MEASUREMENTS_MIN))
-    seconds: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        self.latest.append(seconds)
-        self.seconds = sorted(self.latest)[(len(self.latest) - 1) // 2]
-
-
 class _Choice(NamedTuple):
     """A number of drafts, the expected speed-up of a sequence with it, and the largest speed-up
     that any number would give if all drafts were accepted."""
@@ -111,8 +95,11 @@ class DraftPolicy:
 
     def __init__(self, cost: StepCost) -> None:
         self._cost = cost
-        self._plain: dict[int, _Median] = {}
-        self._rounds: dict[int, dict[int, _Median]] = {}
+        self.length = 0.0
+        """The mean number of tokens of the sequences that run, which the caller keeps up to
+        date."""
+        self._plain: dict[int, PlainTimes] = {}
+        self._rounds: dict[int, dict[int, MedianTime]] = {}
         self._tenants: dict[int, Acceptance] = {}
         self._latest: dict[tuple[int, int], float] = {}
         self._credit = self._batch_credit = self._sequence_seconds = 0.0
@@ -151,7 +138,7 @@ class DraftPolicy:
         if not self._measures():
             seconds = 1.0
         elif seconds > 0:
-            self._plain.setdefault(running, _Median()).add(seconds)
+            self._plain.setdefault(running, PlainTimes()).add(seconds, self.length)
         self._steps += 1
         plain = self._plain_seconds(running)
         if plain is not None and not self._opened:
@@ -269,7 +256,8 @@ class DraftPolicy:
         others = (running - drafting) * plain / running
         self._sequence_seconds = (min(seconds, usual) - others) / drafting
         if not first and drafting == running:
-            self._rounds.setdefault(running, {}).setdefault(drafted, _Median()).add(seconds)
+            rounds = self._rounds.setdefault(running, {})
+            rounds.setdefault(drafted, MedianTime()).add(seconds, self.length)
         self._rounds_since_plain += 1
         if self._rounds_since_plain >= REMEASURE_ROUNDS:
             self._rounds_since_plain = 0
@@ -305,9 +293,8 @@ class DraftPolicy:
         """Seconds of a plain step of ``running`` sequences; None if it was not measured."""
         if not self._measures():
             return 1.0
-        plain = self._plain.get(running)
-        measured = plain is not None and len(plain.latest) >= MEASUREMENTS_MIN
-        return plain.seconds if plain is not None and measured else None
+        times = self._plain.get(running)
+        return times.at(self.length) if times and times.measured(self.length) else None
 
     def _min_lead(self) -> float:
         return min([one.lead for one in self._running], default=0.0)
@@ -357,16 +344,17 @@ class DraftPolicy:
     def _round_seconds(self, running: int, count: int, plain: float) -> float:
         """Expected seconds of a round with ``count`` drafts for each sequence: the measured time,
         or an estimate from the nearest measured number of drafts or of sequences."""
-        rounds, known = self._rounds.get(running, {}), self._measured_counts(running)
+        known = self._measured_counts(running)
         if count in known:
-            return rounds[count].seconds
+            return self._measured_seconds(running, count, plain)
         if known:
             shorter = max((n for n in known if n < count), default=0)
-            least = rounds[shorter].seconds if shorter else plain
+            least = self._measured_seconds(running, shorter, plain) if shorter else plain
             longer = min((n for n in known if n > count), default=None)
             if longer is None:
                 return least * (1 + EXTRAPOLATED_COST * (count / shorter - 1))
-            return max(least, plain + (rounds[longer].seconds - plain) * count / longer)
+            more = self._measured_seconds(running, longer, plain) - plain
+            return max(least, plain + more * count / longer)
         others = [n for n in self._rounds if self._measured_counts(n) and self._plain_seconds(n)]
         if not others:
             return plain * (
@@ -377,3 +365,12 @@ class DraftPolicy:
         assert usual is not None
         more = self._round_seconds(near, count, usual) - usual
         return plain + more * math.pow(running / near, SEQUENCES_POWER)
+
+    def _measured_seconds(self, running: int, count: int, plain: float) -> float:
+        """Seconds of a round that was measured, with sequences as long as they are now: it grows
+        with their length as plain steps do."""
+        measured = self._rounds[running][count]
+        times = self._plain.get(running)
+        if times is None or not self._measures():
+            return measured.seconds
+        return max(plain, measured.seconds + plain - times.at(measured.length))

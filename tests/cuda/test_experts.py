@@ -165,11 +165,33 @@ def test_equal_probabilities_go_to_the_first_experts(folder: Path) -> None:
     assert any("ffn_gate_inp.weight" in name for name in known.raw)
 
 
+@pytest.mark.parametrize(
+    ("name", "quant", "most"),
+    [
+        ("qwen3moe", "q4_k_m", 2),
+        ("shared", "q5_k", 3),
+        ("wide", "q4_k", 4),
+        ("qwen2moe", "q4_k", 4),
+    ],
+)
+def test_experts_of_few_tokens_are_one_launch(
+    name: str, quant: str, most: int, folder: Path
+) -> None:
+    """As many tokens as the form has, then two; some share experts, some do not."""
+    bucket = ShapeKey(most, 1)
+    for tokens in (most, 2):
+        key = ShapeKey(tokens, 1)
+        steps = TunedSteps(recorded(name, folder, key, quant), bucket, DEVICE, ROUTED, folder)
+        assert [[launch.source.name for launch in run] for run in steps.runs] == [TOKEN]
+        for turn in range(2):
+            run(steps, [40 + turn, 7, 61, 8][:tokens], [*range(tokens)], [0] * tokens)
+
+
 @pytest.mark.parametrize("name", ["wide", "shared", "qwen2moe"])
 def test_several_tokens(name: str, folder: Path) -> None:
-    """Fewer than the form has; rows of several spans."""
+    """On a device without the one launch; fewer than the form has; rows of several spans."""
     key, bucket = ShapeKey(3, 1), ShapeKey(4, 2)
-    steps = TunedSteps(recorded(name, folder, key, "q4_k"), bucket, DEVICE, ROUTED, folder)
+    steps = TunedSteps(recorded(name, folder, key, "q4_k"), bucket, OLDER, ROUTED, folder)
     assert [[launch.source.name for launch in run] for run in steps.runs] == [THREE]
     run(steps, [7, 8, 9], [0, 0, 1], [0, 1, 0])
 

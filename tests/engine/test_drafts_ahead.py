@@ -46,7 +46,11 @@ GREEDY = [
 ]
 
 
+Both = tuple[ModelRunner, ModelRunner]
 CASES = [("qwen35", tier) for tier in ("quick", "late", "native", "opencl", "cuda")]
+
+ALIKE = [replace(one, prompt=one.prompt[:9], max_tokens=60) for one in GREEDY]
+"""Requests that begin in one step, so that each of their rounds is one step."""
 
 
 @pytest.fixture(scope="module", params=[*CASES, ("qwen3 head", "native")], ids=" on ".join)
@@ -58,17 +62,28 @@ def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> 
         yield *both, answers_of_cpu(path)
 
 
+@pytest.fixture(scope="module", params=CASES, ids=" on ".join)
+def roomy(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Both]:
+    """The same with pages for three sequences at a time."""
+    name, tier_name = request.param
+    path = drafting_model(synthetic_model, name)
+    with TIERS[tier_name]() as tier, drafting(path, tier, replace(LIMITS, pages=24)) as both:
+        yield both
+
+
 class Counted:
-    """How many rounds began with steps that were computed ahead, and how many did not use them."""
+    """How many rounds began with steps that were computed ahead, those of several sequences, and
+    how many did not use them."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.used = self.unused = 0
+        self.used = self.several = self.unused = 0
         ask = DraftBlock._ahead_of
 
         def asked(block: DraftBlock, active: list[DraftRequest]) -> int:
-            there = block._ahead is not None
+            there = bool(block._ahead)
             found = ask(block, active)
             self.used += found > 0
+            self.several += found > 0 and len(active) > 1
             self.unused += there and not found
             return found
 
@@ -172,6 +187,29 @@ def test_cancels_and_joins_behind_drafts_ahead(
         assert events + others.get(0, []) == first[0]
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_rounds_of_several_sequences_begin_early(
+    roomy: Both, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """The same answers, also where one is cancelled, and nearly all of their rounds do."""
+    runner, block = roomy
+    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most: min(3, most))
+    monkeypatch.setattr(DraftPolicy, "should_begin", lambda *_: True)
+    requests = [ALIKE[1], replace(ALIKE[2], sampling=SamplingParams(temperature=0.8, seed=5))]
+    expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())
+    set_steps(monkeypatch, 2, early)
+    counted = Counted(monkeypatch)
+    engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+    assert run(engine, requests) == expected
+    assert (counted.several > 8) == early
+    for number, tokens in ((1, 5), (2, 9), (1, 14), (2, 23)):
+        events = dict(run(engine, requests, cancels={number: tokens}))
+        given = events.pop(number)
+        assert tokens <= len(given) < len(expected[number])
+        assert given == expected[number][: len(given)]
+        assert events == {one: got for one, got in expected.items() if one != number}
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_event_is_lost_or_doubled(
     runners: Runners, monkeypatch: pytest.MonkeyPatch, seed: int
@@ -179,9 +217,27 @@ def test_no_event_is_lost_or_doubled(
     """Steps are interrupted wherever they are submitted, also those of a round that begins before
     the tokens in front of it are taken; consumers stop and go on; requests join and are
     cancelled."""
-    runner, block, _ = runners
-    random, submit = Random(seed), ModelRunner.submit
     requests = [replace(one, id=3 * n + one.id) for n in range(2) for one in GREEDY]
+    assert interrupted_steps(runners[:2], monkeypatch, seed, requests, joining=0.04) > 3
+
+
+@pytest.mark.parametrize("seed", range(3, 7))
+def test_no_event_of_several_sequences_is_lost_or_doubled(
+    roomy: Both, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """The same where they begin together, so that most rounds are those of several."""
+    counted = Counted(monkeypatch)
+    assert interrupted_steps(roomy, monkeypatch, seed, ALIKE, joining=1.0) > 1
+    assert counted.several > 1
+
+
+def interrupted_steps(
+    both: Both, monkeypatch: pytest.MonkeyPatch, seed: int, requests: list[Request], joining: float
+) -> int:
+    """How many steps were interrupted while ``requests`` were answered, whose events are checked.
+    Each joins with the chance ``joining`` before a step."""
+    runner, block = both
+    random, submit = Random(seed), ModelRunner.submit
     expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())
     set_steps(monkeypatch, random.choice((0, 1, 2)), early=True)
     engine = engine_of(runner, block, steps_ahead=1, prefix_cache=seed % 2 == 0, chunk_tokens=20)
@@ -195,10 +251,10 @@ def test_no_event_is_lost_or_doubled(
         return submit(self, inputs)
 
     monkeypatch.setattr(ModelRunner, "submit", submitted)
-    cancelled, waiting = requests[seed % 6].id, list(requests)
+    cancelled, waiting = requests[seed % len(requests)].id, list(requests)
     events: dict[int, list[TokenEvent]] = {one.id: [] for one in requests}
     while waiting or not engine.idle:
-        if waiting and (engine.idle or random.random() < 0.04):
+        while waiting and (engine.idle or random.random() < joining):
             engine.submit(waiting.pop())
         for number in range(len(requests)):
             (engine.stall if random.random() < 0.03 else engine.unstall)(number)
@@ -210,8 +266,8 @@ def test_no_event_is_lost_or_doubled(
     engine.memory.check([])
     for number, got in events.items():
         assert got == (expected[number] if number != cancelled else expected[number][: len(got)])
-    assert interrupted > 3
     assert engine.statistics.speculation.accepted > 10
+    return interrupted
 
 
 def test_the_device_does_not_wait_for_the_host(
@@ -249,6 +305,14 @@ def test_the_device_does_not_wait_for_the_host(
             set_steps(monkeypatch, *way)
             order.clear()
             alone(runner, block, GREEDY[:1])
+            assert pattern in "".join(order)
+    # Of several sequences nothing is drafted before the result is read.
+    with quick_tier() as tier, drafting(path, tier, replace(LIMITS, pages=24)) as (runner, block):
+        for early, pattern in ((False, "VrtdddV"), (True, "VrdddVt")):
+            set_steps(monkeypatch, 2, early)
+            order.clear()
+            engine = engine_of(runner, block, steps_ahead=1, prefix_cache=False)
+            run(engine, ALIKE[:2])
             assert pattern in "".join(order)
     # While somebody waits for the slot, who runs next is decided with all tokens taken.
     with quick_tier() as tier, drafting(path, tier, replace(LIMITS, slots=1)) as (runner, block):
@@ -302,8 +366,8 @@ def test_stale_drafts_are_caught(
         expected, sound = alone(runner, block, GREEDY)
 
         def stale(self: DraftBlock, active: list[DraftRequest]) -> int:
-            ahead, self._ahead = self._ahead, None
-            return 0 if ahead is None or not active else min(ahead.steps, active[0].limit)
+            ahead, self._ahead = self._ahead, {}
+            return min([one.limit for one in (*ahead.values(), *active[:1])]) if ahead else 0
 
         monkeypatch.setattr(DraftBlock, "_ahead_of", stale)
         answers, counts = alone(runner, block, GREEDY)

@@ -36,12 +36,18 @@ class Steps(Observer):
             self.prefill.append(sum(tokens[2:]))
 
 
-def max_prefill(*classes: QosClass, beside: int | None = None) -> int:
+def max_prefill(
+    *classes: QosClass,
+    beside: int | None = None,
+    reads: QosClass = QosClass.BATCH,
+    prompt: int = 900,
+) -> int:
     """The largest prefill beside a decoding sequence of each of two ``classes``, once the engine
-    knows what steps cost; ``beside`` is its ``chunk_while_decoding``."""
+    knows what steps cost; ``beside`` is its ``chunk_while_decoding``, ``reads`` the class of the
+    prompts of so many tokens."""
     clock, steps = VirtualClock(), Steps()
     tenants = [Tenant(n, f"t{n}", qos=qos) for n, qos in enumerate(classes)]
-    reader = Tenant(len(tenants), "reader", qos=QosClass.BATCH)
+    reader = Tenant(len(tenants), "reader", qos=reads)
     limits = Limits(3, 1024, 3 * 64, step_tokens=CHUNK + 3, step_rows=3)
     engine = Engine(
         SimulatedRunner(limits, clock, seconds=SECONDS),
@@ -50,8 +56,8 @@ def max_prefill(*classes: QosClass, beside: int | None = None) -> int:
     )  # fmt: skip
     for tenant in tenants:
         engine.submit(Request(tenant.id, (tenant.id + 1,), 400, tenant=tenant.id, ignore_end=True))
-    for number in range(10, 14):
-        engine.submit(Request(number, (7,) * 900, 1, tenant=reader.id, ignore_end=True))
+    for number in range(10, 14 if prompt > 200 else 30):
+        engine.submit(Request(number, (7,) * prompt, 1, tenant=reader.id, ignore_end=True))
     while engine.statistics.waiting or engine.statistics.running > 2:
         engine.step()
     return max(steps.prefill[len(steps.prefill) // 2 :])
@@ -74,6 +80,13 @@ def test_the_most_urgent_class_decides(
 ) -> None:
     spare = (INTERVAL_RATIO[max_urgent] - 1) * ALONE / SECONDS.token
     assert 0.8 * spare <= max_prefill(*classes) <= 1.05 * spare
+
+
+@pytest.mark.parametrize(("reads", "most"), [(QosClass.BATCH, 70), (QosClass.STANDARD, 120)])
+def test_only_prompts_of_lower_classes_are_spread(reads: QosClass, most: int) -> None:
+    """Three times what decoding takes leaves room for 204 tokens, a third of that for 68."""
+    decode = QosClass.STANDARD, QosClass.STANDARD
+    assert 0.9 * most <= max_prefill(*decode, reads=reads, prompt=120) <= most
 
 
 def test_batch_work_waits_for_nobody() -> None:

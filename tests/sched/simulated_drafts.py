@@ -112,6 +112,7 @@ class Session:
 
     def turn(self) -> None:
         costs, policy, together = self.costs, self.policy, self.together
+        policy.length = PROMPT
         self.begin = len(self.drafted) * self.length
         self.cost.observe(Load(PROMPT * together, 0), 2.5 * costs.step(together, 0, 0) / 1e3)
         self.plain += self.usual
@@ -176,12 +177,12 @@ class Session:
 
     def step(self, answers: list[Answer]) -> None:
         costs, policy, running = self.costs, self.policy, len(answers)
+        at = policy.length = sum(one.known for one in answers) / running
         self.waits = False
         counts = [self.count(one, running) for one in answers]
         if self.waits:
             self.now += costs.host
             policy.note_no_drafts(running, costs.host / 1e3)
-        at = sum(one.known for one in answers) / running
         usual = costs.step(running, sum(counts), at)
         self.now += usual
         step = self.noisy(usual) / 1e3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from functools import cache
 
@@ -16,7 +17,7 @@ from reference.sched.planner import Pending
 MOST = 512
 
 
-def seconds(fixed: float, tokens: int, attended: int) -> float:
+def seconds(fixed: float, tokens: float, attended: float) -> float:
     """What a step takes on the machines of these tests."""
     return fixed + 1e-3 * tokens + 1e-7 * attended
 
@@ -42,27 +43,29 @@ def reading(count: int, left: int, start: int = 0) -> list[Pending]:
     return [Pending(100 + slot, start, start + left) for slot in range(count)]
 
 
-def taken(fixed: float, decodes: int, prefill: int, start: int = 0, length: int = 200) -> float:
+def taken(fixed: float, decodes: int, prefill: float, start: int = 0, length: int = 200) -> float:
     """Seconds of a step with so much prefill."""
-    attended = decodes * length + prefill * start + prefill * (prefill + 1) // 2
+    attended = decodes * length + prefill * start + prefill * (prefill + 1) / 2
     return seconds(fixed, decodes + prefill, attended)
 
 
 @given(
     st.sampled_from((1e-3, 5e-3, 2e-2, 0.2)), st.integers(1, 15), st.integers(1, 15),
-    st.integers(2, 400), st.integers(0, 1000), st.floats(1.0, 4.0),
+    st.integers(2, 400), st.integers(0, 1000), st.floats(1.0, 4.0), st.booleans(),
 )  # fmt: skip
 def test_a_step_takes_no_longer_than_its_level(
-    fixed: float, decodes: int, reads: int, left: int, start: int, ratio: float
+    fixed: float, decodes: int, reads: int, left: int, start: int, ratio: float, spread: bool
 ) -> None:
     """The level: all that run get a token, or so many times what decoding takes."""
     pending = decoding(decodes) + reading(reads, left, start)
-    found = prefill_tokens(pending, learned(fixed), ratio, MOST)
+    found = prefill_tokens(pending, learned(fixed), ratio, MOST, spread=spread)
     assert 1 <= found <= min(MOST, reads * left)
     alone = taken(fixed, decodes, 0)
     pooled = taken(fixed, decodes, reads, start)
     assert found >= reads
     assert taken(fixed, decodes, found, start) <= 1.02 * max(ratio * alone, pooled)
+    if not spread and found < min(MOST, reads * left):
+        assert taken(fixed, decodes, 1.07 * found + 2, start) >= 0.98 * ratio * alone
 
 
 def test_steps_take_the_same_whoever_reads_and_whoever_decodes() -> None:
@@ -92,7 +95,7 @@ def test_what_is_to_be_read_is_spread() -> None:
 def test_who_waits_for_nobody_takes_all() -> None:
     cost = learned(5e-3)
     assert prefill_tokens(reading(3, 400), cost, 1.3, MOST) == MOST
-    assert prefill_tokens(decoding(2) + reading(3, 400), cost, None, MOST) == MOST
+    assert prefill_tokens(decoding(2) + reading(3, 400), cost, math.inf, MOST) == MOST
     assert prefill_tokens(decoding(2), cost, 1.3, MOST) == MOST
 
 
@@ -111,3 +114,23 @@ def test_each_that_reads_gets_a_token_whatever_is_known_of_so_many() -> None:
     cost.observe(Load(40, 0), 1.9 * seconds(5e-3, 40, 0))
     pending = decoding(8) + reading(7, 100)
     assert prefill_tokens(pending, cost, 1.0, MOST) == 7
+    assert prefill_tokens(pending, cost, 4.0, MOST) == 7
+    # Careful only for the sake of a class above: what may be long is tried beside equals.
+    assert prefill_tokens(pending, cost, 4.0, MOST, spread=False) > 14
+
+
+def test_beside_equals_nothing_is_spread() -> None:
+    """A prompt that would be read in eight steps is read in one, and no step exceeds the ratio."""
+    cost, decodes, ratio = learned(0.2), decoding(4), 2.0
+
+    def steps(left: int, spread: bool) -> int:
+        count = 0
+        while left > 1:
+            left -= prefill_tokens(decodes + reading(1, left), cost, ratio, MOST, spread=spread)
+            count += 1
+        return count
+
+    room = round((ratio - 1) * taken(0.2, 4, 0) / 1e-3)
+    assert steps(room * 9 // 10, spread=True) >= 3
+    assert steps(room * 9 // 10, spread=False) == 1
+    assert steps(room * 19 // 10, spread=False) == 2

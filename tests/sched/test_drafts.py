@@ -12,13 +12,13 @@ from reference.sched.drafts import (
     FAILED_TRIALS_MAX,
     FIRST_CREDIT_STEPS,
     FIRST_DRAFTS,
-    MEASUREMENTS_MIN,
     REMEASURE_ROUNDS,
     TENANTS_MAX,
     TRIAL_INTERVAL,
     TRIAL_TIME_SHARE,
     DraftPolicy,
 )
+from reference.sched.plain_times import MEASUREMENTS_MIN, SHORT_TOKENS
 
 PLAIN = 1.0
 
@@ -228,3 +228,30 @@ def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing() -> N
         note(policy, own, 3, 1, 1.6)
         policy.give_up(own, 1000 * trial)
     assert policy.given_up(own)
+
+
+def test_plain_steps_are_known_by_the_length_of_their_sequences() -> None:
+    """Steps behind 2,048 tokens take twice as long. Shorter sequences are measured anew, those
+    between two lengths are not, and rounds grow as plain steps do."""
+    policy, own = policy_of(), DraftHistory()
+    policy.length = 8 * SHORT_TOKENS
+    for _ in range(MEASUREMENTS_MIN):
+        policy.note_plain(1, 2 * PLAIN)
+    rounds(policy, own, 0.1, 3, 1)
+    drafts = rounds(policy, own, 0.1, 3, 9)
+    assert drafts > 1
+    note(policy, own, drafts, 1, 2.1 * PLAIN)
+    policy.length = 4 * SHORT_TOKENS
+    assert PLAIN < policy._plain_seconds(1) < 2 * PLAIN  # type: ignore[operator]
+    policy.length = 0
+    assert policy._plain_seconds(1) == PLAIN
+    short = policy._round_seconds(1, drafts, PLAIN)
+    assert PLAIN <= short < 1.5 * PLAIN
+    # Behind such rounds plain steps are measured again, of long sequences first.
+    policy._plain.clear()
+    policy.length = 8 * SHORT_TOKENS
+    for _ in range(MEASUREMENTS_MIN):
+        policy.note_plain(1, 2 * PLAIN)
+    assert policy.draft_count(own, 1, 5)
+    policy.length = 0
+    assert not policy.draft_count(own, 1, 5)

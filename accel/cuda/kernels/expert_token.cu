@@ -1,4 +1,4 @@
-// All of a block of experts for one token: norm, router, choice, gates, downs and their weighted sum
+// All of a block of experts for one to four tokens: norm, router, choice, gates, downs and their weighted sum
 // (rules R2 to R5 and R7), as expert_router.cu, expert_gates.cu and expert_down.cu do in three
 // launches. The blocks, one a multiprocessor at most, exchange floats as in exchange.h: each
 // publishes the logits of some rows of the router, then rows of the results of gates.
@@ -11,7 +11,8 @@
 // has ended by then; its words are 0 when launch n + 1 begins. The last block to know the count adds
 // this launch.
 //
-// Compiled with WARPS; SLOTS, chunks of gates that a warp copies ahead; EXPERT_SEGMENTS; UNITS of a
+// Compiled with WARPS; TOKENS, 1, 2 or 4; TILES_AT_ONCE, of gates, whose values have room; SLOTS,
+// chunks of gates that a warp copies ahead; EXPERT_SEGMENTS; UNITS of a
 // row of x and HIDDEN_UNITS of one of h; GATES_FORMAT, SHARED_GATES_FORMAT, DOWNS_FORMAT and
 // SHARED_DOWNS_FORMAT; USED; these operand numbers (see packets.h), -1 if absent: X, NORM_WEIGHT,
 // ROUTER, GATE_ROW, GATES, UPS, SHARED_GATE, SHARED_UP, DOWNS, SHARED_DOWN, EXPERT_SCALE, RESIDUAL,
@@ -36,8 +37,9 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
     GATES_COPIES copies(launch, memory);
     if (copies.is_known()) copies.fetch();
     PRECEDING_DONE;
-    if (!count_of(launch, packet_of(launch, PRODUCT))) return;
-    router.load_x();
+    const unsigned tokens = count_of(launch, packet_of(launch, PRODUCT));
+    if (!tokens) return;
+    router.load_x(tokens);
     unsigned *state = (unsigned *)workspace;
     const unsigned launches = load_shared_word(state), turn = launches & 1;
     float *bank = (float *)(workspace + BANKS_AT + turn * BANK_BYTES);
@@ -50,9 +52,14 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, 1)
          i += gridDim.x * WARPS * WARP_LANES)
         other[i] = make_uint4(0, 0, 0, 0);
     const ARRIVING arriving = {(const unsigned *)stop};
-    choose_together(launch, bank, arriving, memory.choice);
+    choose_together(launch, bank, arriving, tokens, memory.choice);
     __syncthreads();
-    float *hidden = bank + LOGIT_FLOATS;
-    make_hidden(launch, hidden, copies, memory);
-    add_downs(launch, hidden, arriving, memory);
+    if (TOKENS > 1) {
+        if (threadIdx.x < WARP_LANES) find_distinct(memory.choice, tokens, memory.distinct);
+        __syncthreads();
+        copies.limit(memory.distinct.count);
+    }
+    float *hidden = bank + TOKENS * LOGIT_FLOATS;
+    make_hidden(launch, hidden, tokens, copies, memory);
+    add_downs(launch, hidden, arriving, tokens, memory);
 }
