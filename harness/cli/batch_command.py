@@ -88,7 +88,7 @@ def run_batch(args: argparse.Namespace) -> int:
     if errors is not None:
         check_writable("--error-file", errors, source, out)
     requests = read_batch(source, MAX_BODY_BYTES)
-    known = {request.custom_id: place for place, request in enumerate(requests)}
+    known = {request.custom_id: index for index, request in enumerate(requests)}
     if not known:
         raise ConfigError(f"{source}: has no requests")
     with ExitStack() as owned:

@@ -19,7 +19,7 @@ class AnswerFile:
     however the program ends; when the file is opened again, a line that was cut is dropped, and
     those of refused requests count as not there.
 
-    ``known``: the place of each id in the file of requests."""
+    ``known``: the index of each id in the file of requests."""
 
     def __init__(self, path: Path, file: FileIO, known: Mapping[str, int]) -> None:
         """Raises ConfigError for other lines than answers to the requests."""
@@ -86,12 +86,12 @@ class AnswerFile:
         try:
             answer = json.loads(line)
             custom_id, status = answer["custom_id"], answer["response"]["status_code"]
-            place = self._known.get(custom_id)
+            index = self._known.get(custom_id)
         except (ValueError, KeyError, TypeError, RecursionError):
             raise ConfigError(
                 f"{self.path}: line {number} is no answer of a batch; name another file"
             ) from None
-        if place is None:
+        if index is None:
             raise ConfigError(
                 f"{self.path}: line {number} answers {custom_id!r}, which is not asked now; "
                 "name another file"
