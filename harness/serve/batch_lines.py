@@ -26,6 +26,7 @@ from harness.serve.random_pool import random_bytes
 from harness.serve.routes import ROUTES
 from harness.serve.service import FailedWhileRunning, Service
 from harness.serve.streams import CLIENT_LEFT
+from harness.serve.strict_json import known_type
 
 BATCH_ROUTES = {route.path: route for route in ROUTES if route.answer is not None}
 """The routes that a line may name, by path."""
@@ -100,7 +101,7 @@ def read_batch(path: Path, max_body: int) -> Iterator[BatchRequest]:
 def _request_of(raw: bytes, max_body: int) -> BatchRequest:
     """The request of a line. Raises ValueError."""
     try:
-        line = msgspec.json.decode(raw, type=_Line)
+        line = msgspec.json.decode(raw, type=known_type(_Line))
     except msgspec.ValidationError as error:
         problem = str(error).replace("Object missing required field", "has no field")
         raise ValueError(f"{problem}; a line is such as {EXAMPLE}") from None
@@ -178,7 +179,7 @@ class Batch:
     def _computed(self, request: BatchRequest) -> Json:
         """The body of an answer. Raises what its route raises."""
         with suppress(msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
-            if msgspec.json.decode(request.body, type=_Streamed).stream is True:
+            if msgspec.json.decode(request.body, type=known_type(_Streamed)).stream is True:
                 raise unsupported("stream", "answers of a batch are whole; leave stream out")
         ignored: list[str] = []
         caller = Caller(gone=self._stopped.is_set, ignored=ignored)

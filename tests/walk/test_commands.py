@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import importlib
+import json
 import os
 import pty
 import re
@@ -117,9 +118,13 @@ def runnable() -> list[tuple[str, ...]]:
 
 @pytest.fixture(scope="module")
 def settled(newcomer: Newcomer) -> Newcomer:
-    """A newcomer with a model of their own, and a text in the file that the pages call FILE."""
+    """A newcomer with a model of their own, and with what the pages call FILE and
+    ``requests.jsonl``."""
     newcomer.zinc("model", "use", f"./{MODEL}")
-    newcomer.run("sh", "-c", "cat > FILE", given="A text.\n")
+    body = {"prompt": "Hello", "max_tokens": 4}
+    request = {"custom_id": "1", "url": "/v1/completions", "body": body}
+    for name, text in (("FILE", "A text."), ("requests.jsonl", json.dumps(request))):
+        newcomer.run("sh", "-c", f"cat > {name}", given=f"{text}\n")
     return newcomer
 
 

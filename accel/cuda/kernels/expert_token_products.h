@@ -68,8 +68,8 @@ struct GATES_COPIES {
         if (TOKENS == 1) return 1;
         return expert < SHARED_EXPERT ? memory.distinct.tokens[expert] : (1u << tokens) - 1;
     }
-    // The place of one of them among the token's choices.
-    __device__ __forceinline__ unsigned place_of(unsigned expert, unsigned token) const {
+    // Which of the token's choices it is.
+    __device__ __forceinline__ unsigned choice_of(unsigned expert, unsigned token) const {
         if (expert == SHARED_EXPERT) return USED;
         if (TOKENS == 1) return expert;
         const unsigned own = memory.distinct.pairs[expert] >> token * USED & ((1u << USED) - 1);
@@ -198,7 +198,7 @@ DEVICE void make_hidden(const LAUNCH &launch, float *hidden, unsigned tokens, GA
             for (int matrix = 0; matrix < 2; matrix++)
                 value[matrix] =
                     fold_units(values + matrix * (TILE_VALUES / 2), UNITS, UNIT_ROWS);
-            publish(hidden + (token * CHOICES + copies.place_of(expert, token)) * WIDTH +
+            publish(hidden + (token * CHOICES + copies.choice_of(expert, token)) * WIDTH +
                         tile % TILES_EACH * UNIT_ROWS + row,
                     gated(ACTIVATION, value[0], value[1]));
         }
