@@ -110,6 +110,19 @@ def test_a_body_of_chunks_of_another_version(http: Http, version: str, length: s
     assert answer.count(b"HTTP/1.") == 1
 
 
+@pytest.mark.parametrize(
+    "chunks",
+    [b"2\n\r\n{}\r\n0\r\n\r\n", b"2;a\n\r\n{}\r\n0\r\n\r\n", b"2\r\n{}\r\n0\r\nX: a\nY: b\r\n\r\n"],
+    ids=["size", "extension", "trailer"],
+)
+def test_a_line_feed_alone_ends_no_line_of_chunks(http: Http, chunks: bytes) -> None:
+    """A proxy may take it for the end of the line, and then reads other requests behind it."""
+    head = f"{HEAD}Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n".encode()
+    answer = http.raw(head + chunks)
+    assert status_of(answer) == b"400"
+    assert b"the request cannot be read" in answer
+
+
 @pytest.mark.parametrize("address", ["http://[", "http://[/health", "http://a]b/", "x://[::1/"])
 def test_an_address_that_is_none(
     http: Http, address: str, caplog: pytest.LogCaptureFixture
