@@ -13,10 +13,11 @@ import pytest
 
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
-from reference.engine import next_round
+from reference.engine import next_round, pipeline
 from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import DraftRequest, SpeculationStatistics
 from reference.engine.output_processor import OutputProcessor
+from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.drafts import DraftPolicy
 from tests.engine.small_engine import ALL_TIERS as TIERS
@@ -185,6 +186,25 @@ def test_cancels_and_joins_behind_drafts_ahead(
         others = run(engine, [GREEDY[1]])
         assert others[1] == second[1]
         assert events + others.get(0, []) == first[0]
+
+
+@pytest.mark.parametrize("pages", [pipeline.ROUND_PAGES, 1 << 20])
+def test_a_round_is_verified_early_only_where_its_pages_are_free(
+    roomy: Both, monkeypatch: pytest.MonkeyPatch, pages: int
+) -> None:
+    runner, block = roomy
+    monkeypatch.setattr(pipeline, "ROUND_PAGES", pages)
+    set_steps(monkeypatch, 0, early=True)
+    followed, follow = 0, SpeculativeDecoder.follow
+
+    def counted(self: SpeculativeDecoder, *of_round: Any) -> None:
+        nonlocal followed
+        followed += 1
+        follow(self, *of_round)
+
+    monkeypatch.setattr(SpeculativeDecoder, "follow", counted)
+    run(engine_of(runner, block, steps_ahead=1, prefix_cache=False), ALIKE[:2])
+    assert (followed > 0) == (pages < 1 << 20)
 
 
 @pytest.mark.parametrize("early", [False, True])
