@@ -73,6 +73,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_k_m", "layers": 4},
         {"quant": "f32", "tied": False, "experts": {"width": 96, "shared_width": 64}},
     ),
+    "falcon-h1": (
+        {"quant": "q4_k_m", "mamba": {"inner": 384, "normed": False}},
+        {"quant": "f32", "tied": False, "mamba": {"groups": 2}},
+    ),
     "nemotron_h": ({"quant": "q4_k_m", "tied": False},),
     "nemotron_h_moe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
     "hunyuan-dense": ({"quant": "q4_k_m", "rope_base": 1e6},),

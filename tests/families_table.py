@@ -193,6 +193,14 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "granitehybrid", **SMALL, "layers": 3, "experts": EXPERTS,
         "scales": {"embedding": 1.0, "residual": 1.0, "attention": 0.25, "logits": 3.0},
     },
+    "falcon-h1": {
+        "architecture": "falcon-h1", **SMALL, "layers": 3, "rope_base": 1e11,
+        "mamba": {"inner": 192, "normed": False},
+    },
+    "falcon-h1-norms": {
+        "architecture": "falcon-h1", **SMALL, "tied": False,
+        "mamba": {"state": 40, "heads": 4, "groups": 2, "kernel": 3},
+    },
     "nemotron_h": {"architecture": "nemotron_h", **SMALL, "layers": 5, "tied": False},
     "nemotron_h-groups": {
         "architecture": "nemotron_h", **SMALL, "layers": 6,

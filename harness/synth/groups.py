@@ -3,7 +3,12 @@ windows of Gemma, factors of Granite."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.synth.spec import SynthSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +57,18 @@ class ShortConvSpec:
 
 @dataclass(frozen=True, slots=True)
 class MambaSpec:
-    """Mamba-2 in all but every ``interval``-th layer; the values of its ``heads`` are together
-    twice as wide as the residual stream."""
+    """Mamba-2 in all but every ``interval``-th layer, in falcon-h1 beside attention in all.
+
+    The values of its ``heads`` are together ``inner`` wide, by default twice the residual stream;
+    ``normed`` gives them a norm, which only falcon-h1 may lack."""
 
     interval: int = 3
     state: int = 32
     heads: int = 8
     groups: int = 1
     kernel: int = 4
+    inner: int = 0
+    normed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +128,30 @@ class Scales:
     residual: float = 0.22
     attention: float = 0.015625
     logits: float = 2.0
+
+
+def gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
+    """Yield (field, whether its value is invalid, what it must be) for settings of Gemma."""
+    architecture = spec.architecture
+    if architecture != "gemma4":
+        for name in GEMMA4_ONLY:
+            yield f"gemma.{name}", getattr(gemma, name), f"left out for {architecture}"
+    if architecture in ("gemma2", "gemma4"):
+        yield "gemma.window", gemma.window < 1, f"at least 1 for {architecture}"
+    yield "gemma.window", gemma.window and architecture == "gemma", "0 for gemma"
+    yield "gemma.head_dim", (gemma.head_dim or 0) % 2, "even"
+    yield "gemma.kv_heads", spec.heads % (gemma.kv_heads or 1), f"a divisor of {spec.heads} heads"
+    if gemma.shared_kv_layers:
+        owned = spec.layers - gemma.shared_kv_layers
+        donors = owned >= 2 and spec.is_windowed(owned - 2) and not spec.is_windowed(owned - 1)
+        accepted = "such that the last two layers with keys are a windowed and a full one"
+        yield "gemma.shared_kv_layers", not donors, accepted
+
+
+def mamba_rules(spec: SynthSpec, mamba: MambaSpec) -> Iterator[tuple[str, object, str]]:
+    """The same for Mamba-2."""
+    inner = mamba.inner or 2 * spec.hidden
+    yield "mamba.heads", inner % mamba.heads, f"a divisor of {inner}"
+    yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
+    unnormed = not mamba.normed and spec.architecture != "falcon-h1"
+    yield "mamba.normed", unnormed, f"True for {spec.architecture}"

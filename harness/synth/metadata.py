@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, LEADING, NEMOTRONS, SynthSpec
+from harness.synth.spec import COHERES, FALCON_H1, LEADING, NEMOTRONS, SynthSpec
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -131,11 +131,11 @@ def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
 
 
 def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:
-    return {
-        "attention.head_count_kv": _kv_heads(spec),
-        "rope.scaling.finetuned": False,
+    beside = spec.architecture == FALCON_H1
+    unlike = {"attention.head_count_kv": _kv_heads(spec), "rope.scaling.finetuned": False}
+    return ({} if beside else unlike) | {
         "ssm.conv_kernel": mamba.kernel,
-        "ssm.inner_size": 2 * spec.hidden,
+        "ssm.inner_size": mamba.inner or 2 * spec.hidden,
         "ssm.state_size": mamba.state,
         "ssm.time_step_rank": mamba.heads,
         "ssm.group_count": mamba.groups,

@@ -17,7 +17,7 @@ from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
 from harness.synth.metadata import architecture_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
-from harness.synth.spec import SynthSpec
+from harness.synth.spec import FALCON_H1, SynthSpec
 from harness.synth.tensors import VECTOR_KINDS, SynthTensor, with_types
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
@@ -89,6 +89,10 @@ class PlannedTensors(ModelTensors):
                 return spec.recurrent is not None and spec.recurrent.packing == "ssm_in"
             case "ssm_conv1d.bias":
                 return spec.mamba is not None
+            case "ffn_norm":  # without a suffix
+                return spec.architecture == FALCON_H1
+            case "ssm_norm":
+                return spec.mamba is not None and spec.mamba.normed
             case "ssm_ba":
                 return spec.architecture == "qwen3next"
             case "ffn_gate_up_exps":

@@ -123,6 +123,14 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "7b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=14336, vocab=128167)
         | {"context": 262144}
     },
+    "falcon-h1": {
+        "0.5b": _shape(36, 1024, 8, kv_heads=2, head_dim=64, feed_forward=2048, vocab=32784)
+        | {"context": 16384, "rope_base": 1e11}
+        | {"mamba": {"state": 128, "heads": 24, "inner": 1536, "normed": False}},
+        "7b": _shape(44, 3072, 12, kv_heads=2, head_dim=128, feed_forward=12288, vocab=130049)
+        | {"context": 262144, "rope_base": 1e11, "tied": False}
+        | {"mamba": {"state": 256, "heads": 24, "inner": 3072, "normed": False}},
+    },
     "gemma2": {
         "2b": _shape(26, 2304, 8, kv_heads=4, head_dim=256, feed_forward=9216, vocab=256000)
         | {"context": 8192, "gemma": {"window": 4096, "period": 2, "softcap": 30.0}}
@@ -160,6 +168,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"short_conv": {}, "layers": 3},
     "lfm2moe": {"short_conv": {}, "layers": 3, "experts": {}, "leading_dense": 1},
     "granitehybrid": {"scales": {}, "mamba": {}, "layers": 3},
+    "falcon-h1": {"mamba": {}},
     "nemotron_h": {"mamba": {}, "layers": 4},
     "nemotron_h_moe": {"mamba": {}, "layers": 4, "experts": {"shared_width": 64}},
     "hunyuan-moe": {"experts": {"shared_width": 64}},

@@ -9,7 +9,6 @@ from typing import Any
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
 from harness.synth.groups import (
-    GEMMA4_ONLY,
     ExpertSpec,
     Gemma,
     LatentSpec,
@@ -17,6 +16,8 @@ from harness.synth.groups import (
     Recurrent,
     Scales,
     ShortConvSpec,
+    gemma_rules,
+    mamba_rules,
 )
 
 GENERATOR_VERSION = 1
@@ -43,11 +44,13 @@ HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
 """Architectures of delta-net layers with full attention in every few layers."""
 COHERES = ("command-r", "cohere2")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
+FALCON_H1 = "falcon-h1"
+MAMBAS = ("granitehybrid", *NEMOTRONS, FALCON_H1)
 GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
-    "olmoe", "hunyuan-moe", "dots1", *HYBRIDS, *CONVOLVING, "granitehybrid", *NEMOTRONS, *GEMMAS,
+    "olmoe", "hunyuan-moe", "dots1", *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -64,7 +67,8 @@ LEAST: Mapping[str, int] = {
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
     "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
     "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
-    "mamba.groups": 1, "mamba.kernel": 2, "latent.rank": 1, "latent.query_rank": 0,
+    "mamba.groups": 1, "mamba.kernel": 2, "mamba.inner": 0,
+    "latent.rank": 1, "latent.query_rank": 0,
     "latent.unrotated": 1, "latent.rotated": 2, "latent.value": 1, "latent.groups": 1,
     "latent.groups_used": 1, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
@@ -180,7 +184,7 @@ class SynthSpec:
     def is_recurrent(self, block: int) -> bool:
         """Whether this block keeps a recurrent state instead of attending."""
         kind = self.recurrent or self.short_conv or self.mamba
-        if kind is None or block >= self.layers:
+        if kind is None or block >= self.layers or self.architecture == FALCON_H1:
             return False
         return (block + 1) % kind.interval != 0 and not self.is_feed_forward_only(block)
 
@@ -297,7 +301,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, *MAYBE_EXPERTS)),
         ("recurrent", HYBRIDS, HYBRIDS),
         ("short_conv", CONVOLVING, CONVOLVING),
-        ("mamba", ("granitehybrid", *NEMOTRONS), ("granitehybrid", *NEMOTRONS)),
+        ("mamba", MAMBAS, MAMBAS),
         ("latent", ("deepseek2",), ("deepseek2",)),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", GRANITES, GRANITES),
@@ -335,12 +339,11 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         yield "recurrent.packing", broken, f"one of {', '.join(packings)}"
         yield "head_dim", spec.head_dim % 8, "a multiple of 8, a quarter of it rotates"
     if (mamba := spec.mamba) is not None:
-        yield "mamba.heads", 2 * spec.hidden % mamba.heads, f"a divisor of {2 * spec.hidden}"
-        yield "mamba.groups", mamba.heads % mamba.groups, f"a divisor of {mamba.heads} heads"
+        yield from mamba_rules(spec, mamba)
     if spec.latent is not None:
         yield "latent.rotated", spec.latent.rotated % 2, "even"
     if (gemma := spec.gemma) is not None:
-        yield from _gemma_rules(spec, gemma)
+        yield from gemma_rules(spec, gemma)
 
 
 def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object, str]]:
@@ -380,20 +383,3 @@ def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str,
     yield "experts.shared_width", uneven, f"a multiple of {experts.width} for {architecture}"
     unfused = experts.fused and architecture not in (*HYBRIDS, "gemma4")
     yield "experts.fused", unfused, f"False for {architecture}"
-
-
-def _gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
-    architecture = spec.architecture
-    if architecture != "gemma4":
-        for name in GEMMA4_ONLY:
-            yield f"gemma.{name}", getattr(gemma, name), f"left out for {architecture}"
-    if architecture in ("gemma2", "gemma4"):
-        yield "gemma.window", gemma.window < 1, f"at least 1 for {architecture}"
-    yield "gemma.window", gemma.window and architecture == "gemma", "0 for gemma"
-    yield "gemma.head_dim", (gemma.head_dim or 0) % 2, "even"
-    yield "gemma.kv_heads", spec.heads % (gemma.kv_heads or 1), f"a divisor of {spec.heads} heads"
-    if gemma.shared_kv_layers:
-        owned = spec.layers - gemma.shared_kv_layers
-        donors = owned >= 2 and spec.is_windowed(owned - 2) and not spec.is_windowed(owned - 1)
-        accepted = "such that the last two layers with keys are a windowed and a full one"
-        yield "gemma.shared_kv_layers", not donors, accepted

@@ -22,6 +22,7 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
     **dict.fromkeys(("internlm2", "minicpm"), "smollm"),
     "exaone4": "exaone4",
+    "falcon-h1": "falcon-h1",
     "minimax-m2": "minimax-m2",
     "deepseek2": "deepseek-v3",
     "mistral3": "tekken",

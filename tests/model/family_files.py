@@ -37,6 +37,7 @@ from tests.model.family_parts import (
 )
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
 from tests.model.recurrent_layers import (
+    falcon_h1,
     granitehybrid,
     lfm2,
     lfm2moe,
@@ -117,6 +118,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "gpt-oss": {**EXPERT_KEYS, "attention.sliding_window": WINDOW},
     "granitehybrid": {**_GRANITE_KEYS, "rope.scaling.finetuned": False,
                       "attention.head_count_kv": [0, KV_HEADS] * 2, **_MAMBA_KEYS},
+    "falcon-h1": _MAMBA_KEYS,
     "nemotron_h": {**_MAMBA_KEYS, **_ALTERNATING},
     "nemotron_h_moe": {**_MAMBA_KEYS, **_ALTERNATING, **EXPERT_KEYS, **_SHARED_KEYS},
     "lfm2": _CONVOLVING_KEYS,
@@ -335,6 +337,7 @@ _LAYERS = {
     "lfm2": lfm2,
     "lfm2moe": lfm2moe,
     "granitehybrid": granitehybrid,
+    "falcon-h1": falcon_h1,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
     "dots1": _dots1,

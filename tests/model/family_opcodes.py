@@ -199,6 +199,15 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "matmul": 2 * LAYERS + HALF,
         "scale": 2 * LAYERS + 2,
     },
+    "falcon-h1": {
+        **DENSE_DECODER,
+        "rms_norm_fused_qkv": 0,
+        **dict.fromkeys(("ssm_conv1d", "ssm_scan"), LAYERS),
+        "swiglu": 2 * LAYERS,
+        "rms_norm": 2 * LAYERS + 1,
+        "matmul": 7 * LAYERS,
+        "add": 3 * LAYERS,
+    },
     "nemotron_h": {**NEMOTRON, "swiglu": 1 + HALF, "matmul": 2 + 1 + 2 * HALF},
     "nemotron_h_moe": {
         **NEMOTRON,

@@ -96,6 +96,14 @@ def granitehybrid(file: FamilyFile, layer: int) -> None:
         _mamba(file, layer)
 
 
+def falcon_h1(file: FamilyFile, layer: int) -> None:
+    """Every layer attends and is a Mamba-2 of the same norm; one name has no suffix."""
+    file.add(f"blk.{layer}.ffn_norm", HIDDEN)
+    add_dense(file, layer)
+    add_attention(file, layer)
+    _mamba(file, layer)
+
+
 def nemotron_h(file: FamilyFile, layer: int) -> None:
     """Every layer is one block: a Mamba-2, one that attends, two dense ones without gates."""
     if layer % 2:

@@ -228,6 +228,9 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
         "nemotron_h_moe", lambda oracle: setattr(oracle, "positive", lambda x: x),
     ),
     "experts of Nemotron chosen by their weights": ("nemotron_h_moe", without_choice),
+    "no scan beside attention": (
+        "falcon-h1", lambda oracle: setattr(oracle, "_mamba", lambda h, prefix: 0.0 * h),
+    ),
     "no biases of Seed": ("seed_oss", without("blk.1.attn_q.bias")),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),
     "no sinks": ("gpt-oss-experts", without_sinks),

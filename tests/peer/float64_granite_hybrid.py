@@ -11,22 +11,8 @@ from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_llama import Float64, silu
 
 
-class Float64GraniteHybrid(Float64Dense):
-    """Token by token, as the recurrence is defined. A layer without heads for keys and values is
-    recurrent."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.kv_heads_of = list(self.kv_heads)
-        self.kv_heads = max(self.kv_heads_of)
-
-    def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
-        if self.kv_heads_of[layer]:
-            return super()._attention(h, layer, positions)
-        return self._mamba(h, f"blk.{layer}.ssm_")
-
-    def _turn_layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
-        return x
+class Mamba2(Float64Dense):
+    """Token by token, as the recurrence is defined."""
 
     def _mamba(self, h: Float64, prefix: str) -> Float64:
         count, heads, groups = len(h), self._key("ssm.time_step_rank"), self._key("ssm.group_count")
@@ -46,8 +32,9 @@ class Float64GraniteHybrid(Float64Dense):
             state = decay[t][:, None, None] * state + written
             y[t] = np.einsum("hvs,hs->hv", state, c[t]) + self._vector(f"{prefix}d")[:, None] * v[t]
         y = (silu(z) * y.reshape(count, -1)).reshape(count, groups, -1)
-        norms = self._vector(f"{prefix}norm.weight").reshape(groups, -1)
-        return self._linear((self._normed(y) * norms).reshape(count, -1), f"{prefix}out")
+        if f"{prefix}norm.weight" in self._tensors:
+            y = self._normed(y) * self._vector(f"{prefix}norm.weight").reshape(groups, -1)
+        return self._linear(y.reshape(count, -1), f"{prefix}out")
 
     def _convolved(self, u: Float64, prefix: str) -> Float64:
         taps, bias = self._matrix(f"{prefix}conv1d.weight"), self._vector(f"{prefix}conv1d.bias")
@@ -57,3 +44,20 @@ class Float64GraniteHybrid(Float64Dense):
 
     def _vector(self, name: str) -> Float64:
         return self._matrix(name).reshape(-1)
+
+
+class Float64GraniteHybrid(Mamba2):
+    """A layer without heads for keys and values is recurrent."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.kv_heads_of = list(self.kv_heads)
+        self.kv_heads = max(self.kv_heads_of)
+
+    def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        if self.kv_heads_of[layer]:
+            return super()._attention(h, layer, positions)
+        return self._mamba(h, f"blk.{layer}.ssm_")
+
+    def _turn_layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        return x

@@ -178,7 +178,8 @@ class Float64Llama:
         return np.concatenate([turned.real, turned.imag, x[..., 2 * pairs :]], axis=-1)
 
     def _norm(self, x: Float64, name: str) -> Float64:
-        return self._normed(x) * self._matrix(f"{name}.weight").reshape(-1)
+        stored = name if name in self._tensors else f"{name}.weight"
+        return self._normed(x) * self._matrix(stored).reshape(-1)
 
     def _normed(self, x: Float64) -> Float64:
         return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + self.eps)

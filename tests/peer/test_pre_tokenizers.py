@@ -14,7 +14,7 @@ from tests.peer.texts import varied_texts
 pytestmark = pytest.mark.peer
 
 NAMES = (
-    *("chatglm-bpe", "dbrx", "exaone4", "glm4", "gpt-4o", "hunyuan", "hunyuan-dense"),
+    *("chatglm-bpe", "dbrx", "exaone4", "falcon-h1", "glm4", "gpt-4o", "hunyuan", "hunyuan-dense"),
     *("lfm2", "llama4", "minimax-m2"),
     *("pixtral", "seed-coder", "smaug-bpe", "tekken"),
     *("deepseek-llm", "deepseek-v3", "kimi-k2"),

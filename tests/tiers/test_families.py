@@ -53,6 +53,7 @@ MODELS = {
     "lfm2": ("q4_k_m", F16),
     "lfm2moe": ("q4_k_m", F16),
     "granitehybrid": ("q4_k_m", F16),
+    "falcon-h1": ("q4_k_m", F16),
     "nemotron_h": ("q4_k_m", F16),
     "nemotron_h_moe": ("q4_k_m", F16),
     "hunyuan-dense": ("q4_k_m", F16),

@@ -84,6 +84,13 @@ def read_granite_hybrid(keys: Keys) -> ModelConfig:
     return replace(config, mamba=_read_mamba(keys, config))
 
 
+def read_falcon_h1(keys: Keys) -> ModelConfig:
+    """Falcon-H1: attention and Mamba-2 side by side in every layer; halves rotate."""
+    config = require_feed_forward(keys, read_common(keys))
+    mamba = replace(_read_mamba(keys, config), layers=(True,) * config.layers, attends=True)
+    return replace(config, mamba=mamba)
+
+
 def read_nemotron_h(keys: Keys) -> ModelConfig:
     """Nemotron-H and Nemotron 3: Mamba-2 in layers without heads for keys and values and without a
     width, a feed forward alone in those with a width; nothing rotates."""

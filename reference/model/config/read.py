@@ -31,6 +31,7 @@ from reference.model.config.gemma import read_gemma, read_gemma2, read_gemma3, r
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
     read_delta_net,
+    read_falcon_h1,
     read_granite_hybrid,
     read_lfm2,
     read_lfm2moe,
@@ -179,6 +180,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "lfm2": read_lfm2,
     "lfm2moe": read_lfm2moe,
     "granitehybrid": read_granite_hybrid,
+    "falcon-h1": read_falcon_h1,
     "nemotron_h": read_nemotron_h,
     "nemotron_h_moe": read_nemotron_h_moe,
     "hunyuan-dense": read_dense,

@@ -133,7 +133,7 @@ class Mamba:
 
     Every head has ``head_dim`` values, each with ``state_size`` elements of state; consecutive
     heads of a group share what is written and read. ``taps`` is the length of the convolution, the
-    current token included."""
+    current token included. With ``attends`` these layers attend as well, to the same input."""
 
     taps: int
     state_size: int
@@ -141,6 +141,7 @@ class Mamba:
     head_dim: int
     groups: int
     layers: tuple[bool, ...]
+    attends: bool = False
 
     @property
     def inner(self) -> int:
@@ -197,7 +198,7 @@ class ModelConfig:
     query_growth: QueryGrowth | None = None
 
     def is_recurrent(self, layer: int) -> bool:
-        """Whether ``layer`` keeps a recurrent state instead of attending."""
+        """Whether ``layer`` keeps a recurrent state, mostly instead of attending."""
         return self.recurrent is not None and self.recurrent.layers[layer]
 
     @property
@@ -213,5 +214,6 @@ class ModelConfig:
     @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
-        layers = (n for n in range(self.layers) if not self.is_recurrent(n))
+        both = self.mamba is not None and self.mamba.attends
+        layers = (n for n in range(self.layers) if both or not self.is_recurrent(n))
         return tuple(n for n in layers if self.kv_heads[n])

@@ -58,6 +58,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": _later("hybrid", "LFM2"),
     "lfm2moe": _later("hybrid", "LFM2"),
     "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),
+    "falcon-h1": _later("falcon_h1"),
     "nemotron_h": _later("nemotron"),
     "nemotron_h_moe": _later("nemotron"),
     "hunyuan-dense": Decoder(late_norms=True).build,

@@ -108,8 +108,9 @@ class Emitter:
         )
 
     def norm_weight(self, name: str, layer: int | None = None) -> View:
-        """The weight of a norm over the residual width."""
-        return self.parameters(f"{name}.weight", layer, self.config.hidden)
+        """The weight of a norm over the residual width, which Falcon-H1 stores without a suffix."""
+        stored = name if self.has(name, layer) else f"{name}.weight"
+        return self.parameters(stored, layer, self.config.hidden)
 
     def norm(self, x: View, name: str, layer: int | None = None, y: View | None = None) -> View:
         """RMS norm over the residual width."""

@@ -10,13 +10,13 @@ from reference.model.families.emitter import Emitter
 NORM = "ssm_norm.weight"
 
 
-def mamba(e: Emitter, x: View, layer: int) -> View:
+def mamba(e: Emitter, x: View, layer: int, norm: str | None = "attn_norm") -> View:
     """norm(silu(z) * scan(silu(conv(u)))) Wout; z, u and the time steps are parts of one
-    projection of rms(x, attn_norm)."""
+    projection of rms(x, norm), or of x without a norm."""
     builder, sizes = e.builder, e.config.mamba
     assert sizes is not None
     inner, heads, channels = sizes.inner, sizes.heads, sizes.channels
-    h = e.norm(x, "attn_norm", layer)
+    h = e.norm(x, norm, layer) if norm else x
     projected = e.linear(h, "ssm_in", layer, inner + channels + heads, e.config.hidden)
     bias = "ssm_conv1d.bias"
     convolved = builder.emit(
@@ -51,9 +51,12 @@ def mamba(e: Emitter, x: View, layer: int) -> View:
 
 
 def _normed(e: Emitter, x: View, layer: int) -> View:
-    """The RMS norm of every group, each with weights of its own."""
+    """The RMS norm of every group, each with weights of its own; x itself in the sizes of
+    Falcon-H1 that have no such norm."""
     sizes = e.config.mamba
     assert sizes is not None
+    if sizes.attends and not e.has(NORM, layer):
+        return x
     groups, width = sizes.groups, sizes.inner // sizes.groups
     y = e.builder.scratch(f"scratch.ssm_norm[{layer}]", "tokens", sizes.inner)
     for group in range(groups):

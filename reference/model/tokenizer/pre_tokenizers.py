@@ -171,6 +171,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-r1-qwen": _qwen2,
     "deepseek-v3": _pre_tokenizer(*_HUNYUAN),
     "exaone4": _gpt2,
+    "falcon-h1": _llama3,
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
