@@ -78,6 +78,8 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "qwen2": {"architecture": "qwen2", **SMALL},
     "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
     "qwen3": {"architecture": "qwen3", **SMALL},
+    "qwen2vl": {"architecture": "qwen2vl", **SMALL, "tied": False, "rope_base": 1e6},
+    "qwen3vl": {"architecture": "qwen3vl", **SMALL, "rope_base": 5e6},
     "hunyuan-dense": {"architecture": "hunyuan-dense", **SMALL, "rope_base": 1e6},
     "internlm2": {"architecture": "internlm2", **SMALL, "tied": False, "rope_base": 1e6},
     "minicpm": {"architecture": "minicpm", **SMALL},
@@ -96,6 +98,10 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "qwen3moe-untied-fused-qkv": {
         "architecture": "qwen3moe", **SMALL, "tied": False, "fused_qkv": True,
         "experts": {**EXPERTS, "count": 32, "used": 8},
+    },
+    "qwen3vlmoe-experts": {
+        "architecture": "qwen3vlmoe", **SMALL, "tied": False, "rope_base": 5e6,
+        "experts": {**EXPERTS, "used": 8},
     },
     "glm4moe-experts": {
         "architecture": "glm4moe", **SMALL, "layers": 3, "tied": False, "leading_dense": 1,
@@ -140,6 +146,19 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "dots1-experts": {
         "architecture": "dots1", **SMALL, "kv_heads": 4, "layers": 3, "tied": False,
         "leading_dense": 1, "experts": {**EXPERTS, "used": 10, "shared_width": 192},
+    },
+    "bailingmoe2-experts": {
+        "architecture": "bailingmoe2", **SMALL, "layers": 3, "tied": False, "rope_base": 6e5,
+        "leading_dense": 1, "expert_groups": 4,
+        "experts": {**EXPERTS, "used": 5, "shared_width": 96},
+    },
+    "exaone-moe-experts": {
+        "architecture": "exaone-moe", **SMALL, "layers": 5, "tied": False, "window": 20,
+        "rope_freqs": True, "experts": {**EXPERTS, "used": 8, "shared_width": 96},
+    },
+    "afmoe-experts": {
+        "architecture": "afmoe", **SMALL, "layers": 5, "tied": False, "window": 20,
+        "experts": {**EXPERTS, "used": 8, "shared_width": 96},
     },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},

@@ -133,6 +133,8 @@ def _overview(facts: Mapping[str, Any]) -> str:
     ]
     if "problem" not in run:
         rows += layer_rows(run)
+        if run["images"] is not None:
+            rows.append(("images", f"{run['images']}: this build understands text alone"))
         rows.append(("context", f"{run['longest_context']:,} tokens"))
         rows += [("adapter", _adapter(one)) for one in run["adapters"]]
     return table(rows)

@@ -38,6 +38,7 @@ from reference.limits import Limits, whole_contexts
 from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
 from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.config import read_config
+from reference.model.config.vision import SEEING
 from reference.model.eagle import EMBEDDING, OUTPUT, EagleHead, is_head, read_head
 from reference.model.gguf import GgufFile, StringArray, Value
 from reference.model.open import Model
@@ -152,6 +153,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     return {
         "layers": config.layers,
         "hidden": config.hidden,
+        "images": "not read" if config.architecture in SEEING else None,
         "drafts": _draft_facts(
             model,
             partial(requested.limits, kv_dtype=BY_NAME[requested.kv_dtype]),

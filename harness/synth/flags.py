@@ -50,6 +50,7 @@ HELP: Mapping[str, str] = MappingProxyType(
         "query_growth": "growth of the queries with their position (mistral3); 0 is none",
         "yarn_log_multiplier": "factor of YaRN's logarithm (mistral3, deepseek2); 0 is no key",
         "leading_dense": "number of first layers without experts (lfm2moe, glm4moe, deepseek2)",
+        "expert_groups": "groups of experts, of which a token chooses half (bailingmoe2)",
         "head_norms": "norms of the heads of queries and keys (glm4moe)",
         "logit_scale": "factor of the logits (cohere2)",
         "long_rope": "two tensors of frequency divisors, as Phi 3 has",

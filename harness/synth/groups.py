@@ -5,10 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from harness.synth.spec import SynthSpec
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +127,21 @@ class Scales:
     logits: float = 2.0
 
 
-def gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
+class Shape(Protocol):
+    """What rules read of the specification that has the part."""
+
+    @property
+    def architecture(self) -> str: ...
+    @property
+    def hidden(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def layers(self) -> int: ...
+    def is_windowed(self, block: int) -> bool: ...
+
+
+def gemma_rules(spec: Shape, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
     """Yield (field, whether its value is invalid, what it must be) for settings of Gemma."""
     architecture = spec.architecture
     if architecture != "gemma4":
@@ -148,7 +159,7 @@ def gemma_rules(spec: SynthSpec, gemma: Gemma) -> Iterator[tuple[str, object, st
         yield "gemma.shared_kv_layers", not donors, accepted
 
 
-def mamba_rules(spec: SynthSpec, mamba: MambaSpec) -> Iterator[tuple[str, object, str]]:
+def mamba_rules(spec: Shape, mamba: MambaSpec) -> Iterator[tuple[str, object, str]]:
     """The same for Mamba-2."""
     inner = mamba.inner or 2 * spec.hidden
     yield "mamba.heads", inner % mamba.heads, f"a divisor of {inner}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, FALCON_H1, LEADING, NEMOTRONS, SynthSpec
+from harness.synth.spec import COHERES, COUNTED, FALCON_H1, LEADING, NEMOTRONS, ROUTED, SynthSpec
+from reference.model.config.vision import SEEING
 
 RMS_EPSILON = 1e-6
 LONG_ROPE_ATTENTION = 1.19
@@ -16,6 +17,8 @@ SCORE_CAP = 2.0
 """The bound of attention's scores in gemma2, which those of random weights come near."""
 WEIGHT_SCALE = 2.5
 """The factor of the experts' weights in glm4moe, and in deepseek2 with a sigmoid."""
+DEEPSTACK = 3
+"""How many layers of qwen3vl add parts of an image."""
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -44,18 +47,7 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
     if spec.architecture in COHERES:
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
         keys["logit_scale"] = spec.logit_scale
-    if spec.rope_scaling != "none":
-        keys["rope.scaling.type"] = spec.rope_scaling
-        keys["rope.scaling.factor"] = spec.rope_factor
-        keys["rope.scaling.original_context_length"] = spec.rope_original_context
-    if spec.query_growth:
-        keys["rope.scaling.original_context_length"] = spec.rope_original_context
-        keys["attention.temperature_scale"] = spec.query_growth
-    if spec.yarn_log_multiplier:
-        keys["rope.scaling.yarn_log_multiplier"] = spec.yarn_log_multiplier
-    if spec.long_rope:
-        keys["rope.scaling.original_context_length"] = spec.rope_original_context
-        keys["rope.scaling.attn_factor"] = LONG_ROPE_ATTENTION
+    keys |= _rope_keys(spec)
     if spec.window:
         keys["attention.sliding_window"] = spec.window
     if (scales := spec.scales) is not None:
@@ -79,7 +71,36 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         keys |= _latent_keys(spec, spec.latent)
     if spec.gemma is not None:
         keys |= _gemma_keys(spec, spec.gemma)
+    if spec.architecture in SEEING:
+        keys |= _image_keys(spec)
     return keys
+
+
+def _rope_keys(spec: SynthSpec) -> dict[str, Any]:
+    """How angles, and queries with their position, grow."""
+    keys: dict[str, Any] = {}
+    if spec.rope_scaling != "none":
+        keys["rope.scaling.type"] = spec.rope_scaling
+        keys["rope.scaling.factor"] = spec.rope_factor
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+    if spec.query_growth:
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+        keys["attention.temperature_scale"] = spec.query_growth
+    if spec.yarn_log_multiplier:
+        keys["rope.scaling.yarn_log_multiplier"] = spec.yarn_log_multiplier
+    if spec.long_rope:
+        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+        keys["rope.scaling.attn_factor"] = LONG_ROPE_ATTENTION
+    return keys
+
+
+def _image_keys(spec: SynthSpec) -> dict[str, Any]:
+    """Sections of equal parts, which are all pairs."""
+    third = spec.rope_dims // 6
+    keys: dict[str, Any] = {
+        "rope.dimension_sections": [spec.rope_dims // 2 - 2 * third, third, third, 0]
+    }
+    return keys if spec.architecture == "qwen2vl" else keys | {"n_deepstack_layers": DEEPSTACK}
 
 
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
@@ -101,12 +122,17 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         if spec.latent.groups > 1:
             keys["expert_group_count"] = spec.latent.groups
             keys["expert_group_used_count"] = spec.latent.groups_used
-    if spec.architecture in ("glm4moe", "dots1", "deepseek2"):
+    if spec.architecture in COUNTED:
         keys["expert_shared_count"] = experts.shared_width // experts.width
-    elif experts.shared_width:
+    if experts.shared_width and spec.architecture not in COUNTED:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
     scaled = spec.latent is not None and not spec.latent.softmax
-    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe"):
+    if spec.expert_groups > 1:
+        keys["expert_group_count"] = spec.expert_groups
+        keys["expert_group_used_count"] = spec.expert_groups // 2
+    if spec.architecture == "exaone-moe":
+        keys["expert_shared_feed_forward_length"] = experts.shared_width
+    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", *ROUTED):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys

@@ -119,6 +119,30 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"context": 8192, "rope_base": 1e6}
         | {"experts": {"count": 60, "used": 4, "width": 1408, "shared_width": 5632}}
     },
+    "qwen2vl": {
+        "7b": _shape(28, 3584, 28, kv_heads=4, head_dim=128, feed_forward=18944, vocab=152064)
+        | {"context": 128000, "rope_base": 1e6, "tied": False}
+    },
+    "qwen3vlmoe": {
+        "30b-a3b": _shape(48, 2048, 32, **_QWEN3 | {"kv_heads": 4, "context": 262144})
+        | {"experts": {"count": 128, "used": 8, "width": 768}, "rope_base": 5e6, "tied": False}
+    },
+    "bailingmoe2": {
+        "16b-a1b": _shape(20, 2048, 16, kv_heads=4, head_dim=128, feed_forward=5120, vocab=157184)
+        | {"context": 32768, "rope_base": 6e5, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 256, "used": 8, "width": 512, "shared_width": 512}}
+        | {"expert_groups": 8}
+    },
+    "exaone-moe": {
+        "236b-a23b": _shape(48, 6144, 64, kv_heads=8, head_dim=128, feed_forward=18432)
+        | {"vocab": 153600, "context": 262144, "rope_base": 1e6, "leading_dense": 1, "tied": False}
+        | {"experts": {"count": 128, "used": 8, "width": 2048, "shared_width": 2048}, "window": 128}
+    },
+    "afmoe": {
+        "26b-a3b": _shape(32, 2048, 32, kv_heads=4, head_dim=128, feed_forward=6144, vocab=200192)
+        | {"context": 131072, "leading_dense": 2, "tied": False, "window": 2048}
+        | {"experts": {"count": 128, "used": 8, "width": 1024, "shared_width": 1024}}
+    },
     "hunyuan-dense": {
         "7b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=14336, vocab=128167)
         | {"context": 262144}
@@ -153,6 +177,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granitemoe": {"scales": {}, "experts": {}},
     "phi3": {"fused_qkv": True},
     "qwen3moe": {"experts": {}},
+    "qwen3vlmoe": {"experts": {}},
     "minimax-m2": {"experts": {}},
     "qwen2moe": {"experts": {"shared_width": 64}},
     "olmoe": {"experts": {}, "kv_heads": 4},
@@ -161,6 +186,9 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek2": {"latent": {}, "layers": 3, "experts": {"shared_width": 64}, "leading_dense": 1},
     "dots1": {"experts": {"shared_width": 64}, "leading_dense": 1, "kv_heads": 4},
     "minicpm": {"scales": {}},
+    "bailingmoe2": {"experts": {"shared_width": 64}, "leading_dense": 1, "fused_qkv": True},
+    "exaone-moe": {"experts": {"shared_width": 64}, "leading_dense": 1, "window": 32},
+    "afmoe": {"experts": {"shared_width": 64}, "leading_dense": 1, "window": 32},
     "cohere2": {"window": 32},
     "qwen35": {"recurrent": {}, "layers": 4},
     "qwen35moe": {"experts": {"shared_width": 64}, "recurrent": {}, "layers": 4},

@@ -26,17 +26,18 @@ GENERATOR_VERSION = 1
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
-    "hunyuan-dense", "internlm2", "minicpm",
+    "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
-    "hunyuan-moe", "dots1",
+    "hunyuan-moe", "dots1", "qwen3vlmoe", "bailingmoe2", "exaone-moe", "afmoe",
 )  # fmt: skip
 MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", "deepseek2")
-LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2")
+ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
+LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2", *ROUTED)
 """Architectures whose first layers may have no experts."""
-COUNTED = ("glm4moe", "dots1", "deepseek2")
+COUNTED = ("glm4moe", "dots1", "deepseek2", *ROUTED)
 """Architectures whose files count shared experts, each as wide as the others."""
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
 CONVOLVING = ("lfm2", "lfm2moe")
@@ -50,7 +51,8 @@ GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
-    "olmoe", "hunyuan-moe", "dots1", *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
+    "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", *ROUTED,
+    *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
 )  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
@@ -72,7 +74,7 @@ LEAST: Mapping[str, int] = {
     "latent.unrotated": 1, "latent.rotated": 2, "latent.value": 1, "latent.groups": 1,
     "latent.groups_used": 1, "gemma.window": 0, "gemma.period": 1,
     "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
-    "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0,
+    "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0, "expert_groups": 1,
 }  # fmt: skip
 """The smallest value of every field that is a count."""
 MOST = dict.fromkeys(LEAST, (1 << 31) - 1)
@@ -91,8 +93,8 @@ class SynthSpec:
     deepseek2, too. The first ``leading_dense`` layers of LEADING have no experts. With
     ``head_norms`` heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency
     divisors, for contexts up to ``rope_original_context`` and beyond.
-    ``window`` limits attention, in all layers of phi3, in all but every fourth of olmo2, cohere2
-    and exaone4, in every second of gpt-oss; 0 is off.
+    ``window`` limits attention, in all layers of phi3, in every second of gpt-oss, in all but every
+    fourth of others; 0 is off. Of ``expert_groups`` of bailingmoe2 a token chooses half.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of an EAGLE-3 head. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
@@ -128,6 +130,7 @@ class SynthSpec:
     mtp_agreement: float | None = None
     eagle_agreement: float | None = None
     leading_dense: int = 0
+    expert_groups: int = 1
     head_norms: bool = False
     logit_scale: float = 1.0
     experts: ExpertSpec | None = None
@@ -164,8 +167,8 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = self.architecture in ("qwen2", "qwen2moe", "gpt-oss", "glm4moe", "seed_oss")
-        return biased if self.qkv_bias is None else self.qkv_bias
+        biased = ("qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss")
+        return self.architecture in biased if self.qkv_bias is None else self.qkv_bias
 
     @property
     def has_sinks(self) -> bool:
@@ -177,7 +180,7 @@ class SynthSpec:
         """The number of rotated channels of a head."""
         if self.latent is not None:
             return self.latent.rotated
-        if self.architecture in ("glm4", "glm4moe", "minimax-m2"):
+        if self.architecture in ("glm4", "glm4moe", "minimax-m2", "bailingmoe2"):
             return self.head_dim // 2
         return self.head_dim // 4 if self.recurrent else self.head_dim
 
@@ -263,7 +266,7 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     absent = dict.fromkeys(GROUPS) | {
         "nextn_layers": 0, "mtp_agreement": None, "eagle_agreement": None, "key_outliers": 0.0,
         "long_rope": False, "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
-        "leading_dense": 0, "logit_scale": 1.0, "head_norms": False,
+        "leading_dense": 0, "logit_scale": 1.0, "head_norms": False, "expert_groups": 1,
     }  # fmt: skip
     return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
 
@@ -291,11 +294,8 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     """Yield (field, whether its value is invalid, what it must be); later rules rely on earlier
     ones."""
     architecture = spec.architecture
-    for name, known in (
-        ("architecture", ARCHITECTURES),
-        ("quant", QUANTS),
-        ("rope_scaling", ROPE_SCALINGS),
-    ):
+    values = {"architecture": ARCHITECTURES, "quant": QUANTS, "rope_scaling": ROPE_SCALINGS}
+    for name, known in values.items():
         yield name, getattr(spec, name) not in known, f"one of {', '.join(known)}"
     for name, needing, allowing in (
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, *MAYBE_EXPERTS)),
@@ -357,18 +357,20 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
         yield name, value < 0, "at least 0"
     leading = spec.layers if architecture in LEADING else 0
     yield "leading_dense", spec.leading_dense > leading, f"at most {leading} for {architecture}"
+    grouped = spec.expert_groups > 1 and architecture != "bailingmoe2"
+    yield "expert_groups", grouped, f"1 for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
-    windowed = architecture in ("phi3", "olmo2", "gpt-oss", "cohere2", "exaone4")
+    needed = architecture in ("gpt-oss", "cohere2", "exaone-moe", "afmoe")
+    windowed = needed or architecture in ("phi3", "olmo2", "exaone4")
     yield "window", spec.window and not windowed, f"0 for {architecture}"
-    needed = architecture in ("gpt-oss", "cohere2")
     yield "window", not spec.window and needed, f"at least 1 for {architecture}"
     scaled = spec.logit_scale != 1.0 and architecture not in COHERES
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
     yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
-    whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2")
+    whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2", "afmoe")
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
-    divided = spec.rope_freqs and architecture not in ("llama", "exaone4")
+    divided = spec.rope_freqs and architecture not in ("llama", "exaone4", "exaone-moe")
     yield "rope_freqs", divided, f"False for {architecture}"
 
 

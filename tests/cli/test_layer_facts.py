@@ -60,6 +60,17 @@ def test_it_tells_what_drafts_a_file_can_make(
     assert told in line
 
 
+@pytest.mark.parametrize(("name", "images"), [("qwen3", None), ("qwen3vl", "not read")])
+def test_it_tells_that_images_are_not_read(
+    zinc: Zinc, tmp_path: Path, name: str, images: str | None
+) -> None:
+    path = tmp_path / f"{name}.gguf"
+    write_synthetic(path, sized_spec("tiny", **FAMILIES[name]))
+    assert json.loads(zinc("inspect", path, "--json").out)["run"]["images"] == images
+    lines = zinc("inspect", path).out.splitlines()
+    assert any(line.startswith("images ") for line in lines) == (images is not None)
+
+
 def test_it_tells_why_a_draft_block_cannot_be_used(zinc: Zinc, tmp_path: Path) -> None:
     """A tensor of the block has another name."""
     path = tmp_path / "m.gguf"

@@ -38,6 +38,9 @@ MODELS = {
     "minimax-m2-experts": ("q8_0", F16), "ernie4_5": ("q8_0", F16), "seed_oss": ("q4_k_m", F16),
     "qwen2moe-experts": ("q4_k_m", F16), "olmoe-experts": ("f32", F32),
     "gpt-oss-experts": ("mxfp4_moe", F16), "glm4moe-experts": ("q8_0", F16),
+    "bailingmoe2-experts": ("q8_0", F16), "exaone-moe-experts": ("q8_0", F16),
+    "afmoe-experts": ("q4_k_m", F16),
+    "qwen2vl": ("q8_0", F16), "qwen3vl": ("q4_k_m", F16), "qwen3vlmoe-experts": ("q8_0", F16),
     "deepseek2-experts-groups": ("q4_k_m", F16), "deepseek2": ("q8_0", F32),
     "qwen35": ("q8_0", F16), "qwen35moe-fused": ("q4_k_m", F32), "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16), "lfm2": ("q4_k_m", F16), "lfm2moe": ("q8_0", F16),
@@ -76,7 +79,10 @@ SHORT = ("qwen3moe", "qwen35")
 """Experts and states on every tier; most families on the native one."""
 
 
-DENSE = ("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2")
+DENSE = (
+    *("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2"),
+    *("qwen2vl", "qwen3vl"),
+)
 """What tells them apart has no state from token to token but pages, which others have as well."""
 
 

@@ -92,6 +92,7 @@ _HYBRID_KEYS = {
     "ssm.group_count": KEY_HEADS,
 }
 _SECTIONS = {"rope.dimension_sections": [11, 11, 10, 0]}
+_EQUAL_SECTIONS = {"rope.dimension_sections": [16, 24, 24, 0]}
 _SHARED_KEYS = {"expert_shared_feed_forward_length": SHARED_WIDTH}
 _CONVOLVING_KEYS = {"attention.head_count_kv": [0, KV_HEADS] * 2, "shortconv.l_cache": TAPS}
 _GRANITE_KEYS = {"logit_scale": 4.0, "residual_scale": 0.5, "embedding_scale": 3.0}
@@ -99,12 +100,17 @@ _MAMBA_KEYS = {"ssm.conv_kernel": TAPS, "ssm.inner_size": 2 * HIDDEN, "ssm.state
                "ssm.time_step_rank": MAMBA_HEADS, "ssm.group_count": 1}  # fmt: skip
 _ALTERNATING = {"attention.head_count_kv": [0, 0, KV_HEADS, 0],
                 "feed_forward_length": [0, FEED_FORWARD, 0, FEED_FORWARD]}  # fmt: skip
+_ROUTED_KEYS = {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
+                "expert_weights_norm": True, "expert_gating_func": 2}  # fmt: skip
 _KEYS: Mapping[str, dict[str, Any]] = {
     "granite": _GRANITE_KEYS,
     "granitemoe": {**_GRANITE_KEYS, **_SHARED_KEYS, "expert_count": EXPERTS,
                    "expert_used_count": USED},
     "minimax-m2": {**EXPERT_KEYS, "expert_gating_func": 2, "rope.dimension_count": HEAD_DIM // 2},
     "qwen3moe": EXPERT_KEYS,
+    "qwen2vl": _EQUAL_SECTIONS,
+    "qwen3vl": {**_EQUAL_SECTIONS, "n_deepstack_layers": 3},
+    "qwen3vlmoe": {**_EQUAL_SECTIONS, **EXPERT_KEYS, "n_deepstack_layers": 3},
     "qwen2moe": {**EXPERT_KEYS, **_SHARED_KEYS},
     "olmoe": {"expert_count": EXPERTS, "expert_used_count": USED},
     "qwen35": {**_HYBRID_KEYS, **_SECTIONS},
@@ -124,9 +130,12 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "lfm2": _CONVOLVING_KEYS,
     "lfm2moe": {**_CONVOLVING_KEYS, **EXPERT_KEYS, "expert_gating_func": 2,
                 "leading_dense_block_count": 1},
-    "dots1": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
-              "expert_weights_norm": True},
+    "dots1": _ROUTED_KEYS,
     "minicpm": _GRANITE_KEYS,
+    "bailingmoe2": {**_ROUTED_KEYS, "rope.dimension_count": HEAD_DIM // 2,
+                    "expert_group_count": 2, "expert_group_used_count": 1},
+    "exaone-moe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
+    "afmoe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
     "hunyuan-moe": {**EXPERT_KEYS, **_SHARED_KEYS},
     "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
@@ -225,6 +234,22 @@ def _dots1(file: FamilyFile, layer: int) -> None:
     _qwen3moe(file, layer)
     add_shared_expert(file, layer, EXPERT_WIDTH)
     file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
+
+
+def _bailingmoe2(file: FamilyFile, layer: int) -> None:
+    """Queries, keys and values are one tensor."""
+    _dots1(file, layer)
+    prefix = f"blk.{layer}.attn"
+    parts = (f"{prefix}_{name}.weight" for name in "qkv")
+    file.stack(f"{prefix}_qkv.weight", *parts)
+
+
+def _afmoe(file: FamilyFile, layer: int) -> None:
+    """Gates of heads, and norms after the blocks, too."""
+    _dots1(file, layer)
+    file.rows(f"blk.{layer}.attn_gate", HEADS * HEAD_DIM)
+    for name in ("post_attention_norm", "post_ffw_norm"):
+        file.vector(f"blk.{layer}.{name}")
 
 
 def _hunyuan_moe(file: FamilyFile, layer: int) -> None:
@@ -329,6 +354,9 @@ _LAYERS = {
     "qwen2": _qwen2,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3moe,
+    "qwen2vl": _qwen2,
+    "qwen3vl": _qwen3,
+    "qwen3vlmoe": _qwen3moe,
     "qwen2moe": _qwen2moe,
     "olmoe": _olmoe,
     "qwen35": qwen35,
@@ -341,6 +369,9 @@ _LAYERS = {
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
     "dots1": _dots1,
+    "bailingmoe2": _bailingmoe2,
+    "exaone-moe": _dots1,
+    "afmoe": _afmoe,
     "internlm2": _llama,
     "minicpm": _llama,
     "hunyuan-dense": _qwen3,

@@ -70,6 +70,17 @@ NEMOTRON = {
     "add": LAYERS,
 }
 """One layer that attends, one Mamba-2, HALF feed forwards."""
+ROUTED = {
+    **STEP,
+    **PROJECTED,
+    **{name: count - 1 for name, count in EXPERTS.items()},
+    "shared_expert": LAYERS - 1,
+    "rms_norm_fused_mlp_gate_up": 1,
+    "swiglu": 1,
+    "add": 2,
+    "matmul": LAYERS + 1,
+}
+"""Experts beside a shared one behind a dense layer."""
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
     "ernie4_5": DENSE_DECODER,
@@ -103,9 +114,10 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "matmul": 7 * LAYERS,
     },
     **dict.fromkeys(("minimax-m2", "olmoe"), WHOLE_NORMS),
-    **dict.fromkeys(("qwen2", "seed_oss"), BIASED),
-    "qwen3": DENSE_DECODER,
+    **dict.fromkeys(("qwen2", "qwen2vl", "seed_oss"), BIASED),
+    **dict.fromkeys(("qwen3", "qwen3vl"), DENSE_DECODER),
     "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
+    "qwen3vlmoe": {**STEP, **PROJECTED, **EXPERTS},
     "qwen2moe": {
         **STEP,
         **PROJECTED,
@@ -215,15 +227,22 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "swiglu": 1 + HALF,
         "matmul": 2 + 1 + 2 * HALF,
     },
-    "dots1": {
-        **STEP,
-        **PROJECTED,
-        **{name: count - 1 for name, count in EXPERTS.items()},
-        "shared_expert": LAYERS - 1,
-        "rms_norm_fused_mlp_gate_up": 1,
-        "swiglu": 1,
-        "add": 2,
-        "matmul": LAYERS + 1,
+    **dict.fromkeys(("dots1", "exaone-moe"), ROUTED),
+    "bailingmoe2": {
+        **ROUTED,
+        "rms_norm_fused_qkv": 0,
+        "rms_norm": LAYERS + 1,
+        "matmul": 2 * LAYERS + 1,
+    },
+    "afmoe": {
+        **ROUTED,
+        "rms_norm_fused_qkv": 0,
+        "residual_rms_norm": 0,
+        "rms_norm": 3 * LAYERS + (LAYERS - 1) + 1,
+        "swiglu": LAYERS + 1,
+        "add": 2 * LAYERS,
+        "scale": 1,
+        "matmul": 5 * LAYERS + 1,
     },
     "internlm2": DENSE_DECODER,
     "minicpm": {**DENSE_DECODER, "scale": 2 * LAYERS + 2},

@@ -249,6 +249,25 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "residuals of MiniCPM whole": ("minicpm", lambda oracle: setattr(oracle, "residual", 1.0)),
     "heads of dots that are not normed": ("dots1-experts", without("blk.1.attn_q_norm.weight")),
+    "Ling's experts of any group": (
+        "bailingmoe2-experts", spoil_key("expert_group_used_count", lambda used: 4),
+    ),
+    "whole heads of Ling rotate": ("bailingmoe2-experts", spoil_rotation),
+    "full layers of K-EXAONE that rotate": (
+        "exaone-moe-experts", lambda oracle: setattr(oracle, "unrotated_step", 0),
+    ),
+    "no shared expert of K-EXAONE": (
+        "exaone-moe-experts", without("blk.1.ffn_gate_shexp.weight"),
+    ),
+    "no gates of Trinity's heads": ("afmoe-experts", without("blk.1.attn_gate.weight")),
+    "Trinity's embeddings as they are": (
+        "afmoe-experts", lambda oracle: setattr(oracle, "embedding_scale", 1.0),
+    ),
+    "no biases of Qwen 2 VL": ("qwen2vl", without("blk.1.attn_q.bias")),
+    "heads of Qwen 3 VL that are not normed": ("qwen3vl", without("blk.1.attn_q_norm.weight")),
+    "one expert of Qwen 3 VL too few": (
+        "qwen3vlmoe-experts", spoil_key("expert_used_count", lambda n: n - 1),
+    ),
     "scores without a bound": ("gemma2", lambda oracle: setattr(oracle, "score_cap", 0.0)),
     "a window of Gemma 2 one position too wide": ("gemma2", spoil_window),
     "embeddings of another width": ("gemma", lambda oracle: setattr(oracle, "hidden", 64)),

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.peer.float64_llama import Float64, Float64Llama, attention, silu
+from tests.peer.float64_llama import Float64, Float64Llama, attention, sigmoid, silu
 
 INTERLEAVED = ("smollm3", "internlm2", "minicpm", "granite", "granitemoe", "glm4")
-POST_NORMS = ("glm4", "olmo2", "exaone4")
+POST_NORMS = ("glm4", "olmo2", "exaone4", "afmoe")
 NO_PRE_NORMS = ("olmo2", "exaone4")
 
 
@@ -24,12 +24,13 @@ class Float64Dense(Float64Llama):
         self.windowed_step = 4 if self.architecture in ("olmo2", "exaone4") else 0
         still = self.architecture == "smollm3" or (self.architecture == "exaone4" and self.window)
         self.unrotated_step = 4 if still else 0
+        self.embedding_scale = self._key("embedding_scale", 1.0)
         self.residual = self._key("residual_scale", 1.0)
 
     def logits(self, tokens: list[int]) -> Float64:
         """Teacher-forced logits of every position, float64[len(tokens), vocab]."""
         positions = np.arange(len(tokens))
-        x = self._rows("token_embd.weight", np.asarray(tokens)) * self._key("embedding_scale", 1.0)
+        x = self._rows("token_embd.weight", np.asarray(tokens)) * self.embedding_scale
         for layer in range(self.layers):
             x = self._layer(x, layer, positions)
         return self.head(self._norm(x, "output_norm")) / self._key("logit_scale", 1.0)
@@ -64,6 +65,8 @@ class Float64Dense(Float64Llama):
         v = v.reshape(count, self.kv_heads, size)
         scale = self._key("attention.scale", size**-0.5)
         mixed = attention(q, k, v, positions, scale, self._window(layer))
+        if f"{prefix}gate.weight" in self._tensors:
+            mixed = mixed * sigmoid(self._linear(h, f"{prefix}gate"))
         return self._linear(mixed, f"{prefix}output")
 
     def _window(self, layer: int) -> int | None:

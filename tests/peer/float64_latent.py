@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_llama import Float64, attention, sigmoid
+from tests.peer.float64_mixture import of_best_groups
 from tests.peer.yarn import yarn_frequencies
 
 SIGMOID = 2
@@ -31,14 +32,11 @@ class Float64Latent(Float64Dense):
         if self._key("expert_gating_func") != SIGMOID:
             return super()._weights(logits, prefix)
         bias = self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
-        score = sigmoid(logits) + bias
-        groups = self._key("expert_group_count", 1)
-        of_group = np.sort(score.reshape(len(score), groups, -1), axis=-1)[..., -2:].sum(axis=-1)
-        worst = np.argsort(-of_group, axis=-1)[:, self._key("expert_group_used_count", 1) :]
-        for token, group in np.argwhere(np.ones_like(worst)):
-            size = score.shape[1] // groups
-            begin = worst[token, group] * size
-            score[token, begin : begin + size] = -np.inf
+        score = of_best_groups(
+            sigmoid(logits) + bias,
+            self._key("expert_group_count", 1),
+            self._key("expert_group_used_count", 1),
+        )
         used = np.argsort(-score, axis=-1)[:, : self._key("expert_used_count")]
         return sigmoid(logits), used
 

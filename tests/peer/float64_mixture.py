@@ -1,12 +1,15 @@
-"""Mixtures of experts in plain float64: glm4moe, minimax-m2."""
+"""Mixtures of experts in plain float64: glm4moe, minimax-m2, bailingmoe2, exaone-moe, afmoe."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_lfm2 import chosen_by_bias
-from tests.peer.float64_llama import Float64, Float64Llama
+from tests.peer.float64_llama import Float64, Float64Llama, sigmoid
 
 
 class Float64Mixture(Float64Llama):
@@ -18,3 +21,40 @@ class Float64Mixture(Float64Llama):
 
     def _choice_bias(self, name: str) -> Float64:
         return self._matrix(name).reshape(-1)
+
+
+class Float64Routed(Float64Dense):
+    """The same of the best groups; all but every fourth layer have windows and rotate, where some
+    have windows."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.windowed_step = self.unrotated_step = 4 if self.window else 0
+        self.normalized = self._key("expert_weights_norm", False)
+        if self.architecture == "afmoe":
+            self.embedding_scale = self.hidden**0.5
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        bias = self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
+        score = of_best_groups(
+            sigmoid(logits) + bias,
+            self._key("expert_group_count", 1),
+            self._key("expert_group_used_count", 1),
+        )
+        used = np.argsort(-score, axis=-1)[:, : self._key("expert_used_count")]
+        return sigmoid(logits), used
+
+    def _choice_bias(self, name: str) -> Float64:
+        return self._matrix(name).reshape(-1)
+
+
+def of_best_groups(score: Float64, groups: int, used: int) -> Float64:
+    """Scores of experts, minus infinity outside the groups with the largest sums of two."""
+    best = score.copy()
+    of_group = np.sort(score.reshape(len(score), groups, -1), axis=-1)[..., -2:].sum(axis=-1)
+    worst = np.argsort(-of_group, axis=-1)[:, used:]
+    size = score.shape[1] // groups
+    for token, group in np.argwhere(np.ones_like(worst)):
+        begin = worst[token, group] * size
+        best[token, begin : begin + size] = -np.inf
+    return best

@@ -15,11 +15,12 @@ from tests.peer.float64_latent import Float64Latent
 from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_mistral import Float64Mistral
-from tests.peer.float64_mixture import Float64Mixture
+from tests.peer.float64_mixture import Float64Mixture, Float64Routed
 from tests.peer.float64_nemotron import Float64Nemotron
 
 ORACLES = {
     **dict.fromkeys(("llama", "qwen2", "qwen3", "qwen3moe", "seed_oss", "ernie4_5"), Float64Llama),
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe"), Float64Llama),
     **dict.fromkeys(("qwen2moe", "olmoe", "hunyuan-dense", "hunyuan-moe"), Float64Llama),
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("exaone4", "granitemoe", "internlm2", "minicpm"), Float64Dense),
@@ -27,6 +28,7 @@ ORACLES = {
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
     "deepseek2": Float64Latent,
+    **dict.fromkeys(("bailingmoe2", "exaone-moe", "afmoe"), Float64Routed),
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Float64Nemotron),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4"), Float64Gemma),

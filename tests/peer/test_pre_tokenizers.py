@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import regex
 
 from reference.model.gguf import open_gguf, write_gguf
 from reference.model.tokenizer import load_tokenizer
@@ -14,6 +15,7 @@ from tests.peer.texts import varied_texts
 pytestmark = pytest.mark.peer
 
 NAMES = (
+    *("afmoe", "bailingmoe2", "exaone-moe"),
     *("chatglm-bpe", "dbrx", "exaone4", "falcon-h1", "glm4", "gpt-4o", "hunyuan", "hunyuan-dense"),
     *("lfm2", "llama4", "minimax-m2"),
     *("pixtral", "seed-coder", "smaug-bpe", "tekken"),
@@ -21,6 +23,7 @@ NAMES = (
 )
 BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken", "kimi-k2")
 """llama.cpp knows upper and lower case of ASCII letters only, the families' own patterns all."""
+SPACED_NUMBER = regex.compile(r"\s{2}\p{N}")
 CASELESS = ("kimi-k2",)
 """llama.cpp does not end words where capitals begin again, as the family's own pattern does."""
 
@@ -39,6 +42,8 @@ def test_ids_are_llama_cpps(tmp_path: Path, peer, name: str) -> None:
     texts = [text.lower() if name in CASELESS else text for text in texts]
     # Of this one llama.cpp keeps an ideographic space together with the space behind it.
     texts = [text for text in texts if name != "deepseek-llm" or "\u3000 " not in text]
+    # Of this one llama.cpp splits the spaces before a number, which are a piece of their own.
+    texts = [text for text in texts if name != "afmoe" or not SPACED_NUMBER.search(text)]
     assert len(texts) > 50
     expected = peer.encode(path, texts, parse_special=False, add_bos=False)
     assert {text: ours.encode(text, add_bos=False) for text in texts} == dict(

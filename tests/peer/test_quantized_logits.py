@@ -44,6 +44,8 @@ MODELS = {
     "deepseek2-experts-groups": LATENT,
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
     **dict.fromkeys(("gemma", "gemma2", "hunyuan-dense", "hunyuan-moe-experts"), Limit()),
+    **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe-experts"), Limit()),
+    **dict.fromkeys(("bailingmoe2-experts", "exaone-moe-experts", "afmoe-experts"), Limit()),
     **dict.fromkeys(("dots1-experts", "internlm2", "minicpm"), Limit()),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
@@ -53,7 +55,7 @@ QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
 }
 AS_WIDE = (
     *("exaone4", "internlm2", "qwen2moe", "olmoe", "phi3", "olmo2", "lfm2", "lfm2moe"),
-    *("granitehybrid", "command-r", "cohere2"),
+    *("granitehybrid", "command-r", "cohere2", "qwen2vl", "bailingmoe2"),
 )
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0

@@ -13,6 +13,7 @@ from tests.adapters import write_adapter
 from tests.families_table import DEEP, FAMILIES, without_variants
 from tests.long_cases import long_except
 from tests.model.test_adapters import is_linear
+from tests.model.test_families import rewrite
 from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERANCE
 from tests.peer.binary64_attention import binary64_attention
 from tests.peer.float64_gemma import Float64Gemma
@@ -30,6 +31,16 @@ NOT_IN_PEER = ("llama-per-layer-widths", "phi3-window", "exaone4-windows")
 """llama.cpp takes the first layer's width for all layers of a llama, leaves out Phi's window, and
 EXAONE's but for 64 layers."""
 ENTRIES = {**FAMILIES, **DEEP}
+EPSILON_UNREAD = ("qwen2vl",)
+"""Architectures whose epsilon llama.cpp does not read and takes for 0."""
+
+
+def for_peer(path, architecture):
+    """The file, without an epsilon where llama.cpp has none."""
+    if architecture not in EPSILON_UNREAD:
+        return path
+    target = path.with_name(f"{path.stem}-without-epsilon.gguf")
+    return rewrite(path, target, {f"{architecture}.attention.layer_norm_rms_epsilon": 0.0})
 
 
 def peer_tolerance(name: str) -> float:
@@ -41,7 +52,12 @@ def peer_tolerance(name: str) -> float:
 @pytest.fixture
 def model(synthetic_model):
     """``model(name)``: the file of a table entry."""
-    return lambda name: synthetic_model(quant="f32", seed=11, **ENTRIES[name])
+
+    def written(name):
+        path = synthetic_model(quant="f32", seed=11, **ENTRIES[name])
+        return for_peer(path, ENTRIES[name]["architecture"])
+
+    return written
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from reference.model.config.experts import SHARED_WIDTH, read_mixtral_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig, QueryGrowth, Rope
 from reference.model.config.rope import (
+    SECTIONS,
     SLIDING_TABLE,
     read_divided_rope,
     read_interleaved_rope,
@@ -28,7 +29,6 @@ FULL_STEP = 4
 """Every fourth layer has full attention where some have windows and the file does not say which."""
 SMOLLM3_UNROTATED = 4
 """Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
-SECTIONS = "rope.dimension_sections"
 KEY_LENGTH = "attention.key_length_swa"
 VALUE_LENGTH = "attention.value_length_swa"
 ROTATED = "rope.dimension_count_swa"

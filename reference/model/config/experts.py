@@ -108,17 +108,24 @@ def read_glm_experts(keys: Keys, config: ModelConfig) -> Experts:
 
 
 def read_latent_experts(keys: Keys, config: ModelConfig) -> Experts | None:
-    """DeepSeek's experts behind dense layers, with shared ones as a single one, or None for a dense
-    model. Where the file does not say how they are weighted, a bias of the choice tells."""
+    """DeepSeek's experts, or None for a dense model. Where the file does not say how they are
+    weighted, a bias of the choice tells."""
     leading = keys.integer(LEADING_DENSE, 0, config.layers, 0)
     if not keys.integer(COUNT, 0, MAX_EXPERTS, 0):
         return None
     biased = f"blk.{leading}.exp_probs_b.bias" in keys.file.tensors
-    gating = keys.integer(GATING, 0, MAX_GATING, 0) or (SIGMOID if biased else SOFTMAX)
+    return read_routed_experts(keys, config, SIGMOID if biased else SOFTMAX)
+
+
+def read_routed_experts(keys: Keys, config: ModelConfig, default: int) -> Experts:
+    """Experts behind dense layers, of groups if the file has some, with shared ones as a single
+    one; ``default`` is how they are weighted where the file does not say."""
+    leading = keys.integer(LEADING_DENSE, 0, config.layers, 0)
+    gating = keys.integer(GATING, 0, MAX_GATING, 0) or default
     if gating not in (SOFTMAX, SIGMOID):
         raise keys.unsupported(GATING, f"is {gating}", "supported are 1, a softmax, 2, a sigmoid")
-    groups, chosen = _groups(keys, gating)
     experts = read_experts(keys, config)
+    groups, chosen = _groups(keys, gating, experts)
     return replace(
         experts,
         choice_bias=gating == SIGMOID,
@@ -132,12 +139,19 @@ def read_latent_experts(keys: Keys, config: ModelConfig) -> Experts | None:
     )
 
 
-def _groups(keys: Keys, gating: int) -> tuple[int, int]:
-    """The number of groups of experts, and of how many a token chooses."""
+def _groups(keys: Keys, gating: int, experts: Experts) -> tuple[int, int]:
+    """The number of groups of experts, of two or more, and of how many a token chooses."""
     groups = keys.integer(GROUPS, 0, EXPERT_GROUPS_MAX, 1) or 1
     chosen = keys.integer(GROUPS_USED, 0, groups, 1) or groups
     if groups > 1 and gating != SIGMOID:
         raise keys.unsupported(GROUPS, f"is {groups}, with a softmax", "supported is 1")
+    size, rest = divmod(experts.count, groups)
+    if rest or (groups > 1 and size < 2):
+        raise keys.error(GROUPS, f"is {groups}, for {experts.count} experts")
+    if max(experts.used) > chosen * size:
+        raise keys.error(
+            GROUPS_USED, f"is {chosen}, groups of {size} for {max(experts.used)} experts a token"
+        )
     return groups, chosen
 
 

@@ -83,9 +83,9 @@ class Keys:
         return tuple(int(entry) for entry in value[:layers])
 
     def flags(self, name: str, layers: int, blocks: int) -> tuple[bool, ...]:
-        """A bool for each of ``layers``, from a required array of exactly ``blocks`` bools."""
+        """A bool for each of ``layers``, from a required array of that or of ``blocks`` bools."""
         value = self.file.require(self.key(name), np.ndarray)
-        if len(value) != blocks or not set(value.tolist()) <= {0, 1}:
+        if len(value) not in (layers, blocks) or not set(value.tolist()) <= {0, 1}:
             raise self.error(
                 name, f"has {len(value)} {value.dtype} entries, must be {blocks} times yes or no"
             )

@@ -40,9 +40,11 @@ from reference.model.config.hybrid import (
 )
 from reference.model.config.keys import Keys
 from reference.model.config.latent import read_deepseek2
+from reference.model.config.mixtures import read_afmoe, read_bailingmoe2, read_exaone_moe
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
+from reference.model.config.vision import read_qwen_vl, read_qwen_vl_experts
 from reference.model.gguf import GgufFile
 
 EAGLE = "eagle3"
@@ -165,6 +167,9 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "deepseek2": read_deepseek2,
     "glm4moe": _glm4moe,
     "dots1": _glm4moe,
+    "bailingmoe2": read_bailingmoe2,
+    "exaone-moe": read_exaone_moe,
+    "afmoe": read_afmoe,
     "minimax-m2": _minimax_m2,
     "phi3": read_phi3,
     "olmo2": read_olmo2,
@@ -172,6 +177,9 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "qwen2": read_dense,
     "qwen3": read_dense,
     "qwen3moe": _qwen3moe,
+    "qwen2vl": read_qwen_vl,
+    "qwen3vl": read_qwen_vl,
+    "qwen3vlmoe": read_qwen_vl_experts,
     "qwen2moe": _qwen2moe,
     "olmoe": _olmoe,
     "qwen35": _qwen35,

@@ -19,6 +19,7 @@ SLIDING_TABLE = "constant.rope_table_sliding"
 UNROTATED_TABLE = "constant.rope_table_unrotated"
 GROWTH_TABLE = "constant.query_growth"
 LOG_MULTIPLIER = "rope.scaling.yarn_log_multiplier"
+SECTIONS = "rope.dimension_sections"
 DEFAULT_BASE = 10000.0
 YARN_KEYS = ("yarn_ext_factor", "yarn_beta_fast", "yarn_beta_slow")
 """Keys ``rope.scaling.*`` that only YaRN has."""
@@ -116,23 +117,40 @@ def check_text_sections(keys: Keys, dims: int) -> None:
 
     Pair m uses position stream t, h, w or e, depending on its index in the sections. For text t, h
     and w are equal and e is 0, so no pair may use e."""
-    name = "rope.dimension_sections"
-    sections = keys.file.require(keys.key(name), np.ndarray)
-    if len(sections) != 4 or not np.issubdtype(sections.dtype, np.integer):
-        raise keys.error(
-            name, f"has {len(sections)} {sections.dtype} entries, must be 4 integers [t, h, w, e]"
-        )
-    t, h, w, e = (int(section) for section in sections)
-    if min(t, h, w, e) < 0 or t + h + w + e == 0:
-        raise keys.error(name, f"is {[t, h, w, e]}, must be counts of pairs, not all 0")
+    t, h, w, e = _sections(keys)
     for pair in range(dims // 2):
         index = pair % (t + h + w + e)
         if index >= 3 * (t, h, w)[index % 3]:
             raise keys.unsupported(
-                name,
+                SECTIONS,
                 f"is {[t, h, w, e]}, which leaves pair {pair} of {dims // 2} to the fourth stream",
                 "text needs every pair in one of the first three",
             )
+
+
+def require_equal_sections(keys: Keys) -> None:
+    """Check that every pair is of time, height or width, whose positions are equal for text."""
+    sections = _sections(keys)
+    if sections[3]:
+        raise keys.unsupported(
+            SECTIONS,
+            f"is {list(sections)}, whose last pairs have a fourth stream",
+            "text needs every pair in one of the first three",
+        )
+
+
+def _sections(keys: Keys) -> tuple[int, int, int, int]:
+    """The counts of pairs that rotate by time, by height, by width and by a fourth stream."""
+    sections = keys.file.require(keys.key(SECTIONS), np.ndarray)
+    if len(sections) != 4 or not np.issubdtype(sections.dtype, np.integer):
+        raise keys.error(
+            SECTIONS,
+            f"has {len(sections)} {sections.dtype} entries, must be 4 integers [t, h, w, e]",
+        )
+    t, h, w, e = (int(section) for section in sections)
+    if min(t, h, w, e) < 0 or t + h + w + e == 0:
+        raise keys.error(SECTIONS, f"is {[t, h, w, e]}, must be counts of pairs, not all 0")
+    return t, h, w, e
 
 
 def rotary_dims(keys: Keys, name: str, head_dim: int, default: int) -> int:

@@ -11,6 +11,8 @@ from reference.model.families.smooth_keys import Channels
 
 PROJECTIONS = ("attn_q", "attn_k", "attn_v")
 FUSED = "attn_qkv"
+GATE = "attn_gate"
+"""The gates of all heads, in families where they are a tensor of their own."""
 
 
 NORM = "attn_norm"
@@ -96,11 +98,11 @@ def turned_then_normed_attention(e: Emitter, x: View, layer: int) -> View:
     return output(e, attend(e, normed[0], layer), layer)
 
 
-def gated_attention(e: Emitter, x: View, layer: int) -> View:
-    """(attn(q, K, V) * sigmoid(g)) Wo."""
+def gated_attention(e: Emitter, x: View, layer: int, own_gate: bool = False) -> View:
+    """(attn(q, K, V) * sigmoid(g)) Wo; ``own_gate`` says that g has a tensor of its own."""
     packed, (q, k, v) = packed_views(e, layer)
     q_width, kv_width = widths(e, layer)
-    h, sources = e.norm(x, NORM, layer), _gated_sources(e, layer)
+    h, sources = e.norm(x, NORM, layer), _gated_sources(e, layer, own_gate)
 
     def product(name: str, width: int, y: View | None = None) -> View:
         tensor, rows = sources[name]
@@ -117,15 +119,19 @@ def gated_attention(e: Emitter, x: View, layer: int) -> View:
     return output(e, gated, layer)
 
 
-def _gated_sources(e: Emitter, layer: int) -> dict[str, tuple[str, RowSlice | None]]:
+def _gated_sources(
+    e: Emitter, layer: int, own_gate: bool
+) -> dict[str, tuple[str, RowSlice | None]]:
     """The tensor and rows of queries, gates, keys and values.
 
     Every head of attn_q is d query rows, then d gate rows; a fused tensor holds attn_q, attn_k and
     attn_v one after the other."""
     size = e.config.head_dims[layer]
     queries, gates = RowSlice(0, size, 2 * size), RowSlice(size, 2 * size, 2 * size)
+    whole: dict[str, tuple[str, RowSlice | None]] = {n: (n, None) for n in PROJECTIONS}
+    if own_gate:
+        return {**whole, "attn_q_gate": (GATE, None)}
     if not e.has(f"{FUSED}.weight", layer):
-        whole: dict[str, tuple[str, RowSlice | None]] = {n: (n, None) for n in PROJECTIONS}
         return {**whole, "attn_q": ("attn_q", queries), "attn_q_gate": ("attn_q", gates)}
     q_width, kv_width = widths(e, layer)
     both, keys, end = 2 * q_width, 2 * q_width + kv_width, 2 * (q_width + kv_width)

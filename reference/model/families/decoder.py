@@ -9,11 +9,12 @@ from reference.model.config import ModelConfig
 from reference.model.families.attention import (
     NORM,
     attention,
+    gated_attention,
     normed_outputs_attention,
     turned_then_normed_attention,
 )
 from reference.model.families.emitter import SILU, Emitter
-from reference.model.families.feed_forward import Gates, add_feed_forward, dense
+from reference.model.families.feed_forward import Gates, add_feed_forward, feed_forward
 from reference.model.families.latent import latent_attention
 from reference.model.families.tensors import ModelTensors
 
@@ -24,6 +25,7 @@ class Decoder:
 
     - ``query_key_norm``: queries and keys are normed per head; None where the file has such norms.
     - ``late_norms``: queries and keys are normed per head after they are rotated.
+    - ``gated``: what heads attend to is multiplied by the sigmoid of a product of its own.
     - ``whole_norms``: queries and keys are normed over all heads at once.
     - ``pre_norms``: the input of attention and of the feed-forward block is normed.
     - ``post_norms``: the result of each block is normed before it is added to the residual.
@@ -33,6 +35,7 @@ class Decoder:
 
     query_key_norm: bool | None = False
     late_norms: bool = False
+    gated: bool = False
     whole_norms: bool = False
     pre_norms: bool = True
     post_norms: bool = False
@@ -58,6 +61,8 @@ class Decoder:
             attended = latent_attention(e, x, layer)
         elif self.whole_norms:
             attended = normed_outputs_attention(e, x, layer, norm)
+        elif self.gated:
+            attended = gated_attention(e, x, layer, own_gate=True)
         elif self.late_norms:
             attended = turned_then_normed_attention(e, x, layer)
         else:
@@ -65,7 +70,7 @@ class Decoder:
         if not self.post_norms:
             return add_feed_forward(e, x, attended, layer, self.feed_forward_norm, self._gates)
         x = self._add(e, x, attended, layer, "attn_residual", "post_attention_norm")
-        fed = dense(e, x, layer, self.feed_forward_norm if norm else None, self._gates)
+        fed = feed_forward(e, x, layer, self.feed_forward_norm if norm else None, self._gates)
         return self._add(e, x, fed, layer, "ffn_residual", "post_ffw_norm")
 
     def _add(self, e: Emitter, x: View, y: View, layer: int, name: str, norm: str) -> View:

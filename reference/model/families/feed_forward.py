@@ -39,16 +39,23 @@ def add_feed_forward(
     e: Emitter, x: View, attended: View, layer: int, norm: str, gates: Gates = PLAIN_GATES
 ) -> View:
     """x + attended, plus the dense block or the experts applied to the norm of that sum."""
-    scaled = e.config.residual_scale != 1.0
-    mixture = e.config.experts
-    plain = mixture is None or layer < mixture.leading_dense
-    if plain or scaled:
+    if _is_dense(e, layer) or e.config.residual_scale != 1.0:
         x = e.add_scaled("attn_residual", layer, x, attended)
-        block = dense if plain else _normed_experts
-        return e.add_scaled("ffn_residual", layer, x, block(e, x, layer, norm, gates))
+        return e.add_scaled("ffn_residual", layer, x, feed_forward(e, x, layer, norm, gates))
     x, h = e.add_and_norm(x, attended, layer, norm)
     y = experts(e, h, layer, route(e, h, layer), gates.activation, residual=x)
     return shared_expert(e, h, layer, y) if _mixture(e).shared_width else y
+
+
+def feed_forward(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:
+    """The dense block or the experts of rms(x, norm), or of x without a norm."""
+    block = dense if _is_dense(e, layer) else _normed_experts
+    return block(e, x, layer, norm, gates)
+
+
+def _is_dense(e: Emitter, layer: int) -> bool:
+    mixture = e.config.experts
+    return mixture is None or layer < mixture.leading_dense
 
 
 def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 _ASCII_MEMBERS = {
     "L": "a-zA-Z", "Lu": "A-Z", "Ll": "a-z", "N": "0-9", "P": r"!-#%-*,-/:;?@\[-\]_{}",
-    "S": r"$+<=>\^`|~", "Han": "\u3007",
+    "S": r"$+<=>\^`|~", "Han": "\u3007", "M": "\u0300",
 }  # fmt: skip
-"""Of the categories in the patterns, those that have ASCII characters; of a script that has none a
+"""Of the categories in the patterns, those that have ASCII characters; of one that has none a
 character of it, since a class must have one."""
 
 _SUFFIX_ANY_CASE = r"'(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])"
@@ -81,6 +81,19 @@ _HUNYUAN = (
     r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_SPACES}",
 )
+_AFMOE = (
+    r"\p{N}+",
+    # Threes from the right: the first group of a number has what is left of it.
+    r"^\p{N}{1,2}(?=(?:\p{N}{3})*$)|\p{N}{3}",
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf"
+    "\u0e40-\u0e7f\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+",
+    _HUNYUAN[2],
+)
+_EXAONE_MOE = (
+    rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}(?: ?\p{{L}}|\p{{M}})*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+"""Words that spaces part are one piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +174,20 @@ _qwen2 = _pre_tokenizer(_QWEN2, nfc=True)
 _neox = _pre_tokenizer(_GPT2, nfc=True)
 _cl100k = _pre_tokenizer(_LLAMA3)
 _gpt4o = _pre_tokenizer(_GPT4O)
+_bailing = _pre_tokenizer(_QWEN2.replace(r"\s*[\r\n]+|", r"\s*[\r\n]|"))
 _llama3 = _pre_tokenizer(_LLAMA3, whole_piece_first=True, add_bos=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
+    "afmoe": _pre_tokenizer(*_AFMOE),
+    "bailingmoe": _bailing,
+    "bailingmoe2": _bailing,
     "chatglm-bpe": _cl100k,
     "command-r": _pre_tokenizer(*_smollm.passes, nfc=True),
     "dbrx": _cl100k,
     "deepseek-llm": _pre_tokenizer(*_DEEPSEEK),
     "deepseek-r1-qwen": _qwen2,
     "deepseek-v3": _pre_tokenizer(*_HUNYUAN),
+    "exaone-moe": _pre_tokenizer(_EXAONE_MOE),
     "exaone4": _gpt2,
     "falcon-h1": _llama3,
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),

@@ -1,0 +1,65 @@
+"""Reads the metadata keys of mixtures whose experts are chosen by a bias: Ling and Ring 2,
+K-EXAONE, Trinity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from reference.model.config.common import read_common, require_feed_forward
+from reference.model.config.dense import WINDOW, rotating_in_windows
+from reference.model.config.experts import (
+    GATING,
+    MAX_EXPERTS,
+    MAX_GATING,
+    SHARED_COUNT,
+    SHARED_WIDTH,
+    SIGMOID,
+    read_routed_experts,
+)
+from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
+from reference.model.config.records import Experts, ModelConfig
+from reference.model.config.rope import read_divided_rope
+
+
+def read_bailingmoe2(keys: Keys) -> ModelConfig:
+    """Ling 2 and Ring 2: Qwen 3's heads, of which a part rotates; experts of groups."""
+    config = read_common(keys)
+    experts = _chosen_by_bias(keys, config)
+    width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0) or experts.widths[0]
+    return _with_experts(
+        keys,
+        config,
+        replace(experts, shared_width=width * keys.integer(SHARED_COUNT, 0, MAX_EXPERTS)),
+    )
+
+
+def read_exaone_moe(keys: Keys) -> ModelConfig:
+    """K-EXAONE: heads rotate in layers with a window alone; one shared expert."""
+    config = read_common(keys, read_divided_rope)
+    config = rotating_in_windows(keys, config, keys.integer(WINDOW, 1, MAX_CONTEXT))
+    experts = _chosen_by_bias(keys, config)
+    width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0) or experts.widths[0]
+    return _with_experts(keys, config, replace(experts, shared_width=width))
+
+
+def read_afmoe(keys: Keys) -> ModelConfig:
+    """Trinity: heads rotate in layers with a window alone; embeddings times the root of their
+    width."""
+    common = read_common(keys)
+    config = rotating_in_windows(keys, common, keys.integer(WINDOW, 1, MAX_CONTEXT))
+    config = replace(config, embedding_scale=math.sqrt(config.hidden))
+    return _with_experts(keys, config, read_routed_experts(keys, config, SIGMOID))
+
+
+def _chosen_by_bias(keys: Keys, config: ModelConfig) -> Experts:
+    """Experts of a file that says how they are weighted."""
+    keys.integer(GATING, 1, MAX_GATING)
+    return read_routed_experts(keys, config, SIGMOID)
+
+
+def _with_experts(keys: Keys, config: ModelConfig, experts: Experts) -> ModelConfig:
+    """``config`` with experts, in all layers but the first ones if those have a dense block."""
+    if experts.leading_dense:
+        require_feed_forward(keys, config)
+    return replace(config, experts=experts)
