@@ -70,7 +70,7 @@ class Numbers:
 def numbers(seed: int, size: int, exponent: int) -> Float32:
     """Number i is (w / 2^8 rounded down - 2^23) 2^(exponent - 23), exactly, where w is Philox's
     first word for the key ``seed`` and the counter i: from -2^exponent up to 2^exponent."""
-    words = np.array([draw(seed, index) >> 8 for index in range(size)], np.int64)
+    words = draw(seed, np.arange(size, dtype=np.uint64)).astype(np.int64) >> 8
     return np.ldexp((words - (1 << 23)).astype(np.float32), exponent - 23)
 
 
@@ -185,8 +185,8 @@ def _blocks(dtype: DType, columns: int, seed: int) -> NDArray[np.uint8]:
     form = FORMATS[dtype]
     if dtype.storage is StorageClass.FLOAT:
         return form.quantize(values)
-    words = [draw(2000 + seed, index) & 255 for index in range(dtype.row_bytes(columns))]
-    blocks = np.array([words], np.uint8)
+    words = draw(2000 + seed, np.arange(dtype.row_bytes(columns), dtype=np.uint64)) & 255
+    blocks = words.astype(np.uint8)[None]
     moderate_scales(dtype, blocks)
     return blocks
 

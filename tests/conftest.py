@@ -37,7 +37,6 @@ from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
 from reference.sched.drafts import DraftPolicy
 from tests import costs
-from tests.costs import folder_of
 from tests.kernels.rolled import rolled_source
 from tests.long_cases import in_share, mark_combinations
 from tests.needs import missing
@@ -107,6 +106,17 @@ def pytest_runtest_makereport(call: pytest.CallInfo[None]) -> Generator[None, An
     return report
 
 
+FIRST = (
+    "tests/walk/",
+    "tests/test_import_rule.py",
+    "tests/structure/",
+    "tests/peer/test_default_model.py",
+)
+"""Tests that come first, in this order. Some take long: a process would be left with them while
+the others have ended. Some share what takes long, which each process does to which they are moved:
+the import rule's syntax trees are those of the structure, and are given up behind its folder."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks ``device`` what runs on a tier that needs a device of its own, and ``long`` what
     ``ci/test`` does not need. Of long tests only the share that the environment names is left."""
@@ -117,8 +127,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_played(items)
     mark_combinations(items)
     items[:] = [one for one in items if not one.get_closest_marker("long") or in_share(one.nodeid)]
-    # What takes longest comes first, or a process is left with it while the others have ended.
-    items.sort(key=lambda item: folder_of(item.nodeid) != "walk")
+    items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    """The place in FIRST of what this test's name begins with; the others come after all."""
+    starts = (turn for turn, start in enumerate(FIRST) if item.nodeid.startswith(start))
+    return next(starts, len(FIRST))
 
 
 CHROMIUM_FLAGS = (

@@ -7,10 +7,15 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
+from accel.native.stored_steps import StepCache, StoredStep
 from accel.native.tier import Choices, NativeTier
+from accel.packets.step import Schedule, Step
 from contract.errors import TierUnavailable
+from contract.ir.inputs import InputLayout
+from contract.ir.nodes import Graph
+from contract.shape_key import ShapeKey
 from contract.tier import Tier, TierInfo
 from harness import tiers
 from harness.tiers import open_tier
@@ -30,11 +35,36 @@ def open_by_name(name: str) -> Tier:
     return need_device(partial(open_tier, name))
 
 
+class StepsOfProcess(StepCache):
+    """The cache of lowered steps, in memory. Most servers and engines of tests have the same few
+    graphs, and lowering them would take most of their start."""
+
+    steps: ClassVar[dict[Path | None, StoredStep]] = {}
+
+    def of(
+        self, graph: Graph, bucket: ShapeKey, inputs: InputLayout,
+        lower: Callable[[], tuple[Step, Schedule]],
+    ) -> StoredStep:  # fmt: skip
+        """See ``StepCache``."""
+        path = self._path(graph, bucket, inputs)
+        if path not in self.steps:
+            self.steps[path] = StoredStep.of(*lower(), inputs)
+        return self.steps[path]
+
+    def store(
+        self, graph: Graph, bucket: ShapeKey, inputs: InputLayout, lowered: tuple[Step, Schedule]
+    ) -> bool:
+        """See ``StepCache``."""
+        self.of(graph, bucket, inputs, lambda: lowered)
+        return True
+
+
 class QuickTier(NativeTier):
     """The native tier with one thread; its steps are to be waited for, as those of the CPU tier."""
 
     def __init__(self) -> None:
         super().__init__(choices=Choices(threads=1, cache=tiers.kernel_cache("native")))
+        self._stored_steps = StepsOfProcess(Path(), self.workers)
 
     @property
     def info(self) -> TierInfo:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.paths import ROOT
-from tests.structure.source_tree import relative, telling_nodes, tree
+from tests.structure.source_tree import relative, telling_nodes, trees
 
 PROJECT = {"contract", "reference", "accel", "harness", "zinc_rt", "tests", "ci"}
 MAY_IMPORT = {
@@ -65,7 +65,7 @@ FILES = {
 
 @pytest.mark.parametrize("package", FILES)
 def test_imports_follow_the_rule(package: str) -> None:
-    found = {relative(path): violations(package, tree(path)) for path in FILES[package]}
+    found = {relative(path): violations(package, trees()[path]) for path in FILES[package]}
     assert found
     assert {path: lines for path, lines in found.items() if lines} == {}
 

@@ -41,14 +41,17 @@ def buffer_bytes(decl: BufferDecl, key: ShapeKey) -> int:
 def plan_scratch(graph: Graph, key: ShapeKey) -> ScratchPlan:
     """Assign first-fit offsets in order of first use; the result is deterministic."""
     lifetimes = _lifetimes(graph)
-    placed: list[tuple[int, int, int, int]] = []
+    live: list[tuple[int, int, int]] = []
     offsets: dict[str, int] = {}
+    nbytes = 0
     for name, (first, last) in sorted(lifetimes.items(), key=lambda item: (item[1], item[0])):
         size = -(-buffer_bytes(graph.buffers[name], key) // ALIGNMENT) * ALIGNMENT
-        offset = _first_fit([p for p in placed if p[1] >= first], size)
+        live = [placement for placement in live if placement[0] >= first]
+        offset = _first_fit(live, size)
         offsets[name] = offset
-        placed.append((first, last, offset, size))
-    return ScratchPlan(offsets, max((offset + size for _, _, offset, size in placed), default=0))
+        live.append((last, offset, size))
+        nbytes = max(nbytes, offset + size)
+    return ScratchPlan(offsets, nbytes)
 
 
 def _lifetimes(graph: Graph) -> dict[str, tuple[int, int]]:
@@ -61,9 +64,10 @@ def _lifetimes(graph: Graph) -> dict[str, tuple[int, int]]:
     return lifetimes
 
 
-def _first_fit(live: list[tuple[int, int, int, int]], size: int) -> int:
+def _first_fit(live: list[tuple[int, int, int]], size: int) -> int:
+    """The lowest offset at which ``size`` bytes overlap none of (last node, offset, bytes)."""
     offset = 0
-    for _, _, start, length in sorted(live, key=lambda placement: placement[2]):
+    for _, start, length in sorted(live, key=lambda placement: placement[1]):
         if offset + size <= start:
             break
         offset = max(offset, start + length)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
+from numpy.typing import NDArray
+
+Word = TypeVar("Word", int, NDArray[Any])
+"""A 32-bit word, or an array of them in uint64."""
+
 MULTIPLIER_0 = 0xD2511F53
 MULTIPLIER_1 = 0xCD9E8D57
 WEYL_0 = 0x9E3779B9
@@ -10,9 +17,11 @@ ROUNDS = 10
 MASK = 0xFFFFFFFF
 
 
-def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
+def philox(
+    key: tuple[int, int], counter: tuple[Word, Word, Word, Word]
+) -> tuple[Word, Word, Word, Word]:
     """The Philox function: four 32-bit words from a 64-bit key and a 128-bit counter, given as
-    words."""
+    words, or from each of many counters."""
     k0, k1 = key
     c0, c1, c2, c3 = counter
     for _ in range(ROUNDS):
@@ -24,6 +33,7 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
-def draw(seed: int, position: int) -> int:
+def draw(seed: int, position: Word) -> Word:
     """The 32-bit random number that samples ``position`` under a 64-bit ``seed`` (rule R9)."""
-    return philox((seed & MASK, seed >> 32 & MASK), (position & MASK, 0, 0, 0))[0]
+    zero = position & 0
+    return philox((seed & MASK, seed >> 32 & MASK), (position & MASK, zero, zero, zero))[0]

@@ -46,7 +46,10 @@ def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
 
 
 SIZES: tuple[tuple[object, ...], ...] = ((), ("--context", 64), ("--chunk", 3, "--kv-dtype", "f32"))
-PLANNED = [(tier, words) for tier in TIERS for words in (SIZES[-1:] if tier == "vulkan" else SIZES)]
+PLANNED = [
+    *((tier, words) for tier in TIERS if tier != "vulkan" for words in SIZES),
+    pytest.param("vulkan", SIZES[-1], marks=pytest.mark.long),
+]
 """One size where a processor plays a graphics card, which takes its time."""
 
 

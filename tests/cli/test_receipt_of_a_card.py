@@ -32,6 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "user"))
     monkeypatch.setattr(tiers, "arranged_folder", lambda: tmp_path / "arranged")
+    monkeypatch.setattr(tiers, "lowered_folder", lambda: tmp_path / "lowered")
     write_synthetic(
         tmp_path / "0.6b.gguf", sized_spec("0.6b", architecture="qwen3", quant="q4_k_m")
     )
@@ -44,7 +45,7 @@ def test_a_graphics_card_is_checked_by_a_processor(zinc: Zinc, folder: Path) -> 
 
     def verify(receipt: Path) -> Result:
         model = ("--model", folder / "0.6b.gguf", "--tier", "native")
-        return zinc("verify", receipt, "--sample", str(STEPS), *model)
+        return zinc("verify", receipt, "--sample", str(STEPS), "--chunk", "32", *model)
 
     document = json.loads(RECEIPT.read_text())
     assert [len(leaves) for leaves in document["leaves"]] == [256]

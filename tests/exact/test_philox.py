@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from reference.exact.philox import draw, philox
@@ -30,6 +31,8 @@ def test_draw_is_keyed_by_seed_and_counted_by_position() -> None:
     assert draw(0, 0) == KNOWN_ANSWERS[0][2][0]
     assert draw(5 << 32 | 7, 9) == philox((7, 5), (9, 0, 0, 0))[0]
     assert len({draw(seed, position) for seed in (0, 1, 1 << 32) for position in (0, 1)}) == 6
+    many = np.array([0, 9, ALL_ONES], np.uint64)
+    assert draw(5 << 32 | 7, many).tolist() == [draw(5 << 32 | 7, int(one)) for one in many]
 
 
 def test_draws_are_spread_evenly() -> None:

@@ -230,6 +230,7 @@ def verify(
     """``verify(request, response)``: exit code and what was printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(tiers, "TIERS", {**KNOWN, "native": KNOWN[QUICK]})
 
     def run(request: object, response: object) -> tuple[int, str, str]:
         words = ["verify"]
@@ -237,7 +238,7 @@ def verify(
             path = tmp_path / f"{name}.json"
             path.write_bytes(value if isinstance(value, bytes) else json.dumps(value).encode())
             words.append(str(path))
-        words += ["--model", str(tiny_model_path), "--tier", "cpu", "--context", "128"]
+        words += ["--model", str(tiny_model_path), "--tier", "native", "--context", "128"]
         code = main([*words, "--slots", "2"])
         printed = capsys.readouterr()
         return code, printed.out, printed.err

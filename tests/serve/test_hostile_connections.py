@@ -350,7 +350,7 @@ def test_the_time_of_day_may_jump(
         next(rounds)
 
     monkeypatch.setattr(listen.HttpServer, "_end_slow_clients", counted)
-    large = {"prompt": ["a b"] * 40, "max_tokens": 60, "ignore_eos": True, "logprobs": 20}
+    large = {"prompt": ["a b"] * 20, "max_tokens": 40, "ignore_eos": True, "logprobs": 20}
     with serve() as server:
         http = Http(server.url)
         with closing(slow_reader(http)) as reading, http.connected() as idle:

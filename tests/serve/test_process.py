@@ -13,14 +13,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 import pytest
 
 from harness.serve.keys import key_digest, new_key
 from tests.cli.conftest import command, environment
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.http import Http, posted
 
 ALICE = f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(new_key())}"]\n'
@@ -98,17 +98,17 @@ def test_a_signal_right_after_it_is_ready_drains(
     line = server_command(tiny_model_path, "--port", "0")
     with subprocess.Popen(line, env=server_environment(tmp_path), stderr=subprocess.PIPE) as server:
         try:
-            while url_of(server.pid) is None:
-                assert server.poll() is None
+            wait_until(lambda: url_of(server) is not None)
             server.send_signal(number)
             assert server.wait(PATIENCE_SECONDS) == 0
         finally:
             server.kill()
 
 
-def url_of(process: int) -> str | None:
+def url_of(server: subprocess.Popen[Any]) -> str | None:
     """Where a server that is ready listens, which it has not printed yet."""
-    for one in psutil.Process(process).net_connections("tcp"):
+    assert server.poll() is None
+    for one in psutil.Process(server.pid).net_connections("tcp"):
         if one.status == psutil.CONN_LISTEN:
             url = f"http://127.0.0.1:{one.laddr.port}"
             return url if Http(url).get("/ready").status == 200 else None
@@ -240,12 +240,9 @@ def test_draining_refuses_new_work(tiny_model_path: Path, tmp_path: Path, hold: 
     ):
         body = {"prompt": "abc", "max_tokens": 240, "ignore_eos": True}
         connection.sendall(posted("/v1/completions", body))
-        while http.get("/health").json["active"] == 0:
-            pass
+        wait_until(lambda: http.get("/health").json["active"])
         server.send_signal(signal.SIGTERM)
-        while (health := http.get("/health")).json["status"] == "ok":
-            pass
-        assert health.json["status"] == "draining"
+        wait_until(lambda: http.get("/health").json["status"] == "draining")
         refused = http.post("/v1/completions", body)
         assert (refused.status, refused.error["code"]) == (503, "draining")
         assert refused.headers["Retry-After"]
@@ -279,8 +276,9 @@ def test_a_log_that_cannot_be_written_holds_up_nothing(
             subprocess.Popen(line, env=server_environment(tmp_path), stderr=errors)
         )
         opened.callback(server.kill)
-        while (url := url_of(server.pid)) is None:
-            assert server.poll() is None
+        wait_until(lambda: url_of(server) is not None)
+        url = url_of(server)
+        assert url is not None
         for number in range(3):
             asked = {"prompt": "abc", "max_tokens": 2, "seed": number}
             assert Http(url).post("/v1/completions", asked).status == 200

@@ -197,7 +197,7 @@ def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:
 def test_a_full_disk_ends_the_batch_and_loses_nothing(batch: Run) -> None:
     """Lines that were written are whole, and the rest is computed later."""
     names = [f"r{number}" for number in range(8)]
-    body = {"prompt": "a", "logprobs": 20, "max_tokens": 99, "ignore_eos": True}
+    body = {"prompt": "a", "logprobs": 20, "max_tokens": 60, "ignore_eos": True}
     Path("in.jsonl").write_text("\n".join(line(name, body=body) for name in names))
     assert batch()[0] == 0
     whole = Path("out.jsonl").stat().st_size

@@ -6,14 +6,7 @@ import ast
 from pathlib import Path
 
 from tests.paths import ROOT
-from tests.structure.source_tree import (
-    exceptions,
-    python_files,
-    relative,
-    sources,
-    telling_nodes,
-    tree,
-)
+from tests.structure.source_tree import exceptions, relative, sources, telling_nodes, trees
 
 MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 60
@@ -42,7 +35,7 @@ def test_no_file_is_too_long() -> None:
 
 
 def test_no_function_is_too_long() -> None:
-    long = {name for path in python_files() for name in long_functions(path, tree(path))}
+    long = {name for path, source in trees().items() for name in long_functions(path, source)}
     assert long == exceptions("function")
 
 

@@ -11,8 +11,7 @@ from tests.structure.source_tree import (
     imported_modules,
     module_name,
     product_modules,
-    python_files,
-    tree,
+    trees,
 )
 
 TESTS = ROOT / "tests"
@@ -71,7 +70,7 @@ def test_no_product_module_imports_a_simulator() -> None:
 
 def test_no_test_imports_setuptools() -> None:
     """It replaces modules that others have loaded: a test that needs it starts a process."""
-    tests = {module_name(path): tree(path) for path in python_files() if path.is_relative_to(TESTS)}
+    tests = {module_name(path): one for path, one in trees().items() if path.is_relative_to(TESTS)}
     known = frozenset(("setuptools", "setuptools.command.build_py", "accel.native.wheel_backend"))
     assert {name for name, source in tests.items() if imported_modules(source, known)} == set()
     assert imported_modules(ast.parse("from setuptools import Distribution"), known)
