@@ -15,6 +15,8 @@ PARTIAL = ".partial"
 """Suffix of a file that is being written; it is renamed once it is complete."""
 RANDOM_NAME = "[0-9a-f]{16}"
 """The part of the name before that suffix, in a folder that users name."""
+LONGEST_NAME = 255 - len(f"..{'0' * 16}{PARTIAL}")
+"""Most bytes of a name that a partial file's name can be made from."""
 ABANDONED_SECONDS = 3600.0
 """Seconds without a change after which a partial file without a writer is removed."""
 
@@ -83,7 +85,7 @@ def replacing(path: Path, mode: int = 0o666, *, sync: bool = False) -> Iterator[
     partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
     try:
         with (
-            open(partial, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file,
+            open(partial, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file,
             being_written(partial),
         ):
             yield file
@@ -96,6 +98,30 @@ def replacing(path: Path, mode: int = 0o666, *, sync: bool = False) -> Iterator[
         with contextlib.suppress(OSError):
             os.unlink(partial)
         raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file for what belongs into a file that a user named. As ``replacing``, but a link and
+    the permissions stay. A pipe, a device, and a file beside which there can be no other, are
+    written themselves. Raises OSError."""
+    if _has_no_successor(path):
+        with path.open("wb") as file:
+            yield file
+        return
+    target = path.resolve()
+    mode = target.stat().st_mode & 0o777 if target.exists() else 0o666
+    with replacing(target, mode) as file:
+        yield file
+
+
+def _has_no_successor(path: Path) -> bool:
+    """Whether no other file can be renamed to ``path``, or would not be what it is."""
+    of_system = path.absolute().parts[1:2] in (("dev",), ("proc",))
+    other = path.exists() and not path.is_file()
+    target = path.resolve()
+    too_long = len(os.fsencode(target.name)) > LONGEST_NAME
+    return of_system or other or too_long or not os.access(target.parent, os.W_OK)
 
 
 def unfinished(path: Path) -> list[Path]:

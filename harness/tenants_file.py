@@ -79,6 +79,9 @@ def remove_tenant(path: Path, name: str) -> Account:
     """Remove a tenant and return its account. Raises ConfigError."""
     with _editing(path) as (document, accounts):
         account = _named(path, accounts, name)
+        if len(accounts) == 1:
+            who = account.tenant.name
+            raise ConfigError(f"{path}: {who} is its only tenant; add another, or delete the file")
         del _sections(document)[account.tenant.name]
     return account
 

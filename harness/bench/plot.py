@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.cached_files import writing
 from contract.errors import ConfigError
 from contract.extras import install_command
 from harness.bench.engines import PEER
@@ -58,7 +59,9 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
         figure = draw_it()
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
         try:
-            figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
+            with writing(path) as file:
+                form = path.suffix[1:]
+                figure.savefig(file, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
         except OSError as error:
             raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
 

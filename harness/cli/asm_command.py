@@ -57,6 +57,7 @@ def asm(args: argparse.Namespace) -> int:
     from accel.amd.generation import BY_ARCHITECTURE
     from accel.amd.tools.assemble import AssemblyOptions, kernel_from
     from accel.amd.tools.listing import listing
+    from contract.cached_files import writing
     from contract.errors import ConfigError
     from contract.kernel import encode_kernel
 
@@ -73,7 +74,8 @@ def asm(args: argparse.Namespace) -> int:
         print("\n".join(lines))
         return 0
     try:
-        target.write_bytes(encode_kernel(kernel))
+        with writing(target) as file:
+            file.write(encode_kernel(kernel))
     except OSError as error:
         raise ConfigError(f"{target}: {error.strerror or error}") from None
     print(f"{target}: {next(lines)}")

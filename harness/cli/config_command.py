@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
+from contract.cached_files import replacing
 from contract.errors import ConfigError
 from harness.cli.parser import add_json_flag
 from harness.console import note, printable, table
@@ -61,12 +63,11 @@ def write_example(args: argparse.Namespace) -> int:
     path, _ = config_path(args)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("x", encoding="utf-8") as file:
-            file.write(example())
-    except FileExistsError:
-        raise ConfigError(
-            f"{path} exists already; edit it, or name another with --config"
-        ) from None
+        if os.path.lexists(path):
+            problem = f"{path} exists already; edit it, or name another with --config"
+            raise ConfigError(problem)
+        with replacing(path) as file:
+            file.write(example().encode())
     except OSError as error:
         raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
     print(path)

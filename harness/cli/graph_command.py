@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.cached_files import writing
 from contract.errors import ConfigError
 from harness.cli.outputs import check_output
 from harness.cli.parser import add_count, add_file
@@ -175,6 +176,7 @@ def _write(text: str, out: Path | None) -> None:
         sys.stdout.write(text)
         return
     try:
-        out.write_text(text, encoding="utf-8")
+        with writing(out) as file:
+            file.write(text.encode())
     except OSError as error:
         raise ConfigError(f"flag --out: {out}: cannot write: {error.strerror}") from None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import TYPE_CHECKING, Any
+import os
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from contract.errors import ConfigError, NonFiniteLogits, RequestError
+from contract.cached_files import writing
+from contract.errors import ConfigError, NonFiniteLogits, RequestError, system_words
 from harness.cli.outputs import check_output
 from harness.cli.parser import add_count, add_file, add_json_flag, add_switch
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
@@ -58,8 +60,7 @@ def logits(args: argparse.Namespace) -> int:
         check_output("--out", args.out)
     with open_session(settings, all_logits=True) as session:
         tokens = session.model.tokenizer.encode(args.prompt) if ids is None else ids
-        values = _computed(session, tokens, args.out)
-        document = _document(session, tokens, values, args.top)
+        document = _stored(session, tokens, args.out, args.top)
         if args.json:
             print(json.dumps(document))
         else:
@@ -78,8 +79,8 @@ def token_ids(text: str, name: str = "tokens") -> list[int]:
     return [int(word) for word in words]
 
 
-def _computed(session: Session, tokens: list[int], out: Path | None) -> NDArray[np.float32]:
-    """The logits of every position, stored in the file ``out`` if given."""
+def _stored(session: Session, tokens: list[int], out: Path | None, top: int) -> dict[str, Any]:
+    """The document of the logits of every position, which the file ``out`` gets if given."""
     import numpy as np
 
     shape = (len(tokens), session.model.config.vocab)
@@ -89,29 +90,48 @@ def _computed(session: Session, tokens: list[int], out: Path | None) -> NDArray[
         raise RequestError(
             "prompt", f"is {len(tokens)} tokens, the context is {session.context}; raise --context"
         )
-    try:
-        if out is None:
+    if out is None:
+        try:
             values = np.empty(shape, np.float32)
-        else:
-            values = np.lib.format.open_memmap(out, "w+", np.float32, shape)
+        except MemoryError:
+            raise RequestError(
+                "prompt", f"needs {shape[0] * shape[1] * 4:,} bytes of memory; use --out FILE"
+            ) from None
+        return _document(session, tokens, values, top)
+    try:
+        with writing(out) as file:
+            return _document(session, tokens, _mapped(file, shape), top)
     except OSError as error:
-        raise ConfigError(f"flag --out: {out}: cannot write: {error.strerror}") from None
-    except MemoryError:
-        raise RequestError(
-            "prompt", f"needs {shape[0] * shape[1] * 4:,} bytes of memory; use --out FILE"
-        ) from None
-    session.logits(tokens, values)
-    broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
-    if len(broken):
-        raise NonFiniteLogits(f"the logits at position {broken[0]} hold NaN or infinity")
-    return values
+        raise ConfigError(f"flag --out: {out}: cannot write: {system_words(error)}") from None
+
+
+def _mapped(file: BinaryIO, shape: tuple[int, int]) -> NDArray[np.float32]:
+    """A mapping of an empty .npy file. Raises OSError where the disk has no room for it: later, the
+    system would end the process."""
+    import numpy as np
+
+    header = np.lib.format.header_data_from_array_1_0(np.empty((0, shape[1]), np.float32))
+    np.lib.format.write_array_header_1_0(file, header | {"shape": shape})
+    start = file.tell()
+    nbytes = start + shape[0] * shape[1] * 4
+    file.truncate(nbytes)
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+    return np.memmap(file, np.float32, "r+", start, shape)
 
 
 def _document(
     session: Session, tokens: list[int], values: NDArray[np.float32], top: int
 ) -> dict[str, Any]:
+    """Compute the logits into ``values``, and describe them."""
+    import numpy as np
+
     from harness.digest import logits_digest
 
+    session.logits(tokens, values)
+    broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
+    if len(broken):
+        raise NonFiniteLogits(f"the logits at position {broken[0]} hold NaN or infinity")
     config, info = session.model.config, session.tier.info
     return {
         "model": {"name": config.name, "path": str(session.model.file.path)},

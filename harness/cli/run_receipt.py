@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.cached_files import writing
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, Request
 from harness.cli.outputs import check_output
@@ -81,7 +82,8 @@ class RunReceipt:
         }
         document = signed_document(payload, [leaves], open_key(default_folder()))
         try:
-            self.path.write_text(json.dumps(document) + "\n")
+            with writing(self.path) as file:
+                file.write(f"{json.dumps(document)}\n".encode())
         except OSError as error:
             raise ConfigError(f"{self.path}: cannot write: {error.strerror}") from None
 

@@ -123,6 +123,9 @@ def test_somebody_keeps_a_key(path: Path) -> None:
     with pytest.raises(ConfigError, match="no tenant would have a key left"):
         remove_tenant(path, "alice")
     assert path.read_text() == WRITTEN
+    path.write_text("[tenant.alice]\nid = 1\n")
+    with pytest.raises(ConfigError, match="alice is its only tenant; add another"):
+        remove_tenant(path, "alice")
     path.write_text("[tenant.alice]\nid = 1\nid = 2\n")
     with pytest.raises(ConfigError, match="cannot change it"):
         rotate_key(path, "alice")

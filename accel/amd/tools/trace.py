@@ -25,6 +25,7 @@ from accel.amd.generation import BY_ARCHITECTURE, GFX12
 from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.queue import Queue
 from accel.amd.topology import PAGE
+from contract.cached_files import writing
 from contract.errors import CodecError
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ class Trace:
         for n, submission in enumerate(self.submissions):
             for name in Submission.__slots__:
                 arrays[f"{n:05}.{name}"] = getattr(submission, name)
-        with path.open("wb") as file:
+        with writing(path) as file:
             np.savez_compressed(file, allow_pickle=False, **arrays)
 
 

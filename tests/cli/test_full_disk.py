@@ -1,0 +1,102 @@
+"""Commands that write a file, on a disk that is full: one line, and no part of the new file is
+taken for all of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from accel.amd.tools.trace import Trace
+from contract.cached_files import LONGEST_NAME, writing
+from tests.cli.conftest import Result
+from tests.full_disk import largest_file
+
+Zinc = Callable[..., Result]
+COMMANDS = {
+    "graph": ("graph", "{model}", "-o"),
+    "logits": ("logits", "--tier", "cpu", "--tokens", "1,2,3", "--model", "{model}", "--out"),
+    "receipt": (
+        *("run", "a", "--raw", "--tier", "cpu", "--max-tokens", "1", "--context", "64"),
+        *("--model", "{model}", "--receipt"),
+    ),
+    "config": ("config", "init", "--config"),
+}
+ROOM = 64
+"""Bytes that fit: fewer than any of the files has."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder without the files of a home."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_leaves_all_of_a_file_or_none(
+    zinc: Zinc, folder: Path, tiny_model: Path, name: str
+) -> None:
+    path = folder / "written"
+    words = [word.format(model=tiny_model) for word in COMMANDS[name]]
+    assert zinc(*words, path).code == 0
+    before = path.read_bytes()
+    assert len(before) > ROOM
+    for there in ({"written": before}, {}):
+        with largest_file(ROOM):
+            result = zinc(*words, path)
+        assert (result.code, result.err.count("error: ")) == (2, 1), result.err
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == there
+        path.unlink(missing_ok=True)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reserves room on every disk")
+def test_logits_have_room_before_they_are_computed(
+    zinc: Zinc, folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A write to a mapped file that has no room ends the process (SIGBUS)."""
+
+    def full(handle: int, start: int, nbytes: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    path = folder / "logits.npy"
+    words = ("logits", "--tier", "cpu", "--tokens", "1,2", "--model", tiny_model, "--out", path)
+    result = zinc(*words)
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "No space left" in result.err
+    assert not os.listdir(folder)
+
+
+def test_a_record_of_packets_is_whole(folder: Path) -> None:
+    path = folder / "written"
+    path.write_bytes(b"what was there")
+    with largest_file(ROOM), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+        Trace("none", "none", 0).save(path)
+    assert path.read_bytes() == b"what was there"
+    assert os.listdir(folder) == [path.name]
+
+
+def test_what_a_user_names_stays_what_it_is(folder: Path) -> None:
+    """Links and permissions stay; pipes and devices are written; a long name needs no other."""
+    real, link, pipe = (folder / name for name in ("real", "link", "pipe"))
+    real.write_bytes(b"old")
+    real.chmod(0o600)
+    link.symlink_to(real)
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    longest = folder / ("n" * 255)
+    assert len(longest.name) > LONGEST_NAME
+    for path in (link, pipe, longest, Path("/dev/null")):
+        with writing(path) as file:
+            file.write(b"new")
+    assert os.read(reader, 9) == b"new"
+    os.close(reader)
+    assert link.is_symlink()
+    assert (real.read_bytes(), real.stat().st_mode & 0o777) == (b"new", 0o600)
+    assert longest.read_bytes() == b"new"
