@@ -17,6 +17,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.engine import Engine, EngineOptions
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import Tokens
 from reference.hidden_rows import HIDDEN_TABLE
 from reference.limits import with_drafts
@@ -151,10 +152,11 @@ def test_only_steps_that_the_block_reads_keep_hidden_states(
     synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int,
     kept: set[bool], ahead: int,
 ) -> None:  # fmt: skip
-    """The block reads sequences that begin while at most ``most`` run."""
+    """The block reads sequences that begin while at most ``most`` run, and no others later."""
     monkeypatch.setattr(
-        DraftPolicy, "should_follow", lambda self, tenant, running, drafts: running <= most
+        DraftPolicy, "should_follow", lambda self, tenant, running, *more: running <= most
     )
+    monkeypatch.setattr(DraftBlock, "ready", lambda self, key, tokens: key in self._followed)
     path = drafting_model(synthetic_model, "qwen35")
     with TIERS["quick"]() as tier, drafting(path, tier) as (runner, block):
         steps = Steps(runner, monkeypatch)
