@@ -89,6 +89,12 @@ class Limits:
         """The largest step."""
         return ShapeKey(self.step_tokens, self.step_rows)
 
+    def largest_step(self, drafts: bool) -> ShapeKey:
+        """The largest step with or without ``drafts``. The latter has a row for each slot; a step
+        that reads more rows is computed like one with drafts."""
+        fewer = self.draft_tokens and not drafts
+        return ShapeKey(self.step_tokens, self.slots) if fewer else self.largest
+
     @property
     def score_records(self) -> int:
         """Biases of a step that make rows sample the tokens of prompts: one per row."""

@@ -21,6 +21,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import ADAPTER_IDS, HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
+from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.adapter_inputs import ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
@@ -34,8 +35,7 @@ from reference.quant import finite_words
 
 LOGITS = "output.logits"
 HIDDEN = HIDDEN_STATES
-"""The states from which logits are computed, an output of a graph whose limits have
-``hidden_states``."""
+"""The states from which logits are computed, if limits have ``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
@@ -170,13 +170,14 @@ class ModelRunner(ContextManager):
         except BaseException:
             self.close()
             raise
-        self._executable = whole = self._lowering(self.graph, shared)
+        self._executable = whole = self._lowering(self.graph, shared, limits.largest)
         # Steps leave out what they do not need: adapters, and what drafts need.
         made, self._variants = {limits: whole}, dict[tuple[bool, ...], ExecutableGraph]()
         for variant in product((True, False), repeat=2):
             needed = limits.for_step(*variant) if graph is None else limits
             if needed not in made:
-                made[needed] = self._lowering(model.graph(needed), shared, whole.inputs)
+                largest = limits.largest_step(drafts=variant[1])
+                made[needed] = self._lowering(model.graph(needed), shared, largest, whole.inputs)
             self._variants[variant] = made[needed]
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
@@ -225,12 +226,13 @@ class ModelRunner(ContextManager):
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
         self._sampling[:rows] = inputs.sampling
-        self._put_hidden(inputs)
+        drafts = not inputs.plain or rows > self.limits.slots
+        self._put_hidden(inputs, drafts)
         if self._digested is not None:
             self._digested[:rows] = 0 if inputs.digested is None else inputs.digested
         if inputs.adapters is not None:
             self._adapters.put(inputs.adapters, tokens)
-        variant = self._variants[inputs.adapters is not None, not inputs.plain]
+        variant = self._variants[inputs.adapters is not None, drafts]
         pages = self._put_pages(inputs)
         fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread)
         self._last = Submission(fence, rows, first)
@@ -259,8 +261,7 @@ class ModelRunner(ContextManager):
         self.recurrent.prepare()
 
     def shared_buffers(self, graph: Graph) -> dict[str, Buffer]:
-        """The buffers that ``graph``, of another part of the model, has in common with this one:
-        weights, tables and hidden states."""
+        """Weights, tables and hidden states that ``graph``, of another part of the model, uses."""
         return {name: self._buffers[name] for name in shared_names(self.graph, graph)}
 
     def buffer(self, name: str) -> NDArray[np.uint8]:
@@ -285,13 +286,15 @@ class ModelRunner(ContextManager):
         self._buffers = {}
 
     def _lowering(
-        self, graph: Graph, shared: Mapping[str, Buffer], inputs: InputLayout | None = None
+        self,
+        graph: Graph,
+        shared: Mapping[str, Buffer],
+        largest: ShapeKey,
+        inputs: InputLayout | None = None,
     ) -> ExecutableGraph:
         used = {n: b for n, b in {**self._buffers, **shared}.items() if n in graph.buffers}
         outputs = LOG_PROBABILITIES, (ROW_DIGEST,), expert_buffers(graph)
-        lowering = ExecutableGraph(
-            self.tier, graph, used, self.limits.largest, outputs, ((HIDDEN,),), inputs
-        )
+        lowering = ExecutableGraph(self.tier, graph, used, largest, outputs, ((HIDDEN,),), inputs)
         self._lowerings.append(lowering)
         return lowering
 
@@ -347,13 +350,13 @@ class ModelRunner(ContextManager):
             self._page_version = latest
         return rows
 
-    def _put_hidden(self, inputs: StepInput) -> None:
+    def _put_hidden(self, inputs: StepInput, drafts: bool) -> None:
         """Write which hidden states the step reads and stores: by default those of its tokens."""
         if self._hidden_rows is not None and inputs.hidden_rows is not None:
             self._hidden_rows[: len(inputs.hidden_rows)] = inputs.hidden_rows
-        if self._hidden_pairs is not None and not inputs.plain:
-            pairs = inputs.hidden_pairs
-            pairs = self._hidden.written(inputs.query) if pairs is None else pairs
+        if self._hidden_pairs is not None and drafts:
+            if (pairs := inputs.hidden_pairs) is None:
+                pairs = self._hidden.written(inputs.query)
             self._hidden_pairs[: len(pairs)] = pairs
 
     def _input(self, name: str, dtype: Any) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from harness.setting_kinds import DISK_CACHE_BYTES, QUEUE_DEPTH
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
 from reference.engine.draft_block import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
-from reference.limits import Limits, whole_contexts, with_drafts
+from reference.limits import DRAFT_STATES, Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
 from reference.model.adapters import MAX_COMBINED
 from reference.model.open import Model
@@ -145,7 +145,9 @@ class SessionOptions:
 
 def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
     """``options.limits``, with as many saved states as ``state_cache`` holds, and with the hidden
-    states that a draft block needs."""
+    states that a draft block needs. A recurrent model has no rows for more drafts than states."""
+    if model.config.recurrent is not None:
+        options = replace(options, draft=min(options.draft, DRAFT_STATES - 1))
     sizes: LimitsAt = options.limits
     if options.draft:
         block = options.draft_model is None and model.draft_problem is None

@@ -103,7 +103,8 @@ class DraftBlock:
     The key of a token in the block depends on the hidden state of the position before it, which the
     model stores in a ring per slot. ``before_step`` and ``after_step`` compute the block's keys
     before the ring overwrites those states. The keys lie in the pages of the sequence, so a prefix
-    hit finds those of the block as well. A missing hidden state is replaced by a row of zeros."""
+    hit finds those of the block as well. A missing hidden state is replaced by a row of zeros: so
+    a sequence can be followed from any step on."""
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
@@ -111,7 +112,9 @@ class DraftBlock:
         self._table: SlotTable | None = None
         self._follows: Callable[[Sequence], bool] = lambda sequence: True
         self._followed: dict[int, _BlockState] = {}
-        self._left: set[int] = set()
+        # Of sequences that are not followed, the positions that have keys.
+        self._left: dict[int, int] = {}
+        self._wanted: set[int] = set()
         self._ahead: dict[int, _Ahead] = {}
         self._again: _Again | None = None
 
@@ -121,26 +124,39 @@ class DraftBlock:
         self._table, self._follows = table, follows
         self._followed.clear()
         self._left.clear()
+        self._wanted.clear()
         self._ahead, self._again = {}, None
 
     def leave(self, key: int) -> None:
         """Stop following a sequence."""
-        self._followed.pop(key, None)
-        self._left.add(key)
+        own = self._followed.pop(key, None)
+        self._wanted.discard(key)
+        if own is not None:
+            self._left[key] = own.filled
 
     def ready(self, key: int, tokens: Tokens) -> bool:
-        """True: the block can draft for every sequence that the model computes."""
-        return key in self._followed
+        """Whether the hidden state that the first draft continues is there. If the block does not
+        follow the sequence, it does from the next step on."""
+        own = self._followed.get(key)
+        if own is None and key in self._left:
+            self._wanted.add(key)
+        return own is not None and own.begin <= len(tokens) - 2
+
+    def unread(self, key: int, known: int) -> int:
+        """How many of the ``known`` tokens of a sequence have no keys in the block."""
+        own = self._followed.get(key)
+        return known - (self._left.get(key, known) if own is None else own.filled)
 
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
         self._again = None
         self._followed.pop(key, None)
-        self._left.discard(key)
+        self._left.pop(key, None)
+        self._wanted.discard(key)
 
-    def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> bool:
+    def before_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> int | None:
         """Compute the keys of positions whose hidden states the next step would overwrite. Returns
-        whether the block follows a sequence of that step."""
+        their number; None if the block follows no sequence of that step."""
         self._ahead = {}
         parts, reads = [], False
         for sequence, (slot, start, count) in zip(sequences, chunks, strict=True):
@@ -153,31 +169,37 @@ class DraftBlock:
             if start + count - own.filled >= self._rows.ring and own.filled < stop:
                 parts.append(_Part(own, own.filled, stop, sequence.tokens))
         self._fill(parts)
-        return reads
+        return _tokens_of(parts) if reads else None
 
     def _own(self, sequence: Sequence, slot: int, start: int) -> _BlockState | None:
         """The block's state of a sequence whose next step starts at position ``start``; None if the
         block does not follow it."""
         key = sequence.order
-        if key in self._followed or key in self._left or not sequence.running:
+        wanted = key in self._wanted
+        if key in self._followed or not (wanted or key not in self._left) or not sequence.running:
             return self._followed.get(key)
-        if sequence.samples and self._follows(sequence):
-            return self._followed.setdefault(key, _BlockState(slot, start, start, start))
-        self._left.add(key)
-        return None
+        filled = self._left.setdefault(key, start)
+        if wanted or (sequence.samples and self._follows(sequence)):
+            self._wanted.discard(key)
+            del self._left[key]
+            self._followed[key] = _BlockState(slot, start, filled, start)
+        return self._followed.get(key)
 
-    def after_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> None:
-        """Compute the keys of chunks that are longer than the ring."""
-        parts, index = [], 0
+    def after_step(self, sequences: Items[Sequence], chunks: Items[Chunk]) -> int:
+        """Compute the keys of chunks that are longer than the ring. Returns their number, and that
+        of the tokens of prompts whose hidden states the step kept."""
+        parts, index, kept = [], 0, 0
         for sequence, (_, start, count) in zip(sequences, chunks, strict=True):
             own = self._followed.get(sequence.order)
             if own is not None:
                 own.top = max(own.top, start + count)
                 stop = min(start + count, sequence.known)
+                kept += count if 1 < count == stop - start else 0
                 if count > self._rows.ring and own.filled < stop:
                     parts.append(_Part(own, own.filled, stop, sequence.tokens, start, index))
             index += count
         self._fill(parts)
+        return kept + _tokens_of(parts)
 
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The block's continuations of all sequences in one batch, each with its own sampling."""

@@ -102,6 +102,11 @@ class DraftModel:
         within = len(tokens) < self._runner.limits.context
         return within and not (self._lacks_tokens and int(tokens.max()) >= self._vocab)
 
+    def unread(self, key: int, known: int) -> int:
+        """How many of the ``known`` tokens of a sequence the model has not computed."""
+        own = self._followed.get(key)
+        return known if own is None else max(0, known - len(own.tokens))
+
     def draft(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """The model's own continuations, computed for all sequences in one batch."""
         sequences = [self._bounded(one) for one in sequences]

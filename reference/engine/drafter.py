@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Items
 from dataclasses import field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,6 +48,19 @@ class Drafter(Protocol):
 
     def forget(self, key: int) -> None:
         """Forget a sequence that lost its slot."""
+
+
+@runtime_checkable
+class ReadsTokens(Protocol):
+    """A drafter that computes the tokens of a sequence before it drafts."""
+
+    def unread(self, key: int, known: int) -> int:
+        """How many of the ``known`` tokens of a sequence it has not computed."""
+
+
+def nothing_unread(key: int, known: int) -> int:
+    """``unread`` of a drafter that computes nothing."""
+    return 0
 
 
 class ChainedStep(NamedTuple):

@@ -31,6 +31,7 @@ class Step(NamedTuple):
     computed, and the number of output rows.
 
     The step attends to ``attended`` positions in all and was submitted at ``began`` seconds.
+    Beside it a draft block that follows some of its sequences read ``read`` tokens.
     ``waiting``, ``free_pages`` and ``cached_pages`` are counts at that time. ``counted`` has, for
     each tenant, a function that counts tokens towards its rates, and the tokens [prefilled,
     decoded]."""
@@ -44,6 +45,7 @@ class Step(NamedTuple):
     rows: list[int]
     attended: int
     began: float
+    read: int | None
     waiting: int
     free_pages: int
     cached_pages: int
@@ -110,6 +112,7 @@ class Pipeline:
         self._latest: Step | None = None
         self._steady: SteadyDecode | None = None
         self._read_at = 0.0
+        self._read: int | None = None
 
     def replan(self) -> None:
         """Let the scheduler decide the next step: a sequence was admitted, left or stopped."""
@@ -253,7 +256,8 @@ class Pipeline:
     ) -> Submission:
         if self._speculative is None:
             return self._runner.submit(inputs)
-        if self._speculative.before_step(sequences, chunks) and inputs.plain:
+        self._read = self._speculative.before_step(sequences, chunks)
+        if self._read is not None and inputs.plain:
             inputs = replace(inputs, plain=False)
         submission = self._runner.submit(inputs)
         self._speculative.after_step(sequences, chunks)
@@ -278,6 +282,7 @@ class Pipeline:
             rows,
             attended,
             self._clock(),
+            self._read,
             len(self._scheduler.waiting),
             memory.free,
             memory.cached,
@@ -325,7 +330,7 @@ class Pipeline:
         tokens = sum([count for _, _, count in step.chunks])
         self._cost.observe(Load(tokens, step.attended), seconds)
         if self._speculative is not None and tokens == len(step.chunks):
-            self._speculative.note_plain(step.sequences, seconds)
+            self._speculative.note_plain(step.sequences, seconds, step.read)
         self._observer.step(
             StepObservation(
                 number=step.number,

@@ -7,11 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from contract.lazy_dataclass import dataclass
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
 from reference.engine.draft_block import DraftBlock
-from reference.engine.drafter import Drafter, DraftRequest, PromptLookup, SpeculationStatistics
+from reference.engine.draft_round import DraftRound
+from reference.engine.drafter import (
+    Drafter,
+    DraftRequest,
+    PromptLookup,
+    ReadsTokens,
+    SpeculationStatistics,
+    nothing_unread,
+)
 from reference.engine.next_round import NextRound
 from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
@@ -22,20 +29,6 @@ from reference.sched.cost import StepCost
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import FIRST_DRAFTS, DraftPolicy
 from reference.sched.planner import Chunk
-
-
-@dataclass(slots=True)
-class _Round:
-    """A step with drafts, begun at ``began`` seconds: ``drafting`` of ``running`` sequences have at
-    most ``drafted`` drafts. ``first``: for some of them it is the first round since a plain step.
-    ``noted``: the policy has its time."""
-
-    began: float
-    running: int
-    drafting: int
-    drafted: int
-    first: bool
-    noted: bool = False
 
 
 class SpeculativeDecoder:
@@ -62,6 +55,7 @@ class SpeculativeDecoder:
         self._drafter = drafter
         self._block = drafter if isinstance(drafter, DraftBlock) else None
         self._lookup = drafter if isinstance(drafter, PromptLookup) else None
+        self._unread = drafter.unread if isinstance(drafter, ReadsTokens) else nothing_unread
         if self._block is not None:
             self._block.attach(slot_manager.table, self._follows)
         self._draft_limit = min(options.draft_tokens, runner.limits.draft_tokens)
@@ -71,8 +65,8 @@ class SpeculativeDecoder:
         self._ends = options.end_of_generation
         self._mask_words = mask_words(runner.model.config.vocab)
         self._began = self._settled = self._waited = 0.0
-        self._rounds: dict[int, _Round] = {}
-        self._followed: dict[int, tuple[_Round | None, float]] = {}
+        self._rounds: dict[int, DraftRound] = {}
+        self._followed: dict[int, tuple[DraftRound | None, float]] = {}
         self._settled_counts: dict[tuple[int, int], int] = {}
         self._lost: tuple[Sequence, DraftHistory] | None = None
         self.next_round: NextRound | None = None
@@ -107,7 +101,8 @@ class SpeculativeDecoder:
             draft = self._lookup.draft([asked])[0].tolist()
             if not self._policy.compare_shadow_drafts(history, tokens, draft, running) or not draft:
                 return False
-        if not self._policy.should_begin(history, sequence.known, running, limit):
+        unread = self._unread(sequence.order, sequence.known)
+        if not self._policy.should_begin(history, sequence.known, running, limit, unread):
             self._stop_following(sequence)
             return False
         return self._drafter.ready(sequence.order, sequence.tokens[: sequence.known])
@@ -154,25 +149,27 @@ class SpeculativeDecoder:
                 opened.append(DraftRequest(sequence.order, slot, tokens, limit))
                 room -= limit
                 mask_room -= limit * sequence.masked
+        first = [one for one in opened if not self._histories[one.key].rounds]
+        read = sum([self._unread(one.key, len(one.tokens)) for one in first])
         found = self._draft([running[one.slot] for one in opened], opened)
         drafts = {one.slot: draft for one, draft in zip(opened, found, strict=True)}
         for slot, sequence in ready:
             if sequence.running:
                 self._write(sequence, drafts.get(slot))
-        self._begin_round([s for _, s in ready if s.running], len(running))
+        self._begin_round([s for _, s in ready if s.running], len(running), read)
 
-    def _begin_round(self, sequences: list[Sequence], running: int) -> None:
+    def _begin_round(self, sequences: list[Sequence], running: int, read: int) -> None:
         table = self._slot_manager.table
         drafting = [sequence for sequence in sequences if table.draft[sequence.slot]]
         limit = max([table.draft[sequence.slot] for sequence in drafting], default=0)
         first = any(not self._history_of(sequence).rounds for sequence in drafting)
-        round_ = _Round(self._began, running, len(drafting), limit, first)
+        round_ = DraftRound(self._began, running, len(drafting), limit, first, read)
         self._rounds.update((sequence.order, round_) for sequence in drafting)
 
-    def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> bool:
+    def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> int | None:
         """Let a draft block read the hidden states that the next step would overwrite. Returns
-        whether the block reads that step as well."""
-        return self._block is not None and self._block.before_step(sequences, chunks)
+        their number; None if the block does not read that step as well."""
+        return None if self._block is None else self._block.before_step(sequences, chunks)
 
     def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """Continue after a step over ``chunks`` was submitted."""
@@ -181,7 +178,8 @@ class SpeculativeDecoder:
             self._policy.note_no_drafts(len(self._slot_manager.running), seconds)
             self._waited = 0.0
         if self._block is not None and self.next_round is not None:
-            self._block.after_step(sequences, chunks)
+            prompts = self._block.after_step(sequences, chunks)
+            self._policy.note_prompt(len(self._slot_manager.running), prompts)
             self.next_round.interrupt()
             self._note_next_round(sequences, self.next_round)
         self._settled_counts.clear()
@@ -259,29 +257,21 @@ class SpeculativeDecoder:
         self._forget_lost()
 
     def _note_round(
-        self, round_: _Round | None, now: float, history: DraftHistory, gained: int, drafted: int
+        self, round_: DraftRound | None, now: float, own: DraftHistory, gained: int, drafted: int
     ) -> None:
-        if round_ is None:
-            # It was interrupted.
-            return
-        history.note(gained, drafted + history.forbidden, round_.drafting)
-        history.forbidden = False
-        running = round_.running
-        if not round_.noted:
-            round_.noted = True
-            seconds, drafting = now - round_.began, round_.drafting
+        if round_ is not None:
             self._measure_length()
-            self._policy.note_round(round_.drafted, drafting, running, seconds, first=round_.first)
-        self._policy.note_gain(history, gained, running)
+            round_.note(self._policy, own, now, gained, drafted)
 
-    def note_plain(self, sequences: list[Sequence], seconds: float) -> None:
-        """Record a step without drafts that took ``seconds``, a token for each sequence."""
+    def note_plain(self, sequences: list[Sequence], seconds: float, read: int | None) -> None:
+        """Record a step without drafts that took ``seconds``, a token for each sequence. ``read``
+        is what ``before_step`` returned."""
         lockstep, running = self._slot_manager.table.lockstep, len(self._slot_manager.running)
         waits = [s.running and lockstep[s.slot] and not s.masked for s in sequences]
         self._settled_counts.clear()
         if len(sequences) == running and True not in waits:
             self._measure_length()
-            self._policy.note_plain(running, seconds)
+            self._policy.note_plain(running, seconds, read)
 
     def forget(self, sequence: Sequence) -> None:
         """Drop the drafts of a sequence that lost its slot."""
@@ -385,7 +375,8 @@ class SpeculativeDecoder:
 
     def _follows(self, sequence: Sequence) -> bool:
         running = len(self._slot_manager.running)
-        return self._policy.should_follow(sequence.tenant, running, self._draft_limit)
+        limit = self._draft_limit_of(sequence)
+        return self._policy.should_follow(sequence.tenant, running, limit, sequence.known)
 
     def _history_of(self, sequence: Sequence) -> DraftHistory:
         history = self._histories.get(sequence.order)

@@ -7,8 +7,9 @@ is measured for each sequence and remembered for its tenant; the time of rounds 
 model.
 
 A credit account in seconds limits the loss if an estimate is wrong. A round that is slower than
-plain steps is charged to it, over all sequences and requests. Plain steps add a small share of
-their time. Drafting stops when the account is overdrawn by a few plain steps.
+plain steps is charged to it, over all sequences and requests, and so is what a drafter reads of
+sequences without drafting. Plain steps add a small share of their time. Drafting stops when the
+account is overdrawn by a few plain steps.
 
 Drafts that take no time, those from prompt lookup, run in shadow first: they are compared with the
 tokens that plain steps sample, while steps are still submitted ahead."""
@@ -22,18 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.sched.cost import StepCost
+from reference.sched.draft_credit import CREDIT_STEPS, DraftCredit
 from reference.sched.draft_history import Acceptance, DraftHistory
 from reference.sched.plain_times import MedianTime, PlainTimes
+from reference.sched.reading_times import KEPT_STATES_SHARE, ReadingTimes
 
 TRIAL_TIME_SHARE = 0.006
 """The share of the time of plain steps that is added to the account."""
-CREDIT_STEPS = 7.0
-"""The largest credit of the account, in plain steps."""
-BATCH_CREDIT_STEPS = 64.0
-"""The largest credit of the second account, in plain steps. It pays for smaller batches: drafts
-make sequences of one batch end at different times."""
-FIRST_CREDIT_STEPS = 2.0
-"""The credit at first, in plain steps."""
 DEBT_STEPS = 4.0
 """How far the account may be overdrawn if drafts are expected to gain, in plain steps."""
 TRIAL_STEPS = {False: CREDIT_STEPS, True: 1.0}
@@ -42,8 +38,6 @@ whether rounds with as many sequences were measured."""
 MIN_START_GAIN = 1.05
 """Drafting starts if it is expected to make a sequence faster by this factor. It goes on until it
 is expected to make the sequence slower."""
-HOPELESS_GAIN = 0.9
-"""A trial with a lower expected gain is not started and counts as failed."""
 FIRST_DRAFTS = 3
 """The most drafts of a round before any round was measured; later, twice the most measured."""
 TENANTS_MAX = 256
@@ -73,12 +67,12 @@ before. Other delays of a step are not charged to plain steps either."""
 REMEASURE_ROUNDS = 512
 """The number of rounds after which plain steps are measured again."""
 FORGET_STEPS = 4096
-"""After this many plain steps in a row the times of rounds are forgotten."""
+"""After this many plain steps in a row the times of rounds and of reading are forgotten."""
 TRIAL_INTERVAL = 16
-"""While drafting is not worth it, the drafter follows one new sequence in this many, and a sequence
-is considered again after this many tokens."""
+"""While drafting is not worth it, a sequence is considered again after this many tokens."""
 FAILED_TRIALS_MAX = 3
-"""After this many failed trials in a row the drafter stops following a sequence."""
+"""After this many failed trials in a row, or if none is worth it, the drafter stops following a
+sequence until the next trial."""
 
 
 class _Choice(NamedTuple):
@@ -98,13 +92,15 @@ class DraftPolicy:
         self.length = 0.0
         """The mean number of tokens of the sequences that run, which the caller keeps up to
         date."""
+        self._reading = ReadingTimes(cost)
         self._plain: dict[int, PlainTimes] = {}
+        # Of steps that a draft block reads. They count where no others were measured.
+        self._read: dict[int, PlainTimes] = {}
         self._rounds: dict[int, dict[int, MedianTime]] = {}
         self._tenants: dict[int, Acceptance] = {}
         self._latest: dict[tuple[int, int], float] = {}
-        self._credit = self._batch_credit = self._sequence_seconds = 0.0
-        self._opened = False
-        self._new_sequences = self._rounds_since_plain = self._plain_since_round = 0
+        self._credit, self._sequence_seconds = DraftCredit(), 0.0
+        self._rounds_since_plain = self._plain_since_round = 0
         # The sequences that run, and the steps at which those that drafts ended early would have
         # ended without drafts. Steps are counted since no sequence ran.
         self._running: set[DraftHistory] = set()
@@ -131,21 +127,25 @@ class DraftPolicy:
         elif history.lead > self._min_lead():
             self._ended.append(self._steps + history.lead)
 
-    def note_plain(self, running: int, seconds: float) -> None:
+    def note_plain(self, running: int, seconds: float, read: int | None = None) -> None:
         """Record a plain step: each of ``running`` sequences got a token in ``seconds``. The time
         runs from one result to the next, since the host plans such steps while others are
-        computed."""
+        computed. A draft block that follows some of them read ``read`` tokens beside the step, at
+        the expense of the account."""
         if not self._measures():
             seconds = 1.0
-        elif seconds > 0:
-            self._plain.setdefault(running, PlainTimes()).add(seconds, self.length)
+        elif seconds > 0 and not read:
+            times = self._plain if read is None else self._read
+            times.setdefault(running, PlainTimes()).add(seconds, self.length)
         self._steps += 1
         plain = self._plain_seconds(running)
-        if plain is not None and not self._opened:
-            self._opened, self._credit, self._batch_credit = (
-                True,
-                *2 * (FIRST_CREDIT_STEPS * plain,),
-            )
+        if read is not None and plain is not None and self._measures():
+            if read:
+                self._reading.note(read, seconds - plain)
+            self._charge(KEPT_STATES_SHARE * plain + self._reading.seconds(read), running)
+            seconds = plain
+        if plain is not None:
+            self._credit.open(plain)
         self._earn(TRIAL_TIME_SHARE * seconds, running)
         self._earn_batch(
             TRIAL_TIME_SHARE * seconds + self._lost_batching(running, running), running
@@ -153,12 +153,17 @@ class DraftPolicy:
         self._rounds_since_plain = 0
         self._plain_since_round += 1
         if self._plain_since_round >= FORGET_STEPS:
-            self._plain_since_round = 0
+            self._plain_since_round, self._reading = 0, ReadingTimes(self._cost)
             self._rounds.clear()
 
-    def draft_count(self, history: DraftHistory, running: int, limit: int) -> int:
+    def note_prompt(self, running: int, tokens: int) -> None:
+        """Record that a draft block reads ``tokens`` tokens of prompts."""
+        self._charge(self._reading.seconds(tokens), running)
+
+    def draft_count(self, history: DraftHistory, running: int, limit: int, unread: int = 0) -> int:
         """The number of tokens to draft for a sequence, 0 to ``limit``, if the same number is
-        drafted for each of ``running`` sequences."""
+        drafted for each of ``running`` sequences. The account must pay for reading ``unread``
+        tokens."""
         plain = self._plain_seconds(running)
         if plain is None or limit <= 0:
             return 0
@@ -169,17 +174,22 @@ class DraftPolicy:
         else:
             trial = TRIAL_STEPS[bool(self._measured_counts(running))] * plain
             least = -debt if best.gain >= MIN_START_GAIN else trial
-        credit = self._credit if running == 1 else min(self._credit, self._batch_credit)
+        credit = self._credit.of(running) - self._reading.seconds(unread)
         return best.drafts if best.gain_if_right >= MIN_START_GAIN and credit >= least else 0
 
-    def should_begin(self, history: DraftHistory, known: int, running: int, limit: int) -> bool:
-        """Whether to start drafting for a sequence of ``known`` tokens."""
+    def should_begin(
+        self, history: DraftHistory, known: int, running: int, limit: int, unread: int = 0
+    ) -> bool:
+        """Whether to start drafting for a sequence of ``known`` tokens; ``unread`` as in
+        ``draft_count``."""
         if known < history.next_trial_at:
             return False
-        worth = self.draft_count(history, running, limit) > 0
+        worth = self.draft_count(history, running, limit, unread) > 0
         if not worth and limit > 0 and self._plain_seconds(running) is not None:
             history.next_trial_at = known + TRIAL_INTERVAL
-            history.failed += self._best_count(history, running, limit).gain < HOPELESS_GAIN
+            history.failed = FAILED_TRIALS_MAX
+        elif history.failed >= FAILED_TRIALS_MAX:
+            history.failed = 0
         return worth
 
     def compare_shadow_drafts(
@@ -201,7 +211,7 @@ class DraftPolicy:
         )
         same = [ours == theirs for ours, theirs in zip(drafts, came, strict=False)]
         if all(same) and len(came) < len(drafts):
-            full = self._credit >= CREDIT_STEPS * plain
+            full = self._credit.all >= CREDIT_STEPS * plain
             return full or tenant.saved_steps >= SHADOW_STEPS[known] * running
         if drafts:
             right = [*same, False].index(False)
@@ -219,25 +229,24 @@ class DraftPolicy:
         history.tenant.saved_steps = 0.0
         history.interrupt()
 
-    def should_follow(self, tenant: int, running: int, limit: int) -> bool:
-        """Whether the drafter should follow a new sequence, which takes time by itself."""
-        self._new_sequences += 1
-        seldom = self._new_sequences % TRIAL_INTERVAL == 1
-        new = self._plain_seconds(running) is None
-        known = self._tenants.get(tenant, Acceptance())
-        return seldom or new or self.draft_count(DraftHistory(known), running, limit) > 0
+    def should_follow(self, tenant: int, running: int, limit: int, tokens: int) -> bool:
+        """Whether the drafter should follow a new sequence from its prompt of ``tokens`` tokens on,
+        which takes time by itself."""
+        new = DraftHistory(self._tenants.get(tenant, Acceptance()))
+        unknown = self._plain_seconds(running) is None
+        return unknown or self.draft_count(new, running, limit, tokens) > 0
 
     def given_up(self, history: DraftHistory) -> bool:
-        """Whether so many trials failed that the drafter can stop following the sequence."""
+        """Whether the drafter can stop following the sequence."""
         return self._measures() and history.failed >= FAILED_TRIALS_MAX
 
     def note_round(
-        self, drafted: int, drafting: int, running: int, seconds: float, *, first: bool
+        self, drafted: int, drafting: int, running: int, seconds: float, first: bool, read: int = 0
     ) -> None:
         """Record a round that took ``seconds``, in which ``drafting`` of ``running`` sequences had
         at most ``drafted`` drafts. In a ``first`` round of a sequence the drafter also computes the
-        tokens it has not read. The caller then calls ``note_gain`` for each sequence that had
-        drafts."""
+        ``read`` tokens it has not read. The caller then calls ``note_gain`` for each sequence that
+        had drafts."""
         plain, self._sequence_seconds = self._plain_seconds(running), 0.0
         self._steps += 1
         self._plain_since_round = 0
@@ -249,10 +258,13 @@ class DraftPolicy:
         # The first step of a size is lowered or compiled. A later one that something else delayed
         # counts as at most a few times the usual time, once.
         latest = self._latest.get(size)
-        usual = (
+        if read and latest is not None:
+            self._reading.note(read, seconds - expected)
+        reading = self._reading.seconds(read)
+        usual = reading + (
             FIRST_FACTOR * expected if latest is None else HELD_UP_FACTOR * max(expected, latest)
         )
-        self._latest[size] = seconds
+        self._latest[size] = seconds - reading
         others = (running - drafting) * plain / running
         self._sequence_seconds = (min(seconds, usual) - others) / drafting
         if not first and drafting == running:
@@ -262,6 +274,7 @@ class DraftPolicy:
         if self._rounds_since_plain >= REMEASURE_ROUNDS:
             self._rounds_since_plain = 0
             self._plain.clear()
+            self._read.clear()
 
     def note_gain(self, history: DraftHistory, gained: int, running: int) -> None:
         """Record that a sequence got ``gained`` tokens in the round noted latest."""
@@ -280,10 +293,12 @@ class DraftPolicy:
         and got none: its prompt has no match for the latest token, or a mask forbade them."""
         self._earn(-max(0.0, seconds), running)
 
+    def _charge(self, seconds: float, running: int) -> None:
+        self._earn(-seconds, running)
+        self._earn_batch(-seconds if running > 1 else 0.0, running)
+
     def _earn(self, seconds: float, running: int) -> None:
-        plain = self._plain_seconds(running)
-        if plain is not None:
-            self._credit = min(CREDIT_STEPS * plain, self._credit + seconds)
+        self._credit.earn(seconds, self._plain_seconds(running))
 
     def _measures(self) -> bool:
         """Whether steps are timed: some engines have no clock."""
@@ -293,25 +308,31 @@ class DraftPolicy:
         """Seconds of a plain step of ``running`` sequences; None if it was not measured."""
         if not self._measures():
             return 1.0
-        times = self._plain.get(running)
-        return times.at(self.length) if times and times.measured(self.length) else None
+        times = self._plain_times(running)
+        return None if times is None else times.at(self.length)
+
+    def _plain_times(self, running: int) -> PlainTimes | None:
+        for times in (self._plain.get(running), self._read.get(running)):
+            if times is not None and times.measured(self.length):
+                return times
+        return None
 
     def _min_lead(self) -> float:
         return min([one.lead for one in self._running], default=0.0)
 
     def _earn_batch(self, seconds: float, running: int) -> None:
-        plain = self._plain_seconds(running)
-        if plain is not None:
-            self._batch_credit = min(BATCH_CREDIT_STEPS * plain, self._batch_credit + seconds)
+        self._credit.earn_batch(seconds, self._plain_seconds(running))
 
     def _lost_batching(self, running: int, tokens: float) -> float:
         """Seconds that ``tokens`` cost more, as a number of at most 0, because sequences that
         drafts ended early no longer share the step."""
         if not self._ended:
             return 0.0
+        # The tokens were computed already. Sequences that ended would have shared their steps.
         reached = self._steps + self._min_lead()
+        shared = sum(end > reached - tokens for end in self._ended)
         self._ended = [end for end in self._ended if end > reached]
-        limit = min(running + len(self._ended), self._peak)
+        limit = min(running + shared, self._peak)
         for count in range(limit, running, -1):
             plain = self._plain_seconds(count)
             usual = self._plain_seconds(running)
@@ -370,7 +391,7 @@ class DraftPolicy:
         """Seconds of a round that was measured, with sequences as long as they are now: it grows
         with their length as plain steps do."""
         measured = self._rounds[running][count]
-        times = self._plain.get(running)
+        times = self._plain_times(running)
         if times is None or not self._measures():
             return measured.seconds
         return max(plain, measured.seconds + plain - times.at(measured.length))

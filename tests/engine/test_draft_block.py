@@ -374,7 +374,7 @@ def test_a_prefix_hit_has_the_keys_of_the_block(
 ) -> None:
     """Of a cached prompt only the position behind it lacks the hidden state before. Wrong drafts of
     the first request do not end those of the second."""
-    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most: most)
+    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most, *_: most)
     path = synthetic_model(architecture="qwen35", quant="f32", nextn_layers=1, seed=3)
     truth = Float64Hybrid(path)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):

@@ -123,7 +123,7 @@ def test_drafts_ahead_are_those_that_follow(
     round before."""
     runner, block, _ = runners
 
-    def fixed(policy: DraftPolicy, history: object, running: int, limit: int) -> int:
+    def fixed(policy: DraftPolicy, history: object, running: int, limit: int, *_: int) -> int:
         return min(3, limit)
 
     monkeypatch.setattr(DraftPolicy, "draft_count", fixed)
@@ -213,7 +213,9 @@ def test_rounds_of_several_sequences_begin_early(
 ) -> None:
     """The same answers, also where one is cancelled, and nearly all of their rounds do."""
     runner, block = roomy
-    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most: min(3, most))
+    monkeypatch.setattr(
+        DraftPolicy, "draft_count", lambda policy, own, running, most, *_: min(3, most)
+    )
     monkeypatch.setattr(DraftPolicy, "should_begin", lambda *_: True)
     requests = [ALIKE[1], replace(ALIKE[2], sampling=SamplingParams(temperature=0.8, seed=5))]
     expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())

@@ -88,7 +88,7 @@ def test_a_prefix_hit_has_the_keys_of_the_head(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a cached prompt only the position behind it lacks the row before."""
-    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most: most)
+    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most, *_: most)
     path = headed_model(synthetic_model, architecture="qwen3", quant="f32", layers=4, seed=5)
     with quick_tier() as tier, drafting(path, tier) as (runner, block):
         drafter = Observed(block, 1)

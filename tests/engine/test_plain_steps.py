@@ -13,9 +13,11 @@ import pytest
 from contract.ir.graph import Graph
 from contract.ir.unread_outputs import ADAPTER_IDS
 from contract.opcodes import Opcode
+from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.engine import Engine, EngineOptions
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import Tokens
 from reference.hidden_rows import HIDDEN_TABLE
 from reference.limits import with_drafts
@@ -23,6 +25,7 @@ from reference.memory.planner import plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner, StepInput, Submission
 from reference.sched.drafts import DraftPolicy
+from reference.warm_up import warm_up
 from tests.adapters import write_adapter
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.engine.test_draft_block import LIMITS, drafting, drafting_model, engine_of, run
@@ -119,6 +122,28 @@ def test_steps_without_drafts_verify_none(
             assert bool(steps.lowered) != again
 
 
+def test_a_step_without_drafts_is_lowered_for_a_row_of_each_slot(
+    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a session that never drafts, so the last layer of a prompt computes as few rows; a step
+    that reads more rows is computed like one with drafts."""
+    path = synthetic_model(architecture="qwen3", quant="q4_k_m")
+    with runner_on(path, TIERS["quick"], DRAFTED) as runner:
+        buckets: list[ShapeKey] = []
+        lower = runner.tier.lower
+        monkeypatch.setattr(
+            runner.tier, "lower",
+            lambda graph, buffers, bucket, *more: (
+                buckets.append(bucket), lower(graph, buffers, bucket, *more)
+            )[1],
+        )  # fmt: skip
+        run(engine_of(runner, None, prefix_cache=False), REQUESTS)
+        assert {bucket.rows for bucket in buckets} <= set(range(1, LIMITS.slots + 1))
+        assert runner.executable.buckets[-1].rows == DRAFTED.step_rows > LIMITS.slots
+        warm_up(runner, 8, 8, plain=True)
+        assert buckets[-1].rows > LIMITS.slots
+
+
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(
     ("most", "kept"), [(0, {False}), (1, {False, True}), (9, {True})], ids=["none", "one", "all"]
@@ -127,10 +152,11 @@ def test_only_steps_that_the_block_reads_keep_hidden_states(
     synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int,
     kept: set[bool], ahead: int,
 ) -> None:  # fmt: skip
-    """The block reads sequences that begin while at most ``most`` run."""
+    """The block reads sequences that begin while at most ``most`` run, and no others later."""
     monkeypatch.setattr(
-        DraftPolicy, "should_follow", lambda self, tenant, running, drafts: running <= most
+        DraftPolicy, "should_follow", lambda self, tenant, running, *more: running <= most
     )
+    monkeypatch.setattr(DraftBlock, "ready", lambda self, key, tokens: key in self._followed)
     path = drafting_model(synthetic_model, "qwen35")
     with TIERS["quick"]() as tier, drafting(path, tier) as (runner, block):
         steps = Steps(runner, monkeypatch)

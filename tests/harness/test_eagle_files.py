@@ -35,7 +35,7 @@ def test_a_written_head_is_right_as_often_as_asked(
     agreement: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tokens that are asked are no random ones: each right draft leaves one out."""
-    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most: most)
+    monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most, *_: most)
     path, head = tmp_path / "m.gguf", tmp_path / "h.gguf"
     asked = ["synth", "--arch", "qwen3", "--quant", "q8_0", "--eagle-agreement", str(agreement)]
     assert main([*asked, "--out", str(path), "--eagle-out", str(head)]) == 0

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from reference.sched.cost import Load, StepCost
+from reference.sched.draft_credit import CREDIT_STEPS, FIRST_CREDIT_STEPS
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import (
-    CREDIT_STEPS,
     DEBT_STEPS,
     FAILED_TRIALS_MAX,
-    FIRST_CREDIT_STEPS,
     FIRST_DRAFTS,
     REMEASURE_ROUNDS,
     TENANTS_MAX,
@@ -213,12 +212,52 @@ def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
     assert 32 < tokens < 400
 
 
-def test_sequences_are_read_where_drafts_are_worth_it_and_now_and_then_elsewhere() -> None:
+def test_sequences_are_read_where_drafts_are_worth_it_or_nothing_is_known() -> None:
     policy = policy_of()
-    assert all(policy.should_follow(0, 1, 5) for _ in range(9))
+    assert policy.should_follow(0, 1, 5, 32)
     rounds(policy, policy.new_history(0), 1.1, 0, 40)
-    assert sum(policy.should_follow(0, 1, 5) for _ in range(10 * TRIAL_INTERVAL)) == 10
-    assert all(DraftPolicy(StepCost()).should_follow(0, 1, 5) for _ in range(9))
+    assert not any(policy.should_follow(0, 1, 5, 32) for _ in range(40))
+    assert DraftPolicy(StepCost()).should_follow(0, 1, 5, 32)
+
+
+def test_what_is_read_without_drafts_is_charged() -> None:
+    """Reading takes as long as was measured."""
+    policy = policy_of()
+    drafts = policy.draft_count(policy.new_history(0), 1, 3)
+    before = policy._credit.all
+    policy.note_plain(1, 3 * PLAIN, 64)
+    assert policy._credit.all < before - 2 * PLAIN
+    assert drafts == policy.draft_count(policy.new_history(0), 1, 3)
+    assert not policy.draft_count(policy.new_history(0), 1, 3, 256)
+    assert not policy.should_follow(0, 1, 3, 256)
+    policy.note_prompt(1, 160)
+    assert not policy.draft_count(policy.new_history(0), 1, 3)
+
+
+def test_a_median_of_read_steps_counts_until_others_were_measured() -> None:
+    cost = StepCost()
+    cost.observe(Load(1, 0), PLAIN)
+    policy = DraftPolicy(cost)
+    for _ in range(MEASUREMENTS_MIN):
+        policy.note_plain(1, 1.1 * PLAIN, 0)
+    assert policy._plain_seconds(1) == 1.1 * PLAIN
+    for _ in range(MEASUREMENTS_MIN):
+        policy.note_plain(1, PLAIN)
+    assert policy._plain_seconds(1) == PLAIN
+
+
+def test_a_first_round_is_charged_for_what_it_reads() -> None:
+    lost = []
+    for read in (0, 512):
+        policy = policy_of()
+        for number in range(2):
+            policy.note_round(3, 1, 1, PLAIN, first=not number)
+        before = policy._credit.all
+        policy.note_round(3, 1, 1, 9 * PLAIN, first=True, read=read)
+        policy.note_gain(policy.new_history(0), 1, 1)
+        lost.append(before - policy._credit.all)
+    assert lost[0] < 2 * PLAIN
+    assert lost[1] > 7 * PLAIN
 
 
 def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing() -> None:
