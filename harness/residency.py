@@ -3,10 +3,14 @@ from host memory."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
@@ -14,11 +18,40 @@ from contract.errors import DoesNotFit
 from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
-from harness.disk_rate import disk_rate
 from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
 from reference.model.open import Model
+
+BLOCK_BYTES = 4 << 20
+MAX_SECONDS = 0.2
+
+
+def disk_rate(path: Path) -> float | None:
+    """Bytes a second that the disk of ``path`` gives to one reader, without what the system holds
+    of the file in memory; None where that cannot be measured. It reads for about MAX_SECONDS."""
+    direct = getattr(os, "O_DIRECT", None)
+    if direct is None:
+        return None
+    try:
+        file = os.open(path, os.O_RDONLY | direct)
+    except OSError:
+        return None
+    done, begin = 0, time.perf_counter()
+    try:
+        # Direct reads need memory at a page boundary, as a mapping is.
+        with mmap.mmap(-1, BLOCK_BYTES) as block:
+            while time.perf_counter() - begin < MAX_SECONDS:
+                count = os.preadv(file, [block], done)
+                done += count
+                if count < BLOCK_BYTES:
+                    break
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return done / max(time.perf_counter() - begin, 1e-9) if done else None
+
 
 CONTEXT = 4096
 """The longest context that is chosen by default if not all weights fit. A longer one would leave
