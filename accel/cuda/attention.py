@@ -45,7 +45,7 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
             **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table"),
             **operand_indices(ops, 0, "QUERY_AT=query PARTS_AT=parts"),
             **operand_indices(ops, 1, "Y_AT=y"),
-            **size_indices("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
+            **size_indices("flash_attn_part", "heads", "kv_heads", "window", "max_parts", "scale"),
         },
     )
     return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
