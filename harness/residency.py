@@ -126,14 +126,14 @@ class Residency:
         return []
 
 
-def _step_rate_bound(moved: int, rate: float | None, condition: str, what: str) -> str:
+def _step_rate_bound(moved: int, rate: float | None, condition: str, link: str) -> str:
     """A text with the number of steps per second that moving ``moved`` bytes per step allows; empty
     if the rate is not known."""
     if rate is None:
         return ""
     steps = rate / moved
     return (
-        f"{condition}, at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the {what}, "
+        f"{condition}, at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the {link}, "
         f"just measured at {format_bytes(int(rate))} a second"
     )
 
@@ -175,11 +175,11 @@ def _streaming_steps(
     step copies the weights, the first one is taken that streams at most 1/MORE_PARTS more than the
     last. Raises DoesNotFit."""
     shortest = _streaming(model, tier, by_steps[-1], asked, budget)
-    most = shortest.plan.streamed + shortest.plan.streamed // MORE_PARTS
+    max_streamed = shortest.plan.streamed + shortest.plan.streamed // MORE_PARTS
     for limits_at in by_steps[:-1]:
         with suppress(DoesNotFit):
             found = _streaming(model, tier, limits_at, shortest.plan.context, budget)
-            if found.plan.streamed <= most:
+            if found.plan.streamed <= max_streamed:
                 return found
     return shortest
 
@@ -285,14 +285,14 @@ def _too_small(
 ) -> DoesNotFit:
     """The error for a budget that is too small even with all layers' weights in host memory."""
     count = f"{least.slots} sequences" if least.slots > 1 else "a sequence"
-    what = (
+    subject = (
         f"{model.config.name}, {count} of {least.context} tokens on {tier.info.name} with the "
         f"weights of all layers in host memory"
     )
     remedies = [] if fitting is None else [f"--context {fitting.context} fits"]
     remedies += ["take fewer --slots"] if least.slots > 1 else []
     remedies.append("free memory or raise --memory-budget")
-    return DoesNotFit(what, least.budgeted, budget, ", or ".join(remedies))
+    return DoesNotFit(subject, least.budgeted, budget, ", or ".join(remedies))
 
 
 def _same_limits(limits: Limits, context: int) -> Limits:

@@ -134,11 +134,11 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
         self._submissions.finish_all()
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise TierError(f"{self._device.name}: {what}: {error}") from None
+            raise TierError(f"{self._device.name}: {purpose}: {error}") from None
 
     def _give_up(self) -> None:
         """Cancel what the device has not begun, and close its queue."""

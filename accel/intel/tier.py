@@ -106,15 +106,15 @@ class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
         self._runtime = runtime
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity)
-        most = min(MAX_GROUPS, found.max_groups)
+        max_groups = min(MAX_GROUPS, found.max_groups)
 
         def launch(module: Module, packet: NDArray[np.void], groups: int) -> None:
             launch_packet(memory, program.kernel(module), packet, groups)
 
-        arranger = PlaneArranger(memory, launch, most, partial(memory.allocate, zeroed=False))
+        arranger = PlaneArranger(memory, launch, max_groups, partial(memory.allocate, zeroed=False))
         submissions = IntelSubmissions(memory, runtime.addresses)
         super().__init__(
-            info, memory, submissions, arranger, runtime.addresses, program.kernels, most
+            info, memory, submissions, arranger, runtime.addresses, program.kernels, max_groups
         )
 
     def _recording(

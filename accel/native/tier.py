@@ -326,7 +326,7 @@ class NativeTier(PacketTier[AddressRange, NativePackets, NativeStep]):
         return self._pool.wait(fence.completion.number, seconds) and fence.done
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         yield
 
     def _shut_down(self) -> None:

@@ -176,7 +176,7 @@ class Profile:
     def __init__(self, event: Event) -> None:
         asked = opencl().GetEventProfilingInfo
         self.start, self.end = (
-            number(information(asked, event.handle, what)) for what in (_STARTED, _ENDED)
+            number(information(asked, event.handle, item)) for item in (_STARTED, _ENDED)
         )
 
 

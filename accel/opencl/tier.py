@@ -209,9 +209,9 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
     def _arranged_bytes(self, decl: BufferDecl) -> int:
         return (planes_bytes if self._runtime.launcher.by_modules else lanes_bytes)(decl)
 
-    def _on_host(self, what: str, nbytes: int) -> AddressRange:
+    def _on_host(self, purpose: str, nbytes: int) -> AddressRange:
         assert isinstance(self._memory, BankedMemory)
-        return self._memory.allocate_on_host(f"{what} in host memory", nbytes)
+        return self._memory.allocate_on_host(f"{purpose} in host memory", nbytes)
 
     def _expect_on_host(self, nbytes: int) -> None:
         assert isinstance(self._memory, BankedMemory)
@@ -259,11 +259,11 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         return True
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         try:
             yield
         except self._cl.Error as error:
-            reason = f"{self._runtime.device.name}: {what} failed: {error}"
+            reason = f"{self._runtime.device.name}: {purpose} failed: {error}"
             raise DeviceLost(reason) from None
 
     def _shut_down(self) -> None:

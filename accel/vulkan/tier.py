@@ -225,8 +225,8 @@ class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):
         copying, seen = self._copying(graph, step)
         return copying, schedule_levels(seen)
 
-    def _on_host(self, what: str, nbytes: int) -> Allocation:
-        name = f"{what} in host memory"
+    def _on_host(self, purpose: str, nbytes: int) -> Allocation:
+        name = f"{purpose} in host memory"
         return self._memory.allocate(name, nbytes, ArenaKind.HOST, zeroed=False)
 
     def _record(self, bound: BoundStep[Allocation]) -> Recording:

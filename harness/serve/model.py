@@ -251,9 +251,9 @@ class ServedModel(HostedModel):
     def check_length(self, text: str, field: str = "prompt") -> None:
         """Raises RequestError for a ``text`` that cannot fit the context, however it is tokenized.
         Tokenizing such a text could take seconds."""
-        most = self.context * self.tokenizer.longest_token
-        if len(text.encode()) > most:
-            problem = f"has more than {most} bytes, and the context is {self.context} tokens"
+        max_bytes = self.context * self.tokenizer.longest_token
+        if len(text.encode()) > max_bytes:
+            problem = f"has more than {max_bytes} bytes, and the context is {self.context} tokens"
             raise RequestError(field, problem)
 
     def encode(

@@ -200,9 +200,9 @@ class SlotTable:
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     """The length of the common prefix."""
-    most = min(len(one), len(other))
-    differing = np.flatnonzero(one[:most] != other[:most])
-    return int(differing[0]) if len(differing) else most
+    shared = min(len(one), len(other))
+    differing = np.flatnonzero(one[:shared] != other[:shared])
+    return int(differing[0]) if len(differing) else shared
 
 
 def _pages(model: ServedModel, tenant: Tenant, tokens: NDArray[np.int32]) -> Iterator[Bytes]:

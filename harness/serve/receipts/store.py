@@ -89,10 +89,10 @@ class ReceiptStore(Database):
             row = self._file.execute(f"{asked} LIMIT 1", values).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def listed(self, tenant: Tenant, after: int, most: int) -> list[Json]:
+    def listed(self, tenant: Tenant, after: int, limit: int) -> list[Json]:
         """Numbers, ids and digests of a tenant's receipts after number ``after``."""
         asked = f"SELECT number, id, digest FROM receipts WHERE {OWN} AND number > ?"
-        values = tenant.id, tenant.name, after, most
+        values = tenant.id, tenant.name, after, limit
         with self._used():
             rows = self._file.execute(f"{asked} ORDER BY number LIMIT ?", values)
             return [dict(zip(("number", "id", "sha256"), row, strict=True)) for row in rows]
