@@ -133,8 +133,8 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         self._arranger = Arranger(self._runtime, self._choices.cache, progress)
         found = self._runtime.device
         driver = f"{found.platform}, {found.driver}"
-        asked = self._choices.shared_addresses
-        unified = found.host_unified if asked is None else asked
+        choice = self._choices.shared_addresses
+        unified = found.host_unified if choice is None else choice
         info = tier_info(TIER, found.name, driver, found.memory_bytes, unified)
         submissions = OpenClSubmissions(self._runtime.launch)
         super().__init__(info, self._runtime.memory, submissions, self._cache_of_memory())

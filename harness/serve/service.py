@@ -268,8 +268,8 @@ class Service:
         self.check_accepting(body.receipt is not False)
         generation, shape = begin()
         generation.on_tokens = self.metrics.count_generated(tenant)
-        asked = -1 if body.id_slot is None else body.id_slot
-        generation.slot = self.slots.begin(self.model, tenant, generation, asked)
+        requested = -1 if body.id_slot is None else body.id_slot
+        generation.slot = self.slots.begin(self.model, tenant, generation, requested)
 
         def finish(error: ApiError | None) -> None:
             if error is None:
