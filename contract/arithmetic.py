@@ -59,7 +59,7 @@ CODE_SCALE_MAX = 255
 """The largest scale of a group, which a byte holds (R13)."""
 CODE_SCALES, CODE_SCALE_PARTS = 6, 16
 """A group tries this many scales, which fall by sixteenths of the first (R13)."""
-ROTATION_LEAST_EXPONENT = -64
+ROTATION_MIN_EXPONENT = -64
 """A channel whose magnitude is below 2^-64 counts as +0 when a head is rotated (R13)."""
 DIGEST_LEAVES = 16
 """Leaves of the tree over a span's logits: leaf i has the logits i, i + 16, i + 32, ... (R12)."""

@@ -107,12 +107,12 @@ class TenantQueueFull(QueueFull):
 class DoesNotFit(ZincError):
     """A request or model needs more memory than it may use; sizes are in bytes."""
 
-    def __init__(self, what: str, need: int, have: int, remedy: str) -> None:
+    def __init__(self, purpose: str, need: int, have: int, remedy: str) -> None:
         self.need = need
         self.have = have
         self.remedy = remedy
         super().__init__(
-            f"{what}: needs {format_bytes(need)} of memory, may use {format_bytes(have)} "
+            f"{purpose}: needs {format_bytes(need)} of memory, may use {format_bytes(have)} "
             f"(--memory-budget, or what is free less a margin); {remedy}"
         )
 
@@ -177,12 +177,12 @@ class UnsupportedOp(TierError):
 class OutOfMemory(TierError):
     """An allocation that does not fit. Sizes are in bytes."""
 
-    def __init__(self, what: str, needed: int, used: int, free: int) -> None:
+    def __init__(self, purpose: str, needed: int, used: int, free: int) -> None:
         self.needed = needed
         self.used = used
         self.free = free
         super().__init__(
-            f"out of memory for {what}: need {format_bytes(needed)}, "
+            f"out of memory for {purpose}: need {format_bytes(needed)}, "
             f"{format_bytes(used)} in use, {format_bytes(free)} free"
         )
 

@@ -32,10 +32,10 @@ LimitsAt = Callable[[int], Limits]
 """Gives the limits of an engine for a context in positions."""
 
 
-def budget_of(available: int, asked: int | None = None) -> int:
-    """The bytes an engine may use: ``asked``, or the available memory less a margin."""
-    if asked is not None:
-        return asked
+def budget_of(available: int, override: int | None = None) -> int:
+    """The bytes an engine may use: ``override``, or the available memory less a margin."""
+    if override is not None:
+        return override
     margin = max(MARGIN_BYTES, available // MARGIN_PARTS)
     return available - min(margin, available // MAX_MARGIN_PARTS)
 
@@ -62,15 +62,15 @@ def pages_in(runner: ModelRunner, nbytes: int) -> int:
     return nbytes * limits.pages // total if total else 0
 
 
-def longest_context(model: Model, asked: int | None) -> int:
-    """The longest context of ``model`` in positions, or ``asked``; raises RequestError when
-    ``asked`` is more."""
+def longest_context(model: Model, override: int | None) -> int:
+    """The longest context of ``model`` in positions, or ``override``; raises RequestError when
+    ``override`` is more."""
     longest = model.config.context
-    if asked is not None and asked > longest:
+    if override is not None and override > longest:
         raise RequestError(
-            "context", f"is {asked}, {model.config.name} has {longest}; give at most that"
+            "context", f"is {override}, {model.config.name} has {longest}; give at most that"
         )
-    return longest if asked is None else asked
+    return longest if override is None else override
 
 
 def check_storage(model: Model, kv_dtype: DType) -> None:
@@ -97,26 +97,26 @@ def storage_problem(model: Model, kv_dtype: DType) -> str | None:
 
 
 def plan_context(
-    model: Model, tier: Tier, limits_at: LimitsAt, asked: int | None, budget: int
+    model: Model, tier: Tier, limits_at: LimitsAt, override: int | None, budget: int
 ) -> MemoryPlan:
-    """The plan of the context ``asked``, or of the longest one within ``budget`` if None.
+    """The plan of the context ``override``, or of the longest one within ``budget`` if None.
 
     Nothing is allocated. Raises RequestError when the model has no such context or its heads do not
     allow the storage of keys and values, DoesNotFit when it does not fit, and UnsupportedOp when
     the tier cannot run the model."""
-    longest = longest_context(model, asked)
+    longest = longest_context(model, override)
     check_storage(model, limits_at(longest).kv_dtype)
     unified = tier.info.host_unified
     plan_at = plans_of(model, limits_at, tier.footprint, unified)
     fitting = None
-    if asked is None:
+    if override is None:
         fitting = longest_plan(plan_at, longest, budget)
     else:
-        exact = plan_at(asked)
+        exact = plan_at(override)
         fitting = exact if exact.budgeted <= budget else None
     if fitting is not None:
         return fitting
-    requested = plan_at(longest if asked is not None else min(longest, 16))
+    requested = plan_at(longest if override is not None else min(longest, 16))
     parts = (
         f"weights {format_bytes(sum(requested.weights.values()))}",
         f"{requested.kv_dtype} keys and values {format_bytes(requested.kv)}",
@@ -146,15 +146,15 @@ def room_for_prompts(chunk: int | None, context: int, slots: int) -> int:
 
 
 def plan_steps(
-    model: Model, tier: Tier, by_steps: Sequence[LimitsAt], asked: int | None, budget: int
+    model: Model, tier: Tier, by_steps: Sequence[LimitsAt], override: int | None, budget: int
 ) -> tuple[MemoryPlan, LimitsAt]:
     """``plan_context`` with the first of ``by_steps`` that does not shorten the context, else with
     the last. Their steps are ever shorter."""
-    longest = longest_context(model, asked)
+    longest = longest_context(model, override)
     check_storage(model, by_steps[0](longest).kv_dtype)
     found = whole_context(model, tier, by_steps[:-1], longest, budget)
     if found is None:
-        return plan_context(model, tier, by_steps[-1], asked, budget), by_steps[-1]
+        return plan_context(model, tier, by_steps[-1], override, budget), by_steps[-1]
     return found[1], by_steps[found[0]]
 
 

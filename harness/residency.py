@@ -3,10 +3,14 @@ from host memory."""
 
 from __future__ import annotations
 
+import mmap
+import os
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from accel.packets.host_memory import available_memory
 from contract.amounts import format_bytes
@@ -14,11 +18,40 @@ from contract.errors import DoesNotFit
 from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
 from contract.tier import StreamsWeights, Tier
-from harness.disk_rate import disk_rate
 from harness.memory import LimitsAt, budget_of, longest_context, plan_steps, plans_of
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan, longest_plan, plan_memory
 from reference.model.open import Model
+
+BLOCK_BYTES = 4 << 20
+MAX_SECONDS = 0.2
+
+
+def disk_rate(path: Path) -> float | None:
+    """Bytes a second that the disk of ``path`` gives to one reader, without what the system holds
+    of the file in memory; None where that cannot be measured. It reads for about MAX_SECONDS."""
+    direct = getattr(os, "O_DIRECT", None)
+    if direct is None:
+        return None
+    try:
+        file = os.open(path, os.O_RDONLY | direct)
+    except OSError:
+        return None
+    done, begin = 0, time.perf_counter()
+    try:
+        # Direct reads need memory at a page boundary, as a mapping is.
+        with mmap.mmap(-1, BLOCK_BYTES) as block:
+            while time.perf_counter() - begin < MAX_SECONDS:
+                count = os.preadv(file, [block], done)
+                done += count
+                if count < BLOCK_BYTES:
+                    break
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    return done / max(time.perf_counter() - begin, 1e-9) if done else None
+
 
 CONTEXT = 4096
 """The longest context that is chosen by default if not all weights fit. A longer one would leave
@@ -93,14 +126,14 @@ class Residency:
         return []
 
 
-def _step_rate_bound(moved: int, rate: float | None, condition: str, what: str) -> str:
+def _step_rate_bound(moved: int, rate: float | None, condition: str, link: str) -> str:
     """A text with the number of steps per second that moving ``moved`` bytes per step allows; empty
     if the rate is not known."""
     if rate is None:
         return ""
     steps = rate / moved
     return (
-        f"{condition}, at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the {what}, "
+        f"{condition}, at most {steps:,.{0 if steps >= 100 else 1}f} times a second by the {link}, "
         f"just measured at {format_bytes(int(rate))} a second"
     )
 
@@ -142,11 +175,11 @@ def _streaming_steps(
     step copies the weights, the first one is taken that streams at most 1/MORE_PARTS more than the
     last. Raises DoesNotFit."""
     shortest = _streaming(model, tier, by_steps[-1], asked, budget)
-    most = shortest.plan.streamed + shortest.plan.streamed // MORE_PARTS
+    max_streamed = shortest.plan.streamed + shortest.plan.streamed // MORE_PARTS
     for limits_at in by_steps[:-1]:
         with suppress(DoesNotFit):
             found = _streaming(model, tier, limits_at, shortest.plan.context, budget)
-            if found.plan.streamed <= most:
+            if found.plan.streamed <= max_streamed:
                 return found
     return shortest
 
@@ -252,14 +285,14 @@ def _too_small(
 ) -> DoesNotFit:
     """The error for a budget that is too small even with all layers' weights in host memory."""
     count = f"{least.slots} sequences" if least.slots > 1 else "a sequence"
-    what = (
+    subject = (
         f"{model.config.name}, {count} of {least.context} tokens on {tier.info.name} with the "
         f"weights of all layers in host memory"
     )
     remedies = [] if fitting is None else [f"--context {fitting.context} fits"]
     remedies += ["take fewer --slots"] if least.slots > 1 else []
     remedies.append("free memory or raise --memory-budget")
-    return DoesNotFit(what, least.budgeted, budget, ", or ".join(remedies))
+    return DoesNotFit(subject, least.budgeted, budget, ", or ".join(remedies))
 
 
 def _same_limits(limits: Limits, context: int) -> Limits:

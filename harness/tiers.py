@@ -98,7 +98,7 @@ def _worker_choice(options: TierOptions) -> Callable[[int], WorkerChoice]:
     from accel.packets.worker_tuner import AdaptiveWorkers, FixedWorkers
 
     fixed = options.workers
-    return AdaptiveWorkers if fixed is None else lambda most: FixedWorkers(min(fixed, most))
+    return AdaptiveWorkers if fixed is None else lambda cores: FixedWorkers(min(fixed, cores))
 
 
 def _open_opencl(options: TierOptions) -> Tier:

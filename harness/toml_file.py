@@ -11,12 +11,12 @@ from contract.errors import ConfigError
 FILE_BYTES_MAX = 1 << 20
 
 
-def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str, Any]:
-    """The tables of the file; ``what`` describes it in errors. Raises ConfigError when it cannot be
+def read_toml(path: Path, title: str, *, may_be_absent: bool = False) -> dict[str, Any]:
+    """The tables of the file; ``title`` names it in errors. Raises ConfigError when it cannot be
     read.
 
     A missing file is an error too, unless it ``may_be_absent`` and counts as empty."""
-    text = read_text(path, what, may_be_absent=may_be_absent)
+    text = read_text(path, title, may_be_absent=may_be_absent)
     if not text:
         return {}
     import tomllib
@@ -30,14 +30,14 @@ def read_toml(path: Path, what: str, *, may_be_absent: bool = False) -> dict[str
         raise ConfigError(f"{path}: not a table of values") from None
 
 
-def read_text(path: Path, what: str, *, may_be_absent: bool = False) -> str:
+def read_text(path: Path, title: str, *, may_be_absent: bool = False) -> str:
     """The text of the file, with the errors of ``read_toml``."""
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         if not may_be_absent:
-            raise ConfigError(f"{path}: no such {what}") from None
+            raise ConfigError(f"{path}: no such {title}") from None
         return ""
     except OSError as error:
         raise ConfigError(f"{path}: cannot read: {error.strerror}") from None

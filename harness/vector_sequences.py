@@ -12,9 +12,8 @@ from contract.arithmetic import KV_ROW_BITS, PAGE_TOKENS
 from contract.dtypes import BY_NAME
 from contract.records import QUERY_TOKEN
 from reference.exact.attention_rows import row_integers
-from reference.exact.coded_rows import coded, decoded
+from reference.exact.coded_rows import coded, decoded, rotated, rotated_back
 from reference.exact.kv_storage import page_view, store
-from reference.exact.rotation import rotated, rotated_back
 from reference.ops.flash_attn_batched import flash_attn_batched
 from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net

@@ -48,8 +48,8 @@ def expert_ids(
     from the bytes of its outputs."""
     names = sorted(filter(_is_experts, outputs), key=lambda name: int(name[len(EXPERTS) + 1 : -1]))
     layers = [outputs[name].view(np.int32).reshape(tokens, -1)[first:end] for name in names]
-    most = max(ids.shape[1] for ids in layers)
-    found = np.full((end - first, len(layers), most), UNUSED, np.int32)
+    width = max(ids.shape[1] for ids in layers)
+    found = np.full((end - first, len(layers), width), UNUSED, np.int32)
     for number, ids in enumerate(layers):
         found[:, number, : ids.shape[1]] = ids
     return found

@@ -43,8 +43,8 @@ class Observer:
         before a preemption), of which the first ``reused`` came from the prefix cache."""
 
     def differed(self, at: float, request_id: int, difference: Difference) -> None:
-        """A cached sequence that the tenant may share begins like the request's tokens; they part
-        at ``difference``. Reported before ``admitted``."""
+        """A cached sequence that the tenant may share begins like the request's tokens, up to the
+        position of ``difference``. Reported before ``admitted``."""
 
     def loaded(self, at: float, request_id: int, tokens: int) -> None:
         """The first ``tokens`` tokens of the request came from the disk cache. Reported before

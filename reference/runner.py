@@ -390,11 +390,11 @@ def _in_turn(progress: Progress | None) -> Progress:
     return on_bytes
 
 
-def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, what: str) -> None:
+def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, name: str) -> None:
     """Write ``given`` to the first rows of an input."""
     if given is None:
         return
     if target is None or len(given) > len(target) or given.shape[1:] != target.shape[1:]:
         room = "none" if target is None else target.shape
-        raise ValueError(f"a step's {what} are {given.shape}, the limits allow {room}")
+        raise ValueError(f"a step's {name} are {given.shape}, the limits allow {room}")
     target[: len(given)] = given

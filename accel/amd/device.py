@@ -136,12 +136,12 @@ class Device:
         """All allocations, by address."""
         return sorted(self._allocations, key=lambda allocation: allocation.address)
 
-    def allocate(self, what: str, nbytes: int, device: bool = True) -> Allocation:
+    def allocate(self, purpose: str, nbytes: int, device: bool = True) -> Allocation:
         """The GPU's own memory, or host memory it can access. Raises OutOfMemory naming its purpose
-        ``what``."""
+        ``purpose``."""
         size = -(-max(nbytes, 1) // PAGE) * PAGE
         if device and size > self.available:
-            raise OutOfMemory(what, size, self.held, self.available)
+            raise OutOfMemory(purpose, size, self.held, self.available)
         with ExitStack() as undo:
             try:
                 address = self.kernel.reserve(size)
@@ -150,7 +150,7 @@ class Device:
             except OSError as error:
                 if error.errno != errno.ENOMEM:
                     raise
-                raise OutOfMemory(what, size, self.held, self.available) from None
+                raise OutOfMemory(purpose, size, self.held, self.available) from None
             undo.pop_all()
         self.held += size if device else 0
         host = self.kernel.view(address, size)

@@ -33,16 +33,16 @@ class HostSeenMemory:
     def expect(self, nbytes: int) -> None:
         """See DeviceMemory: does nothing, since every allocation has pages of its own."""
 
-    def allocate(self, what: str, nbytes: int, own: bool = True) -> Allocation:
+    def allocate(self, purpose: str, nbytes: int, own: bool = True) -> Allocation:
         """Zeroed memory, the GPU's own or the host's. Raises OutOfMemory naming its purpose
-        ``what``."""
-        allocation = self.device.allocate(what, nbytes, own)
+        ``purpose``."""
+        allocation = self.device.allocate(purpose, nbytes, own)
         allocation.host[:] = 0
         return allocation
 
-    def adopt(self, what: str, data: Bytes, own: bool = True) -> Allocation:
+    def adopt(self, purpose: str, data: Bytes, own: bool = True) -> Allocation:
         """Memory with the contents ``data``, the GPU's own or the host's."""
-        allocation = self.device.allocate(what, data.nbytes, own)
+        allocation = self.device.allocate(purpose, data.nbytes, own)
         allocation.host[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
         return allocation
 

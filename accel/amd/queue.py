@@ -175,8 +175,8 @@ class Queue:
         read = int(self._read.view(np.uint32)[0])
         return size - 1 - (self._submitted - read) % size
 
-    def _memory(self, what: str, nbytes: int) -> Allocation:
-        allocation = self._device.allocate(what, nbytes, device=False)
+    def _memory(self, purpose: str, nbytes: int) -> Allocation:
+        allocation = self._device.allocate(purpose, nbytes, device=False)
         allocation.host[:] = 0
         self._undo.callback(self._device.free, allocation)
         self.own_memory.add(allocation.address)

@@ -5,29 +5,82 @@ They differ in the driver that provides memory and queue, see ``kfd.py`` and ``u
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording
 from accel.amd.memory import HostSeenMemory
+from accel.amd.queue import Queue
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.self_check import ProbeCase
 from accel.amd.steps import buckets_of, for_matrices, step_of
-from accel.amd.submissions import AmdRecordings, AmdStep, AmdSubmissions
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
+from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import Schedule, Step
-from accel.packets.submissions import StepFence
+from accel.packets.step_memory import StepAddresses
+from accel.packets.submissions import LoweredBatch, RecordedSubmissions, Recordings, StepFence
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost, TierError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
+
+AmdRecordings = Recordings[Recording]
+
+
+@dataclass(frozen=True, slots=True)
+class AmdStep:
+    """A submitted step; ``sources`` is where it writes ``outputs``."""
+
+    queue: Queue
+    number: int
+    outputs: Mapping[str, NDArray[np.uint8]]
+    sources: Mapping[str, Allocation]
+
+    def ended(self) -> bool:
+        return self.queue.reached(self.number)
+
+    def collect(self) -> None:
+        for name, data in self.outputs.items():
+            data[:] = self.sources[name].host[: data.nbytes]
+
+
+class AmdSubmissions(RecordedSubmissions[Allocation, Recording, AmdStep]):
+    """See RecordedSubmissions."""
+
+    def __init__(self, queue: Queue, addresses: StepAddresses) -> None:
+        super().__init__()
+        self._queue = queue
+        self._addresses = addresses
+
+    def finish_all(self) -> None:
+        """Wait for everything. Raises DeviceLost."""
+        self._queue.wait(self._queue.number, DEFAULT_TIMEOUT_SECONDS)
+
+    def _launch(
+        self,
+        batch: LoweredBatch[Allocation, AmdRecordings],
+        slot: Recording,
+        outputs: Mapping[str, NDArray[np.uint8]],
+    ) -> AmdStep:
+        if self._in_flight and self._in_flight[-1][0].outputs:
+            self.finish_all()
+            self.retire()
+        slot.bind(self._addresses)
+        slot.number = self._queue.submit(self._queue.indirect_buffer(slot.buffer, slot.length))
+        sources = {name: batch.outputs[name][1] for name in outputs}
+        return AmdStep(self._queue, slot.number, outputs, sources)
+
 
 AmdFence = StepFence[Allocation, AmdRecordings, AmdStep]
 
@@ -81,11 +134,11 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
         self._submissions.finish_all()
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise TierError(f"{self._device.name}: {what}: {error}") from None
+            raise TierError(f"{self._device.name}: {purpose}: {error}") from None
 
     def _give_up(self) -> None:
         """Cancel what the device has not begun, and close its queue."""

@@ -45,7 +45,7 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
             **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table"),
             **operand_indices(ops, 0, "QUERY_AT=query PARTS_AT=parts"),
             **operand_indices(ops, 1, "Y_AT=y"),
-            **size_indices("flash_attn_part", "heads", "kv_heads", "window", "most_parts", "scale"),
+            **size_indices("flash_attn_part", "heads", "kv_heads", "window", "max_parts", "scale"),
         },
     )
     return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
@@ -72,8 +72,9 @@ def max_spans(part: Op) -> int:
 
 
 def tiles_bytes(head_dim: int, warps: int) -> int:
-    """Shared memory of ``attention_tiles.h``: queries in two parts and their factors, of every warp
-    weights in two parts, of every tile of a span U, l and o."""
+    """Bytes of shared memory that ``attention_tiles.h`` needs: queries in two parts and their
+    factors; for every warp, weights in two parts; for every tile of a span, U, l and o of rule
+    R6."""
     queries, units = HEADS * 2 * head_dim, 32
     return queries + units + HEADS * (warps * 2 * KV_TILE + SPAN_TILES * (8 + 4 * head_dim))
 
@@ -146,8 +147,9 @@ def token_warps(head_dim: int, units: int, device: Device) -> int:
 
 
 def groups_bytes(head_dim: int, warps: int, stages: int, dtype: DType = I12) -> int:
-    """Shared memory of ``attention_group.h``: queries in two parts and their factors; of every tile
-    in progress weights in two parts, p, maxima of pages, its records of ``dtype``, U, l and o."""
+    """Bytes of shared memory that ``attention_group.h`` needs: queries in two parts and their
+    factors; for every tile in progress, weights in two parts, p, maxima of pages, its records of
+    ``dtype``, and U, l and o of rule R6."""
     apart = 16 if dtype in ROTATED_KV else 0
     groups, queries = warps // TILE_WARPS, HEADS * 2 * (head_dim + apart) + 32
     record = 2 * KV_TILE * dtype.row_bytes(head_dim)
@@ -180,10 +182,10 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     nbytes = block_shared_bytes(head_dim, tokens)
     if nbytes > device.shared_bytes:
         return None
-    most = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
+    max_blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
     launch = KernelLaunch(
         "attention_blocks",
-        (min(tokens * sizes["kv_heads"] * _parts(head_dim), most), 1, 1),
+        (min(tokens * sizes["kv_heads"] * _parts(head_dim), max_blocks), 1, 1),
         (BLOCK_WARPS * 32, 1, 1),
         nbytes,
         {"MAX_TOKENS": tokens, **_batch_macros(ops)},

@@ -77,7 +77,7 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
             **operand_indices(ops, at, "PARTS_AT=parts"),
             **operand_indices(ops, at + 1, "Y_AT=y"),
             **head_macros(ops, run),
-            **size_indices("flash_attn_part", "window", "most_parts", "scale"),
+            **size_indices("flash_attn_part", "window", "max_parts", "scale"),
         },
     )
     return Replacement(at + 2, (launch,), aligned(4 * units * blocks))

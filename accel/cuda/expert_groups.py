@@ -56,7 +56,7 @@ def router_tokens(router: Op) -> int:
     """Tokens of a block of the router."""
     tokens = router.count.maximum
     return next(
-        (of_block for most, of_block in ROUTER_TOKENS if tokens <= most), MANY_ROUTER_TOKENS
+        (of_block for limit, of_block in ROUTER_TOKENS if tokens <= limit), MANY_ROUTER_TOKENS
     )
 
 
@@ -70,7 +70,7 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
     tokens = ops[block.norm].count.maximum
     if tokens <= FEW_TOKENS:
         return None
-    rows = next((rows for most, rows in CHUNK_TOKENS if tokens <= most), MAX_CHUNK_TOKENS)
+    rows = next((rows for limit, rows in CHUNK_TOKENS if tokens <= limit), MAX_CHUNK_TOKENS)
     if _spans(ops, block) > BLOCK_WARPS // 2:
         return None
     if _gate_bytes(ops, block, rows) > device.shared_bytes:

@@ -33,8 +33,8 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
     blocks of other processes might take the places of some that others wait for."""
     gates, downs = ops[block.gates], ops[block.downs]
     width, columns = gates.max_sizes()["rows"], gates.max_sizes()["columns"]
-    most = ops[block.norm].count.maximum
-    if most > MAX_TOKENS or block.gathers:
+    max_tokens = ops[block.norm].count.maximum
+    if max_tokens > MAX_TOKENS or block.gathers:
         return None
     if device.capability < MIN_CAPABILITY or device.mps_enabled:
         return None
@@ -49,7 +49,7 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
     used, experts = gates.max_sizes()["used"], ops[block.router].max_sizes()["rows"]
     choices, segments = used + (block.shared_gate is not None), unit_count(experts)
     units, hidden_units = unit_count(columns), unit_count(downs.max_sizes()["columns"])
-    tokens = 1 << (most - 1).bit_length()
+    tokens = 1 << (max_tokens - 1).bit_length()
     if tokens > 1 and (tokens * used > MAX_PAIRS or units * tokens > MAX_HELD_UNITS * WARPS):
         return None
     grid = (device.multiprocessors, 1, 1)

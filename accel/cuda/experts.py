@@ -133,8 +133,8 @@ def _fits(ops: Sequence[Op], block: ExpertBlock, device: Device) -> bool:
         return False
     if block.shared_total is not None and not _shared_fits(ops, block):
         return False
-    most = device.shared_bytes
-    return _gate_bytes(ops, block) <= most and _down_bytes(ops, block) <= most
+    limit = device.shared_bytes
+    return _gate_bytes(ops, block) <= limit and _down_bytes(ops, block) <= limit
 
 
 def _shared_fits(ops: Sequence[Op], block: ExpertBlock) -> bool:

@@ -147,8 +147,8 @@ class Recording:
         step = np.uint64(self.addresses.scratch), np.uint64(inputs)
         own = (one() if callable(one) else one for one in launch.own)
         arguments = Arguments(*step, *own)
-        asked = (COOPERATIVE, launch.cooperative), (PROGRAMMATIC, programmatic and launch.overlaps)
-        attributes = tuple(attribute for attribute, wanted in asked if wanted)
+        flags = (COOPERATIVE, launch.cooperative), (PROGRAMMATIC, programmatic and launch.overlaps)
+        attributes = tuple(attribute for attribute, wanted in flags if wanted)
         start_kernel(self.context, stream, launch.kernel, arguments, attributes)
 
 

@@ -69,10 +69,10 @@ GROUP_CAPABILITY = (9, 0)
 
 
 def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces the longest run of many tokens that the ops begin with.
+    """Replaces the longest run of products of many tokens at the start of ``ops``.
 
-    If that leaves sums of spans, the next run folds them while it packs, or a launch of their own
-    does."""
+    If its launches leave partial sums, one per span of columns, the run after it adds them up while
+    it packs its activations; if there is no such run, one more launch adds them up."""
     run = run_of_many(ops, device)
     return None if run is None else replaced_run(ops, run, device)
 
@@ -99,7 +99,7 @@ def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def replaced_run(ops: Remaining, run: Run, device: Device) -> Replacement:
-    """The replacement by packing and products, and by what folds their spans."""
+    """The replacement of a run by launches that pack, multiply, and add up partial sums."""
     if not _leaves_spans(ops, run, device):
         return _with_heads(ops, run, device)
     launches = _launches(ops, run, device, parted=True)
@@ -113,8 +113,8 @@ def replaced_run(ops: Remaining, run: Run, device: Device) -> Replacement:
 
 
 def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = None) -> Replacement:
-    """The replacement of q, k and v, with the heads that follow if folding spans there is
-    faster."""
+    """The replacement of a run; that of q, k and v includes the heads that follow if it is faster
+    to add up partial sums there."""
     whole = Replacement(run.length, tuple(_launches(ops, run, device, folded)))
     heads = _following_heads(ops, run, folded)
     if heads is None or not has_groups(device):
@@ -146,7 +146,7 @@ def _following_heads(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | 
 
 
 def span_bytes(ops: Sequence[Op], run: Run) -> int:
-    """Bytes of the sums of all spans."""
+    """Bytes of the partial sums of all spans."""
     sizes = ops[run.products[0]].max_sizes()
     rows = sum(ops[product].max_sizes()["rows"] for product in run.products)
     return 4 * span_count(sizes["columns"]) * sizes["tokens"] * rows
@@ -209,7 +209,7 @@ def _leaves_spans(ops: Sequence[Op], run: Run, device: Device) -> bool:
 
 
 def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
-    """The next run, if it packs the sum."""
+    """The run after ``run``, if it packs the sum with the residual that ends ``run``."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
     found = run_of_many(following, device) if len(following) else None
     if found is None or run.residual is None:
@@ -222,7 +222,8 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
 
 
 def _parts(ops: Sequence[Op], run: Run, device: Device) -> int:
-    """Blocks that share rows of a product whose spans the next run may fold."""
+    """The number of blocks that share the columns of a product, if a later launch adds up their
+    partial sums."""
     if (spans := span_launch(ops, run, device, parted=True)) is not None:
         return spans.macros["PARTS"]
     return _group_shape(ops, run, (0,), device, parted=True).parts
@@ -259,7 +260,7 @@ def has_groups(device: Device) -> bool:
 
 
 def _shared(products: Sequence[Op]) -> list[tuple[int, ...]]:
-    """The numbers of the products of each launch."""
+    """For each launch the indices of its products: neighbours of one format share a launch."""
     found: list[tuple[int, ...]] = []
     for number, product in enumerate(products):
         before = products[found[-1][0]] if found else None
@@ -334,7 +335,8 @@ def group_launch(
     overlaps: bool = False,
     followed: bool = False,
 ) -> KernelLaunch:
-    """The launch by groups; it ``overlaps`` the one before it, or is ``followed`` by such."""
+    """The launch of products by warp groups. It ``overlaps`` the launch before it, or is
+    ``followed`` by one that overlaps it."""
     product = ops[run.products[numbers[0]]]
     dtype, tokens, rows = product.dtype, product.count.maximum, product_rows(ops, run, numbers)
     assert dtype is not None
@@ -344,8 +346,8 @@ def group_launch(
     else:
         # Where launches overlap, a block that takes several tiles in turn would leave no room for
         # the other launch.
-        most = blocks[0] * blocks[1]
-        grid = (most if overlaps or followed else min(most, device.multiprocessors), 1, 1)
+        in_all = blocks[0] * blocks[1]
+        grid = (in_all if overlaps or followed else min(in_all, device.multiprocessors), 1, 1)
     return KernelLaunch(
         "unit_groups",
         grid,

@@ -83,16 +83,16 @@ class Pinned:
         weakref.finalize(block, free.append, memory)
         return np.ndarray((nbytes,), np.uint8, buffer=memoryview(block))
 
-    def mapped(self, what: str, nbytes: int) -> tuple[Bytes, int]:
+    def mapped(self, purpose: str, nbytes: int) -> tuple[Bytes, int]:
         """As ``take``, and the address at which kernels read it. Raises OutOfMemory naming its
-        purpose ``what`` where the system refuses page-locked memory."""
+        purpose ``purpose`` where the system refuses page-locked memory."""
         try:
             block = self.take(nbytes)
             address = self._context.call("cuMemHostGetDevicePointer", block.ctypes.data, 0)
         except (MemoryError, CudaError) as error:
             if isinstance(error, CudaError) and error.name not in REFUSED:
                 raise
-            purpose = f"{what} in page-locked host memory"
+            purpose = f"{purpose} in page-locked host memory"
             raise OutOfMemory(purpose, nbytes, self.nbytes, available_memory()) from None
         return block, int(address)
 
@@ -176,24 +176,24 @@ class Memory(StagedMemory[Allocation, "Copy"]):
         free, _ = self.context.call("cuMemGetInfo")
         return max(0, min(int(free), self.capacity - self.held))
 
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
+    def allocate(self, purpose: str, nbytes: int, *, zeroed: bool = True) -> Allocation:
         """Memory, zeroed unless ``zeroed`` is False. Raises OutOfMemory naming its purpose
-        ``what``."""
+        ``purpose``."""
         size = aligned(nbytes)
         address = self._try_allocate(size)
         if address is None:
             self.spare()
             address = self._try_allocate(size)
         if address is None:
-            raise OutOfMemory(what, nbytes, self.held, self.available)
+            raise OutOfMemory(purpose, nbytes, self.held, self.available)
         self.held += size
         if zeroed:
             self.context.call("cuMemsetD32Async", address, 0, size // 4, self.stream)
         return Allocation(address, nbytes)
 
-    def adopt(self, what: str, data: Bytes) -> Allocation:
+    def adopt(self, purpose: str, data: Bytes) -> Allocation:
         """Memory that contains ``data``, which has been read when this returns."""
-        allocation = self.allocate(what, data.nbytes, zeroed=False)
+        allocation = self.allocate(purpose, data.nbytes, zeroed=False)
         if data.nbytes:
             self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), True, 0).wait()
         return allocation

@@ -251,7 +251,7 @@ class MultiDeviceTier(ContextManager):
                     one.close()
 
     @contextmanager
-    def _guarded(self, what: str) -> Iterator[None]:
+    def _guarded(self, purpose: str) -> Iterator[None]:
         """A block that raises DeviceLost when a device has failed, before it or in it; the other
         devices are closed too, since they would wait for it."""
         if self._lost:
@@ -259,7 +259,7 @@ class MultiDeviceTier(ContextManager):
         try:
             yield
         except (CudaError, DeviceLost) as error:
-            raise self._give_up(f"{what} failed: {error}") from None
+            raise self._give_up(f"{purpose} failed: {error}") from None
 
     @contextmanager
     def _lose_all_on_failure(self) -> Iterator[None]:

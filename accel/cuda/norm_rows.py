@@ -1,5 +1,7 @@
-"""The rule for norms of few tokens that no product computes: a block for a row, whose values its
-warps keep in registers."""
+"""The rules for norms of few tokens, and for gated activations, that no product computes.
+
+Of a norm a block computes a row, whose values its warps keep in registers; of a gated activation a
+thread computes one element."""
 
 from __future__ import annotations
 
@@ -10,6 +12,8 @@ from accel.cuda.runs import operand_indices, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 MAX_WARPS = 16
+THREADS = 128
+"""Of a block that computes gated activations."""
 MAX_TOKENS = 64
 """Most tokens; with more the plain kernel has enough blocks."""
 
@@ -38,6 +42,27 @@ def norm_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
             "HELD_UNITS": held,
             **operand_indices(ops, 0, "X_AT=x WEIGHT_AT=weight Y_AT=y"),
             **size_indices("rms_norm", "width", "eps"),
+        },
+    )
+    return Replacement(1, (launch,))
+
+
+def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces a single SWIGLU."""
+    op = ops[0]
+    if op.name != "swiglu":
+        return None
+    sizes = op.max_sizes()
+    if sizes["tokens"] > MAX_TOKENS:
+        return None
+    launch = KernelLaunch(
+        "gated_rows",
+        (-(-sizes["width"] // THREADS), sizes["tokens"], 1),
+        (THREADS, 1, 1),
+        macros={
+            "THREADS": THREADS,
+            **operand_indices(ops, 0, "GATE_AT=gate UP_AT=up Y_AT=y"),
+            **size_indices("swiglu", "width", "activation"),
         },
     )
     return Replacement(1, (launch,))

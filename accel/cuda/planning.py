@@ -6,18 +6,20 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
+import accel.cuda
 from accel.cuda.attention import divides_heads
 from accel.cuda.device import Device
 from accel.cuda.driver import TIER
-from accel.cuda.memory_estimate import MemoryEstimate, cached_estimate
 from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, plan_launches, sent_since
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.step_choice import NEVER, StepChoice
 from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.binding import product_factors
-from accel.packets.footprint import device_footprint, step_memory
+from accel.packets.estimate_cache import EstimateCache, code_state, decoded_memory, encoded_memory
+from accel.packets.footprint import StepMemory, device_footprint, step_memory
 from accel.packets.packet import aligned
 from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_launches
@@ -36,6 +38,52 @@ from contract.ir.inputs import input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.unread_outputs import kinds_of_steps
 from contract.shape_key import ShapeKey
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """The memory of all buckets of a graph.
+
+    ``workspace_bytes`` are the workspaces of all buckets whose contents last from step to step;
+    ``transient_bytes`` are the largest workspaces of one bucket whose contents do not. ``factors``
+    are the buffers that some product reads, which are arranged when they are uploaded. ``divided``
+    are those of which each device has a share of the rows."""
+
+    steps: StepMemory
+    workspace_bytes: int
+    transient_bytes: int
+    factors: frozenset[str]
+    divided: frozenset[str]
+
+
+def cached_estimate(
+    folder: Path | None,
+    parameters: tuple[object, ...],
+    graph: Graph,
+    largest: ShapeKey,
+    make: Callable[[], MemoryEstimate],
+) -> MemoryEstimate:
+    """The cached estimate for ``graph``, else that of ``make``. The ``repr`` of ``parameters``
+    identifies all inputs of planning other than the graph."""
+    code = code_state((accel.cuda,))
+    if folder is None or code is None:
+        return make()
+    cache = EstimateCache(folder, (TIER, repr(parameters), code), _encoded, _decoded)
+    return cache.of(graph, largest, make)
+
+
+def _encoded(needs: MemoryEstimate) -> list[Any]:
+    factors, divided = sorted(needs.factors), sorted(needs.divided)
+    own = [needs.workspace_bytes, needs.transient_bytes]
+    return [encoded_memory(needs.steps), *own, factors, divided]
+
+
+def _decoded(data: Any) -> MemoryEstimate:
+    steps, own, transient, factors, divided = data
+    return MemoryEstimate(
+        decoded_memory(steps), own, transient, frozenset(factors), frozenset(divided)
+    )
+
 
 ALONE = Share(0, 1)
 

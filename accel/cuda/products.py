@@ -106,8 +106,8 @@ def _products(ops: Sequence[Op], at: int, quantize: int | None) -> list[tuple[in
     """Consecutive products of the same integers, each with the bias after it."""
     found: list[tuple[int, int | None]] = []
     formats: set[DType | None] = set()
-    most = MAX_MATRICES if quantize is not None else 1
-    while at < len(ops) and in_units(ops[at]) and len(found) < most:
+    max_matrices = MAX_MATRICES if quantize is not None else 1
+    while at < len(ops) and in_units(ops[at]) and len(found) < max_matrices:
         shared = ops[quantize].operands[1] if quantize is not None else source(ops[at])
         if source(ops[at]) != shared or len(formats | {ops[at].dtype}) > MAX_FORMATS:
             break

@@ -65,14 +65,14 @@ class Compiler:
             raise BuildError(TIER, "the kernels", f"NVRTC {self.version} answered {status.name}")
         return value
 
-    def _bytes(self, program: Any, what: str) -> bytes:
+    def _bytes(self, program: Any, output: str) -> bytes:
         # NVRTC writes here: never bytes, of which Python has each of length one only once.
-        data = bytearray(self._checked(getattr(self._nvrtc, f"nvrtcGet{what}Size")(program)))
-        getattr(self._nvrtc, f"nvrtcGet{what}")(program, data)
+        data = bytearray(self._checked(getattr(self._nvrtc, f"nvrtcGet{output}Size")(program)))
+        getattr(self._nvrtc, f"nvrtcGet{output}")(program, data)
         return bytes(data)
 
-    def _text(self, program: Any, what: str) -> str:
-        return self._bytes(program, what).rstrip(b"\0").decode(errors="replace")
+    def _text(self, program: Any, output: str) -> str:
+        return self._bytes(program, output).rstrip(b"\0").decode(errors="replace")
 
 
 def import_nvrtc() -> ModuleType:

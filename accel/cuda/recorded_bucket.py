@@ -121,10 +121,10 @@ def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:
     function = runtime.modules.function(launch.source, launch.entry)
     if launch.shared_bytes:
         attributes = runtime.context.binding.CUfunction_attribute
-        most = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        attribute = attributes.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         # All launches of a kernel share one limit.
         limit = runtime.device.shared_bytes
-        runtime.context.call("cuFuncSetAttribute", function, most, limit)
+        runtime.context.call("cuFuncSetAttribute", function, attribute, limit)
     return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
 
 

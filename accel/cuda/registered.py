@@ -20,12 +20,11 @@ from accel.cuda.delta_net import (
     recurrence_rule,
 )
 from accel.cuda.experts import expert_product_rule, expert_rule
-from accel.cuda.gated_rows import gated_rows_rule
 from accel.cuda.gated_spans import gated_spans_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
-from accel.cuda.norm_rows import norm_rows_rule
+from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule
 from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.sampling import largest_rule, sampling_rule

@@ -31,10 +31,10 @@ def check_arithmetic(memory: Memory, modules: Modules) -> None:
     # A NaN may lose its payload when it is converted.
     words[words & 0x7C00 == 0x7C00] = 0
     found = _computed(memory, modules, a, b, words)
-    for column, (what, expected) in _expected(a, b, words).items():
+    for column, (operation, expected) in _expected(a, b, words).items():
         if not np.array_equal(found[:, column], expected.view(np.uint32)):
             raise TierUnavailable(
-                TIER, f"the device {what} inexactly", "choose another device or a newer driver"
+                TIER, f"the device {operation} inexactly", "choose another device or a newer driver"
             )
 
 

@@ -8,24 +8,118 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from accel.cuda.driver import Context
 from accel.cuda.expert_cache import ExpertCache, StackShape, experts_held, make_expert_cache
 from accel.cuda.memory import Allocation, HostWeight
 from accel.cuda.packed_tiles import TUNED_STACKS
-from accel.cuda.plan import STACK_KERNELS
+from accel.cuda.plan import STACK_KERNELS, PlannedLaunch
 from accel.cuda.planning import LoweredBucket
 from accel.cuda.runtime import Runtime
-from accel.cuda.weight_copies import CopyStream, WeightCopy, layer_copies
+from accel.cuda.submissions import Mark
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.layouts import WeightLayout
 from accel.packets.staging_buffers import Bytes
 from accel.packets.step import Step
-from accel.packets.weight_ring import RING, WeightRing, ring_of, used_shares, with_ring
+from accel.packets.weight_ring import RING, WeightRing, ring_of, slot_turns, used_shares, with_ring
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, Graph
+
+START = -1
+"""The number that stands for the time before all launches."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCopies:
+    """The ``weights`` of a layer, which are copied once launch ``after`` has ended and before
+    launch ``before`` begins."""
+
+    weights: tuple[str, ...]
+    after: int
+    before: int
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCopy:
+    """A copy of ``host`` to an address in the ring."""
+
+    address: int
+    host: Bytes
+
+
+def layer_copies(
+    step: Step, launches: Sequence[PlannedLaunch], ring: WeightRing, names: Collection[str]
+) -> list[LayerCopies]:
+    """The copies of those weights among ``names`` that the step reads, in the order of layers."""
+    reads: dict[str, tuple[int, int]] = {}
+    for number, launch in enumerate(launches):
+        for op in step.ops[launch.first : launch.first + launch.count]:
+            for tensor in op.operands:
+                if tensor is not None and tensor.buffer in names:
+                    first, _ = reads.get(tensor.buffer, (number, number))
+                    reads[tensor.buffer] = first, number
+    return [
+        LayerCopies(tuple(present), free, needed)
+        for present, free, needed in slot_turns(ring, reads)
+    ]
+
+
+@dataclass(slots=True, eq=False)
+class CopyStream:
+    """Enqueues the copies of one step on ``stream`` while its launches are enqueued elsewhere.
+
+    ``weights`` has the copy of each weight. Events are made at the first step and reused."""
+
+    context: Context
+    stream: Any
+    layers: Sequence[LayerCopies]
+    weights: Mapping[str, WeightCopy]
+    _marks: dict[tuple[str, int], Mark] = field(default_factory=dict)
+
+    def begin(self, steps: Any) -> None:
+        """Enqueue the copies that wait for no launch of the step; ``steps`` is the stream of
+        launches."""
+        self.behind(START, steps)
+
+    def before(self, number: int, steps: Any) -> bool:
+        """Have launch ``number``, which is enqueued next, wait for the weights it is first to read;
+        False if there are none."""
+        needed = [index for index, layer in enumerate(self.layers) if layer.before == number]
+        for index in needed:
+            self._marks["copied", index].hold(steps)
+        return bool(needed)
+
+    def behind(self, number: int, steps: Any) -> None:
+        """Enqueue the copies that wait for launch ``number``, which was enqueued last."""
+        found = [index for index, layer in enumerate(self.layers) if layer.after == number]
+        if not found:
+            return
+        self._mark("read", number, steps).hold(self.stream)
+        for index in found:
+            for copy in self._copies(index):
+                self._copy(copy)
+            self._mark("copied", index, self.stream)
+
+    def _copies(self, index: int) -> Iterator[WeightCopy]:
+        return (self.weights[name] for name in self.layers[index].weights)
+
+    def _copy(self, copy: WeightCopy) -> None:
+        here, nbytes = copy.host.ctypes.data, copy.host.nbytes
+        self.context.call("cuMemcpyHtoDAsync", copy.address, here, nbytes, self.stream)
+
+    def _mark(self, kind: str, number: int, stream: Any) -> Mark:
+        """An event at the end of ``stream``."""
+        mark = self._marks.get((kind, number))
+        if mark is None:
+            mark = self._marks[kind, number] = Mark(self.context, stream)
+        else:
+            mark.move(stream)
+        return mark
+
 
 LINK_BYTES = 64 << 20
 LINK_COPIES = 3

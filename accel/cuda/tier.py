@@ -334,11 +334,11 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return done
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         try:
             yield
         except (CudaError, DeviceLost) as error:
-            reason = f"{self._runtime.device.name}: {what} failed: {error}"
+            reason = f"{self._runtime.device.name}: {purpose} failed: {error}"
             raise DeviceLost(reason) from None
 
     def _give_up(self) -> None:

@@ -43,10 +43,10 @@ class Recording:
         self._version = -1
         self.runs = work.split_launches([launch.work for launch in launches], work.BATCH_WORK)
         with ExitStack() as undo:
-            what = f"inputs of {name}"
-            self._host_inputs = memory.allocate(what, input_bytes, ArenaKind.HOST)
+            purpose = f"inputs of {name}"
+            self._host_inputs = memory.allocate(purpose, input_bytes, ArenaKind.HOST)
             undo.callback(memory.free, self._host_inputs)
-            self._read = memory.allocate(what, input_bytes, ArenaKind.STEPS, zeroed=False)
+            self._read = memory.allocate(purpose, input_bytes, ArenaKind.STEPS, zeroed=False)
             undo.callback(memory.free, self._read)
             self._lists = []
             for _ in (*self.runs, "end"):

@@ -28,14 +28,14 @@ class Memory(MirroredMemory[None]):
         self.queue = queue
 
     @contextmanager
-    def guarded(self, what: str, nbytes: int = 0) -> Iterator[None]:
+    def guarded(self, purpose: str, nbytes: int = 0) -> Iterator[None]:
         try:
             yield
         except LevelZeroError as error:
             if error.is_out_of_memory:
-                name = f"{what} ({error})"
+                name = f"{purpose} ({error})"
                 raise OutOfMemory(name, nbytes, self.held, self.available) from None
-            raise TierError(f"{self.queue.device.name}: {what}: {error}") from None
+            raise TierError(f"{self.queue.device.name}: {purpose}: {error}") from None
 
     def copy(
         self, source: Allocation, first: int, target: Allocation, offset: int, nbytes: int
@@ -62,7 +62,7 @@ class Memory(MirroredMemory[None]):
         pointer, zero = ffi.cast("void *", allocation.address), ffi.new("uint32_t *", 0)
         self.queue.run("MemoryFill", pointer, zero, 4, size)
 
-    def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[None]:
+    def _create(self, purpose: str, nbytes: int, kind: ArenaKind) -> Arena[None]:
         zero, queue = self.queue.zero, self.queue
         ffi: Any = zero.ffi
         pointer = ffi.new("void **")
@@ -79,7 +79,7 @@ class Memory(MirroredMemory[None]):
         arena = Arena(None, address, nbytes, kind, host)
         if address + nbytes > 1 << BANK_SHIFT:
             self._release(arena)
-            raise TierError(f"{what}: the address {address:#x} has more than {BANK_SHIFT} bits")
+            raise TierError(f"{purpose}: the address {address:#x} has more than {BANK_SHIFT} bits")
         return arena
 
     def _release(self, arena: Arena[None]) -> None:

@@ -77,8 +77,9 @@ class Queue:
 
     @contextmanager
     def recording(self, commands: Any) -> Iterator[Append]:
-        """A block that records into an empty command list and closes it. It yields a function that
-        appends the command of its first argument, such as Barrier."""
+        """A block that records commands into an empty command list, which is closed at its end. It
+        yields a function that appends one command: its name, such as Barrier, then its
+        arguments."""
 
         def append(name: str, *arguments: Any) -> None:
             self.zero.call(f"CommandListAppend{name}", commands, *arguments)

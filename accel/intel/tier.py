@@ -3,7 +3,9 @@ lists that are recorded once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,15 +17,74 @@ from accel.intel.launcher import ENDED, Recording, launch_packet
 from accel.intel.memory import Allocation, Memory
 from accel.intel.queue import PATIENCE_SECONDS
 from accel.intel.runtime import Choices, open_runtime
-from accel.intel.submissions import IntelRecordings, IntelStep, IntelSubmissions
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.runtime import DeviceHooks
 from accel.kernels.source import Module
-from accel.packets.submissions import StepFence
+from accel.packets.arenas import ArenaKind
+from accel.packets.step_memory import StepAddresses
+from accel.packets.submissions import (
+    CopiedStep,
+    LoweredBatch,
+    OutputCopies,
+    RecordedSubmissions,
+    Recordings,
+    StepFence,
+)
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
+
+IntelRecordings = Recordings[Recording]
+
+
+@dataclass(frozen=True, slots=True)
+class IntelStep(CopiedStep[Allocation]):
+    """A submitted step."""
+
+    recording: Recording
+
+
+class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
+    """See RecordedSubmissions."""
+
+    def __init__(self, memory: Memory, addresses: StepAddresses) -> None:
+        super().__init__()
+        self._memory = memory
+        self._addresses = addresses
+        self._copies = OutputCopies(
+            lambda nbytes: memory.allocate(
+                "outputs of a step", nbytes, ArenaKind.HOST, zeroed=False
+            )
+        )
+
+    def close(self) -> None:
+        super().close()
+        self._copies.clear()
+
+    def _launch(
+        self,
+        batch: LoweredBatch[Allocation, IntelRecordings],
+        slot: Recording,
+        outputs: Mapping[str, NDArray[np.uint8]],
+    ) -> IntelStep:
+        # What the host wrote into mapped memory counts only if nothing was running.
+        if not self._in_flight:
+            for source, target in self._memory.mirrored(to_device=True):
+                self._memory.copy(source, 0, target, 0, target.nbytes)
+        slot.bind(self._addresses)
+        copies = self._copies.take(outputs)
+        copied = [(batch.outputs[n][1], target, outputs[n].nbytes) for n, target in copies.items()]
+        mirrored = self._memory.mirrored(to_device=False)
+        copied += [(source, target, source.nbytes) for source, target in mirrored]
+        try:
+            slot.execute([(source.address, target.address, n) for source, target, n in copied])
+        except BaseException:
+            self._copies.give_back(copies.values())
+            raise
+        reached = partial(slot.events.reached, ENDED)
+        return IntelStep(reached, outputs, copies, self._copies, slot)
+
 
 GRACE_SECONDS = 10.0
 """Longest wait for a lost device, whose driver may end what hangs."""
@@ -45,15 +106,15 @@ class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
         self._runtime = runtime
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity)
-        most = min(MAX_GROUPS, found.max_groups)
+        max_groups = min(MAX_GROUPS, found.max_groups)
 
         def launch(module: Module, packet: NDArray[np.void], groups: int) -> None:
             launch_packet(memory, program.kernel(module), packet, groups)
 
-        arranger = PlaneArranger(memory, launch, most, partial(memory.allocate, zeroed=False))
+        arranger = PlaneArranger(memory, launch, max_groups, partial(memory.allocate, zeroed=False))
         submissions = IntelSubmissions(memory, runtime.addresses)
         super().__init__(
-            info, memory, submissions, arranger, runtime.addresses, program.kernels, most
+            info, memory, submissions, arranger, runtime.addresses, program.kernels, max_groups
         )
 
     def _recording(

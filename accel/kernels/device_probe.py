@@ -54,7 +54,7 @@ class Samples:
         halves = self.words.astype(np.uint16).view(np.float16)
         packed, other = self.words.view(np.int8).astype(np.int32), a.view(np.int8).astype(np.int32)
         unsigned = a.view(np.uint8).astype(np.int32)
-        most = np.float32(np.finfo(np.float16).max)
+        limit = np.float32(np.finfo(np.float16).max)
         return {
             "divide": a / b,
             "root": np.sqrt(a),
@@ -62,7 +62,7 @@ class Samples:
             "difference": a - (b - np.float32(1)),
             "regrouping": (a + b) - a,
             "half": halves.astype(np.float32),
-            "narrowing": np.minimum(b, most).astype(np.float16).view(np.uint16).astype(np.int32),
+            "narrowing": np.minimum(b, limit).astype(np.float16).view(np.uint16).astype(np.int32),
             "signed": (packed * other).reshape(-1, 4).sum(axis=1, dtype=np.int32),
             "mixed": (packed * unsigned).reshape(-1, 4).sum(axis=1, dtype=np.int32),
         }

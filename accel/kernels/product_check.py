@@ -3,24 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.kernels.matrix_tiles import EXPANDED_FORMATS
-from accel.kernels.products import (
-    FORMATS,
-    GROUPS,
-    KERNELS,
-    PLANE_CALLS,
-    PLANES,
-    ROWS,
-    TOKENS,
-    Product,
-    product_of,
+from accel.kernels.matrix_tiles import (
+    EXPANDED_FORMATS,
+    FEW_PRODUCT,
+    WIDE_FORMATS,
+    WIDE_PRODUCTS,
+    plane_bytes,
+    product_format,
 )
-from accel.kernels.source import Module
+from accel.kernels.source import ALL_OPS, PLANE_PRODUCT, STORED, Module
+from accel.packets.device_op import pieces
+from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
+from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
+from accel.packets.packet import ABSENT, PACKET
 from accel.packets.tier import A, DeviceMemory
+from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
+
+KERNELS = ("matmul", "matmul_tiles")
+"""Kernels compared for all formats on every device; for others see ``Product.kernels``."""
+FORMATS = (Q4_K, Q6_K, Q5_1)
+"""Formats that differ in the kernels: blocks with minima, halves of blocks, blocks with their own
+scales."""
+ROWS = GROUP_ROWS + 41
+TOKENS = GROUP_TOKENS + 5
+UNITS = 5
+"""Units of 256 columns, more than a span has."""
+COLUMNS = UNITS * UNIT_COLUMNS
+BLOCKS = COLUMNS // 32
+PLANES = {"weight planes": plane_bytes(ROWS, COLUMNS), "x planes": plane_bytes(TOKENS, COLUMNS)}
+"""Operands that products of planes expand first, and their bytes."""
+PLANE_CALLS = (
+    ("expand_weight", {"weight": "weight", "planes": "weight planes"}),
+    ("expand_tokens", {"m": "x", "scale": "scale", "sums": "sums", "planes": "x planes"}),
+    ("matmul_planes", {"x": "x planes", "weight": "weight planes", "y": "y"}),
+)
+"""The launches of those products: each op, and the buffer of each of its operands."""
+GROUPS = 4
+"""Work-groups of a launch: all that tiles have."""
+
+Bytes = NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The operands of a product, by name, and their strides. Bytes are random wherever that is
+    valid."""
+
+    dtype: DType
+    operands: Mapping[str, Bytes]
+    strides: Mapping[str, int]
+
+    def module(self, op: str) -> Module:
+        """The module that executes ``op`` of KERNELS or PLANE_CALLS."""
+        if op == PLANE_PRODUCT:
+            return Module(op, product_format(self.dtype))
+        return Module(op, self.dtype if op in STORED else None)
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The ops that compute the product from unexpanded operands, whose results are compared."""
+        wide = WIDE_PRODUCTS if self.dtype in WIDE_FORMATS else ()
+        return (*KERNELS, FEW_PRODUCT, *wide)
+
+    def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
+        """PACKET[1] with which ``op`` computes the product."""
+        names = [operand.name for operand in ALL_OPS[op].operands]
+        packet = np.zeros(1, PACKET)
+        packet["operand"] = ABSENT
+        for name, address in addresses.items():
+            packet["operand"][0, names.index(name)] = address
+            packet["stride"][0, names.index(name)] = self.strides[name]
+        sizes = {"tokens": TOKENS, "rows": ROWS, "columns": COLUMNS}
+        for index, name in enumerate(ALL_OPS[op].sizes):
+            packet["size"][0, index] = sizes.get(name, 0)
+        return packet
+
+
+def product_of(dtype: DType) -> Product:
+    """Activations with all possible bytes, as ``quantizer.k`` writes them, and a matrix in
+    planes."""
+    rng = np.random.default_rng(dtype.ggml_id)
+    high = rng.integers(-128, 128, (TOKENS, BLOCKS, 32), np.int8)
+    low = rng.integers(0, 16, (TOKENS, BLOCKS, 32), np.int8)
+    m = 16 * high.astype(np.int16) + low
+    row_bytes = tile_bytes(dtype, COLUMNS)
+    operands = {
+        "x": np.stack([high, low], axis=2),
+        "scale": np.ldexp(np.float32(1), rng.integers(-20, 20, (TOKENS, UNITS))),
+        "sums": m.reshape(TOKENS, 2 * BLOCKS, 16).sum(axis=2, dtype=np.int32).astype(np.int16),
+        "weight": rng.integers(0, 256, pieces(ROWS, TILE_ROWS) * row_bytes, np.uint8),
+    }
+    strides = {"x": COLUMNS, "m": COLUMNS, "scale": UNITS, "sums": BLOCKS, "weight": row_bytes}
+    flat = {name: array.reshape(-1).view(np.uint8) for name, array in operands.items()}
+    return Product(dtype, flat, strides | {"y": ROWS, "planes": 0})
+
 
 UNWRITTEN = np.full(TOKENS * ROWS, np.nan, np.float32)
 

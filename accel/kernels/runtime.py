@@ -69,6 +69,6 @@ class DeviceHooks:
     def _finish(self) -> None:
         self._runtime.queue.finish()
 
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        guarded: AbstractContextManager[None] = self._memory.guarded(what)
+    def _translated(self, purpose: str) -> AbstractContextManager[None]:
+        guarded: AbstractContextManager[None] = self._memory.guarded(purpose)
         return guarded

@@ -49,20 +49,20 @@ class Memory(ArenaMemory[Any]):
         return self._resources
 
     @contextmanager
-    def guarded(self, what: str, nbytes: int = 0) -> Iterator[None]:
+    def guarded(self, purpose: str, nbytes: int = 0) -> Iterator[None]:
         """See ArenaMemory. A missing object is memory that ran out."""
         try:
             yield
         except NoObject as error:
-            raise OutOfMemory(f"{what} ({error})", nbytes, self.held, self.available) from None
+            raise OutOfMemory(f"{purpose} ({error})", nbytes, self.held, self.available) from None
         except MetalError as error:
-            raise TierError(f"{self.queue.device.name}: {what}: {error}") from None
+            raise TierError(f"{self.queue.device.name}: {purpose}: {error}") from None
 
-    def adopt(self, what: str, data: Bytes) -> Allocation:
+    def adopt(self, purpose: str, data: Bytes) -> Allocation:
         """Memory with the contents ``data``: a view of a mapped file if it is large enough, else a
         copy."""
         seen = self.view(data) if data.nbytes >= VIEW_BYTES else None
-        return super().adopt(what, data) if seen is None else seen
+        return super().adopt(purpose, data) if seen is None else seen
 
     def view(self, data: Bytes) -> Allocation | None:
         """The pages of ``data`` as the device accesses them, None unless they belong to one mapped
@@ -98,9 +98,9 @@ class Memory(ArenaMemory[Any]):
         # Committed commands list every buffer, used or not.
         self.queue.finish()
 
-    def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[Any]:
+    def _create(self, purpose: str, nbytes: int, kind: ArenaKind) -> Arena[Any]:
         method, device = "newBufferWithLength:options:", self.queue.device.handle
-        buffer = self.queue.objc.create(what, device, method, nbytes, SHARED_TRACKED)
+        buffer = self.queue.objc.create(purpose, device, method, nbytes, SHARED_TRACKED)
         return self._arena(buffer, nbytes, kind)
 
     def _arena(self, buffer: Any, nbytes: int, kind: ArenaKind) -> Arena[Any]:

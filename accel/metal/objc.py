@@ -33,19 +33,19 @@ NO_METAL_HINT = "Metal is part of macOS; --device simulated runs the tier withou
 
 
 class MetalError(TierError):
-    """Metal refused ``what`` with the message ``said``."""
+    """Metal refused ``purpose`` with the message ``said``."""
 
-    def __init__(self, what: str, said: str) -> None:
-        self.what = what
+    def __init__(self, purpose: str, said: str) -> None:
+        self.purpose = purpose
         self.said = said
-        super().__init__(f"{what}: {said}")
+        super().__init__(f"{purpose}: {said}")
 
 
 class NoObject(MetalError):
     """A method returned no object, which means that memory ran out."""
 
-    def __init__(self, what: str) -> None:
-        super().__init__(what, "Metal made no object, for want of memory as a rule")
+    def __init__(self, purpose: str) -> None:
+        super().__init__(purpose, "Metal made no object, for want of memory as a rule")
 
 
 class ObjectiveC:
@@ -71,20 +71,20 @@ class ObjectiveC:
         function, name = message
         return function(receiver, name, *arguments)
 
-    def create(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
-        """Send a message that returns a new object. Raises NoObject naming ``what``."""
+    def create(self, purpose: str, receiver: Any, selector: str, *arguments: Any) -> Any:
+        """Send a message that returns a new object. Raises NoObject naming ``purpose``."""
         made = self.send(receiver, selector, *arguments)
         if made == self.ffi.NULL:
-            raise NoObject(what)
+            raise NoObject(purpose)
         return made
 
-    def tried(self, what: str, receiver: Any, selector: str, *arguments: Any) -> Any:
+    def tried(self, purpose: str, receiver: Any, selector: str, *arguments: Any) -> Any:
         """Send a message that returns a new object or an NSError. Raises MetalError."""
         error = self.ffi.new("id *")
         with self.pool():
             made = self.send(receiver, selector, *arguments, error)
             if made == self.ffi.NULL:
-                raise MetalError(what, self.error_text(error[0]))
+                raise MetalError(purpose, self.error_text(error[0]))
         return made
 
     def new(self, name: str) -> Any:
@@ -139,21 +139,21 @@ class ObjectiveC:
                     raise MetalError(selector, f"its types here are {encoding}, not the known ones")
             self._checked.add((kind, selector))
 
-    def retain(self, thing: Any) -> Any:
+    def retain(self, handle: Any) -> Any:
         """Add a reference to an object, and return the object."""
-        return self.runtime.objc_retain(thing)
+        return self.runtime.objc_retain(handle)
 
-    def release(self, thing: Any) -> None:
+    def release(self, handle: Any) -> None:
         """Remove a reference; nil is allowed."""
-        self.runtime.objc_release(thing)
+        self.runtime.objc_release(handle)
 
     @contextmanager
-    def owned(self, thing: Any) -> Iterator[Any]:
-        """A block that ends by releasing ``thing``."""
+    def owned(self, handle: Any) -> Iterator[Any]:
+        """A block that ends by releasing ``handle``."""
         try:
-            yield thing
+            yield handle
         finally:
-            self.release(thing)
+            self.release(handle)
 
     @contextmanager
     def pool(self) -> Iterator[None]:

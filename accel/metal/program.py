@@ -61,9 +61,9 @@ class Program(KernelCache[Pipeline]):
                 raise BuildError(device.name, name, error.said) from None
             with objc.owned(library):
                 objc.check(library, LIBRARY_METHODS)
-                what = f"the kernel {entry} of {name}"
+                purpose = f"the kernel {entry} of {name}"
                 selector = "newFunctionWithName:"
-                function = objc.create(what, library, selector, objc.string(entry))
+                function = objc.create(purpose, library, selector, objc.string(entry))
             with objc.owned(function):
                 return self._pipeline(name, function, items)
 

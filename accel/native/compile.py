@@ -143,11 +143,11 @@ def _run_all(commands: dict[str, list[str]], folder: Path, jobs: int) -> None:
 def run_compiler(
     command: list[str],
     folder: Path,
-    what: str,
+    purpose: str,
     started: Callable[[subprocess.Popen[bytes]], None] | None = None,
 ) -> None:
     """Run a command of a compiler in a folder; ``started`` receives its process. Raises BuildError,
-    which says ``what`` was compiled."""
+    which says ``purpose`` was compiled."""
     # Zig's default cache folders may be read-only, and nothing in them is needed again.
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
     with subprocess.Popen(
@@ -162,4 +162,4 @@ def run_compiler(
             raise
     if child.returncode:
         text = log.decode(errors="replace") or f"exit status {child.returncode}"
-        raise BuildError("native", what, text)
+        raise BuildError("native", purpose, text)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,32 +18,137 @@ from accel.native.library import find_library
 from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
 from accel.native.names import TIER
-from accel.native.pool import MAX_WORKERS, WorkerPool
-from accel.native.steps import NativePackets, NativeStep, NativeSubmissions
+from accel.native.pool import MAX_WORKERS, Copies, Job, WorkerPool, copies_of
 from accel.native.stored_steps import StepCache
 from accel.native.variants import Variant
 from accel.packets.buffers import DeviceBuffer, matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, lanes_bytes, worker_footprint
-from accel.packets.host_memory import AddressRange, SharedMemory
+from accel.packets.host_memory import AddressRange, SharedMemory, aligned_bytes
 from accel.packets.packet_tier import BoundStep, PacketTier, packets_of
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
-from accel.packets.submissions import LoweredBatch, StepFence
+from accel.packets.submissions import LoweredBatch, StepFence, Submissions
 from accel.packets.tier import tier_info
 from accel.packets.worker_tuner import AdaptiveWorkers, WorkerChoice
 from contract.dtypes import StorageClass
 from contract.errors import TierUnavailable
 from contract.file_reads import copy_bytes
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputLayout, input_layout
+from contract.ir.inputs import InputCopy, InputLayout, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import AbandonsSteps, DeviceTier, FiniteWords, UploadsLater
+
+
+@dataclass(frozen=True, slots=True)
+class NativePackets:
+    """The lowered packets of one shape bucket: their address in host memory and their number."""
+
+    address: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class NativeStep:
+    """A submitted step. The workers read ``copies``, so it lives until the step has ended."""
+
+    pool: WorkerPool
+    number: int
+    copies: Copies | None
+    files: MappedFiles
+
+    def ended(self) -> bool:
+        """See Completion."""
+        return self.pool.done(self.number)
+
+    def collect(self) -> None:
+        """See Completion: the workers have copied the outputs. Raises ModelFileError if a file
+        was cut under the step, and DeviceLost if the step was abandoned."""
+        self.pool.check(self.number)
+        self.files.check()
+
+
+@dataclass(slots=True)
+class TimedWorkers:
+    """Chooses the workers of each step from the times of earlier steps."""
+
+    pool: WorkerPool
+    choice: WorkerChoice
+    _started: deque[tuple[int, int, int, int]] = field(default_factory=deque)
+    """Number, tokens, ops and workers of each step whose time was not noted yet."""
+
+    def choose(self, tokens: int, ops: int) -> int:
+        """The number of workers for the next step."""
+        while self._started and self.pool.done(self._started[0][0]):
+            number, past_tokens, past_ops, workers = self._started.popleft()
+            self.choice.note(past_tokens, past_ops, workers, self.pool.seconds(number))
+        return self.choice.choose(tokens, ops)
+
+    def started(self, number: int, tokens: int, ops: int, workers: int) -> None:
+        """Note that a step was submitted."""
+        self._started.append((number, tokens, ops, workers))
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSlot:
+    """A slot in host memory, and the address of its inputs."""
+
+    inputs: InputCopy
+    address: int
+
+
+class NativeSubmissions(Submissions[AddressRange, NativePackets, NativeSlot, NativeStep]):
+    """See Submissions. The workers read a step's inputs in its slot."""
+
+    def __init__(
+        self, pool: WorkerPool, scratch: WorkerScratch, choice: WorkerChoice, files: MappedFiles
+    ) -> None:
+        super().__init__()
+        self._files = files
+        self._pool = pool
+        self._scratch = scratch
+        self._workers = TimedWorkers(pool, choice)
+        self._job = Job()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory in all slots."""
+        free = [slot for slots in self._free.values() for slot in slots]
+        used = [slot for _, slot in self._in_flight]
+        return sum(slot.inputs.data.nbytes for slot in (*free, *used))
+
+    def _new_slot(self, batch: LoweredBatch[AddressRange, NativePackets]) -> NativeSlot:
+        data = aligned_bytes(batch.input_bytes)
+        return NativeSlot(InputCopy(data), data.ctypes.data)
+
+    def _launch(
+        self,
+        batch: LoweredBatch[AddressRange, NativePackets],
+        slot: NativeSlot,
+        outputs: Mapping[str, NDArray[np.uint8]],
+    ) -> NativeStep:
+        tokens = self._step.tokens
+        workers = self._workers.choose(tokens, batch.packets)
+        scratch, bucket = self._scratch, batch.launch
+        copied = [(batch.outputs[name][1].address, to) for name, to in outputs.items()]
+        copies = copies_of(copied) if copied else None
+        # The pool copies the job, so that one object serves every step.
+        job = self._job
+        job.scratch, job.own, job.own_bytes = scratch.shared, scratch.own, scratch.own_bytes
+        job.input = slot.address
+        job.packets, job.count = bucket.address, bucket.count
+        job.copies = 0 if copies is None else copies.ctypes.data
+        job.copy_count = len(copied)
+        job.workers = workers
+        number = self._pool.submit(job)
+        self._workers.started(number, tokens, batch.packets, workers)
+        return NativeStep(self._pool, number, copies, self._files)
+
 
 COPIED_BYTES = 1 << 15
 """Weights below this that are not arranged are copied: with the page of a mapped file that is read
@@ -220,7 +326,7 @@ class NativeTier(PacketTier[AddressRange, NativePackets, NativeStep]):
         return self._pool.wait(fence.completion.number, seconds) and fence.done
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         yield
 
     def _shut_down(self) -> None:

@@ -174,9 +174,9 @@ class Profile:
     """The begin and the end of a command, in nanoseconds of the device's clock."""
 
     def __init__(self, event: Event) -> None:
-        asked = opencl().GetEventProfilingInfo
+        query = opencl().GetEventProfilingInfo
         self.start, self.end = (
-            number(information(asked, event.handle, what)) for what in (_STARTED, _ENDED)
+            number(information(query, event.handle, item)) for item in (_STARTED, _ENDED)
         )
 
 

@@ -33,12 +33,12 @@ class Memory(DeviceMemory[AddressRange], Protocol):
     def expect(self, nbytes: int) -> None:
         """Prepare for allocations of ``nbytes`` aligned bytes in total."""
 
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
-        """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
+    def allocate(self, purpose: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
+        """Memory that is zeroed by default. Raises OutOfMemory naming ``purpose``."""
 
-    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
+    def adopt(self, purpose: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
         """Read-only memory with the bytes of ``data``, a view if the device reads host memory.
-        Raises OutOfMemory naming ``what``.
+        Raises OutOfMemory naming ``purpose``.
 
         ``borrowed`` says that the caller keeps ``data`` anyway."""
 
@@ -103,8 +103,8 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
     def expect(self, nbytes: int) -> None:
         self._expected = self._used_aligned + nbytes
 
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
-        allocation = self._take(what, nbytes)
+    def allocate(self, purpose: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
+        allocation = self._take(purpose, nbytes)
         if zeroed:
             self._fill_zero(allocation)
         return allocation
@@ -113,18 +113,18 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         """Prepare for ``allocate_on_host`` of ``nbytes`` aligned bytes in total."""
         self._expected_on_host = nbytes
 
-    def allocate_on_host(self, what: str, nbytes: int) -> AddressRange:
-        """Host memory that the device reads and writes. Raises OutOfMemory naming ``what``."""
+    def allocate_on_host(self, purpose: str, nbytes: int) -> AddressRange:
+        """Host memory that the device reads and writes. Raises OutOfMemory naming ``purpose``."""
         size = aligned(nbytes)
         number = self._first_with(size, on_host=True)
         if number is None:
             requested = max(min(self._expected_on_host, self.max_bank_bytes), size)
-            number = self._new_bank(what, size, requested, on_host=True)
+            number = self._new_bank(purpose, size, requested, on_host=True)
         self._expected_on_host -= size
         return self._range_in(number, nbytes)
 
-    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
-        allocation = self._take(what, data.nbytes)
+    def adopt(self, purpose: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
+        allocation = self._take(purpose, data.nbytes)
         if data.nbytes:
             self.transfer(allocation, np.ascontiguousarray(data).reshape(-1), to_device=True).wait()
         return allocation
@@ -145,12 +145,12 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
     def arguments(self) -> tuple[Any, ...]:
         return tuple(bank.buffer if bank is not None else None for bank in self._banks)
 
-    def _take(self, what: str, nbytes: int) -> AddressRange:
+    def _take(self, purpose: str, nbytes: int) -> AddressRange:
         size = aligned(nbytes)
-        check_fits(what, nbytes, self.used, self.capacity)
+        check_fits(purpose, nbytes, self.used, self.capacity)
         number = self._first_with(size)
         if number is None:
-            number = self._new_bank(what, size, self._bank_bytes(size))
+            number = self._new_bank(purpose, size, self._bank_bytes(size))
         self.used += nbytes
         self._used_aligned += size
         return self._range_in(number, nbytes)
@@ -179,17 +179,17 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
             requested = max(existing, MIN_BANK_BYTES)
         return max(min(requested, self.capacity - existing, self.max_bank_bytes), size)
 
-    def _new_bank(self, what: str, size: int, nbytes: int, on_host: bool = False) -> int:
+    def _new_bank(self, purpose: str, size: int, nbytes: int, on_host: bool = False) -> int:
         """The number of a new bank. Raises OutOfMemory."""
         free = [number for number, bank in enumerate(self._banks) if bank is None]
         if not free or nbytes > self.max_bank_bytes:
-            raise OutOfMemory(what, size, self.used, min(self.max_bank_bytes, self.capacity))
+            raise OutOfMemory(purpose, size, self.used, min(self.max_bank_bytes, self.capacity))
         flags = self.cl.READ_WRITE | (self.cl.ALLOC_HOST_PTR if on_host else 0)
         try:
             buffer = self.cl.Buffer(self.context, flags, nbytes)
         except self.cl.Error:
             left = 0 if on_host else self.capacity - self.used
-            raise OutOfMemory(what, size, self.used, left) from None
+            raise OutOfMemory(purpose, size, self.used, left) from None
         self._banks[free[0]] = _Bank(buffer, nbytes, on_host)
         self.version += 1
         return free[0]

@@ -29,13 +29,13 @@ class DeviceHandle:
 
     handle: int
 
-    def text(self, what: int) -> str:
+    def text(self, property_id: int) -> str:
         """A property that is a text."""
-        return text(information(opencl().GetDeviceInfo, self.handle, what))
+        return text(information(opencl().GetDeviceInfo, self.handle, property_id))
 
-    def number(self, what: int) -> int:
+    def number(self, property_id: int) -> int:
         """A property that is a number."""
-        return number(information(opencl().GetDeviceInfo, self.handle, what))
+        return number(information(opencl().GetDeviceInfo, self.handle, property_id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +44,9 @@ class Platform:
 
     handle: int
 
-    def text(self, what: int) -> str:
+    def text(self, property_id: int) -> str:
         """A property that is a text."""
-        return text(information(opencl().GetPlatformInfo, self.handle, what))
+        return text(information(opencl().GetPlatformInfo, self.handle, property_id))
 
     def get_devices(self) -> list[DeviceHandle]:
         """All devices. Raises Error, also when there is none."""

@@ -172,9 +172,9 @@ def _runs_together(launch: LaunchContext, workers: int) -> bool:
     packets["wait"] = 1
     packets["size"][:, :2] = rows, PROBE_WIDTH
     packets["stride"][:, :3] = PROBE_WIDTH, 1, PROBE_WIDTH
-    here, there, wander = (buffer.address for buffer in buffers)
-    packets["operand"][0::2, :3] = here, wander, there
-    packets["operand"][1::2, :3] = there, wander, here
+    even, odd, order = (buffer.address for buffer in buffers)
+    packets["operand"][0::2, :3] = even, order, odd
+    packets["operand"][1::2, :3] = odd, order, even
     buffers.append(memory.adopt("opencl.probe", packets.view(np.uint8)))
     launcher.record(packets, buffers[-1].address).enqueue(0, tokens=1)
     memory.to_host()

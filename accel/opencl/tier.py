@@ -2,35 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
-from accel.opencl.launcher import Mode, Recording, WorkersLost
+from accel.opencl.launcher import LaunchContext, Mode, Recording, WorkersLost
 from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.runtime import Choices, open_runtime
-from accel.opencl.submissions import OpenClStep, OpenClSubmissions
 from accel.packets.buffers import matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import MemoryCache, StepMemory, lanes_bytes, worker_footprint
-from accel.packets.host_memory import AddressRange
+from accel.packets.host_memory import AddressRange, aligned_bytes
 from accel.packets.layouts import planes_bytes
 from accel.packets.packet_tier import BoundStep
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
+from accel.packets.staging_buffers import Bytes
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
-from accel.packets.submissions import StepFence
+from accel.packets.submissions import HostSlot, LoweredBatch, StepFence, Submissions
 from accel.packets.tier import tier_info
 from contract.errors import DeviceLost
 from contract.footprint import Footprint, owns_upload
+from contract.ir.inputs import InputCopy
 from contract.ir.nodes import BufferDecl, Graph
+from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
+
+COPYING_ITEMS = 16
+"""Work-items that copy an output; few, because a processor runs each on a core."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenClStep:
+    """An enqueued step. ``event`` is the last of ``events``, those of its copies included.
+
+    Events that are deleted wait for their commands. ``complete`` is the status at the end."""
+
+    event: Any
+    events: list[Any]
+    complete: int
+
+    def ended(self) -> bool:
+        return bool(self.event.command_execution_status <= self.complete)
+
+    def collect(self) -> None:
+        """Do nothing: the device has copied the outputs (see Completion)."""
+
+
+class OpenClSubmissions(Submissions[AddressRange, Recording, HostSlot, OpenClStep]):
+    """See Submissions. ``input`` is the buffer for inputs on a device with its own memory."""
+
+    def __init__(self, launch: LaunchContext) -> None:
+        super().__init__()
+        self._context = launch
+        self._complete = launch.cl.COMPLETE
+        shared = launch.memory.shared
+        self._copy = launch.cl.Kernel(launch.program, "copy_output") if shared else None
+        self.input: AddressRange | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory in all snapshots."""
+        held = sum(slot.inputs.data.nbytes for _, slot in self._in_flight)
+        return held + sum(nbytes * len(free) for nbytes, free in self._free.items())
+
+    def _new_slot(self, batch: LoweredBatch[AddressRange, Recording]) -> HostSlot:
+        return HostSlot(InputCopy(aligned_bytes(batch.input_bytes)))
+
+    def _launch(
+        self,
+        batch: LoweredBatch[AddressRange, Recording],
+        slot: HostSlot,
+        outputs: Mapping[str, Bytes],
+    ) -> OpenClStep:
+        memory, snapshot = self._context.memory, slot.inputs.data
+        # Writes of the host to mapped memory count only when no step is in flight.
+        sent = [] if self._in_flight else memory.to_device()
+        inputs = self._provided(snapshot, sent)
+        done = [batch.launch.enqueue(inputs, self._step.tokens)]
+        for name, data in outputs.items():
+            if data.nbytes:
+                done.append(self._copied(batch.outputs[name][1], data))
+        done += memory.to_host()
+        self._context.queue.flush()
+        return OpenClStep(done[-1], sent + done, self._complete)
+
+    def _provided(self, snapshot: Bytes, sent: list[Any]) -> int:
+        """The address from which the next step reads its inputs."""
+        memory = self._context.memory
+        if not isinstance(memory, BankedMemory):
+            return int(snapshot.ctypes.data)
+        assert self.input is not None
+        sent.append(memory.transfer(self.input, snapshot, to_device=True))
+        return self.input.address
+
+    def _copied(self, allocation: AddressRange, data: Bytes) -> Any:
+        """Enqueue the copy of an output; returns its event."""
+        launch = self._context
+        if isinstance(launch.memory, BankedMemory):
+            return launch.memory.transfer(allocation, data, to_device=False)
+        assert self._copy is not None
+        addresses = np.uint64(allocation.address), np.uint64(data.ctypes.data)
+        self._copy.set_args(*addresses, np.uint64(data.nbytes // 4))
+        size = (COPYING_ITEMS,)
+        return launch.cl.enqueue_nd_range_kernel(launch.queue, self._copy, size, None)
 
 
 class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
@@ -51,8 +133,8 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         self._arranger = Arranger(self._runtime, self._choices.cache, progress)
         found = self._runtime.device
         driver = f"{found.platform}, {found.driver}"
-        asked = self._choices.shared_addresses
-        unified = found.host_unified if asked is None else asked
+        choice = self._choices.shared_addresses
+        unified = found.host_unified if choice is None else choice
         info = tier_info(TIER, found.name, driver, found.memory_bytes, unified)
         submissions = OpenClSubmissions(self._runtime.launch)
         super().__init__(info, self._runtime.memory, submissions, self._cache_of_memory())
@@ -127,9 +209,9 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
     def _arranged_bytes(self, decl: BufferDecl) -> int:
         return (planes_bytes if self._runtime.launcher.by_modules else lanes_bytes)(decl)
 
-    def _on_host(self, what: str, nbytes: int) -> AddressRange:
+    def _on_host(self, purpose: str, nbytes: int) -> AddressRange:
         assert isinstance(self._memory, BankedMemory)
-        return self._memory.allocate_on_host(f"{what} in host memory", nbytes)
+        return self._memory.allocate_on_host(f"{purpose} in host memory", nbytes)
 
     def _expect_on_host(self, nbytes: int) -> None:
         assert isinstance(self._memory, BankedMemory)
@@ -177,11 +259,11 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         return True
 
     @contextmanager
-    def _translated(self, what: str) -> Iterator[None]:
+    def _translated(self, purpose: str) -> Iterator[None]:
         try:
             yield
         except self._cl.Error as error:
-            reason = f"{self._runtime.device.name}: {what} failed: {error}"
+            reason = f"{self._runtime.device.name}: {purpose} failed: {error}"
             raise DeviceLost(reason) from None
 
     def _shut_down(self) -> None:

@@ -123,11 +123,11 @@ class ArenaMemory(ABC, Generic[H]):
         self._expected = self._allocated + nbytes
 
     def allocate(
-        self, what: str, nbytes: int, kind: ArenaKind = ArenaKind.MODEL, *, zeroed: bool = True
+        self, purpose: str, nbytes: int, kind: ArenaKind = ArenaKind.MODEL, *, zeroed: bool = True
     ) -> ArenaRange[H]:
-        """Memory of a kind. Raises OutOfMemory naming its purpose, ``what``."""
+        """Memory of a kind. Raises OutOfMemory naming its ``purpose``."""
         size = aligned(nbytes)
-        allocation = self._take(what, nbytes, size, kind)
+        allocation = self._take(purpose, nbytes, size, kind)
         if kind is ArenaKind.MODEL:
             self.used += nbytes
             self._allocated += size
@@ -135,9 +135,9 @@ class ArenaMemory(ABC, Generic[H]):
             self._zero(allocation, size)
         return allocation
 
-    def adopt(self, what: str, data: Bytes) -> ArenaRange[H]:
+    def adopt(self, purpose: str, data: Bytes) -> ArenaRange[H]:
         """Memory for the model with the contents ``data``."""
-        allocation = self.allocate(what, data.nbytes, zeroed=False)
+        allocation = self.allocate(purpose, data.nbytes, zeroed=False)
         self._put(allocation, 0, data)
         return allocation
 
@@ -173,12 +173,12 @@ class ArenaMemory(ABC, Generic[H]):
             self._release(self._arenas.pop())
 
     @abstractmethod
-    def guarded(self, what: str, nbytes: int = 0) -> AbstractContextManager[None]:
+    def guarded(self, purpose: str, nbytes: int = 0) -> AbstractContextManager[None]:
         """Hook: a context that converts errors of the driver to those of the contract. They name
-        ``what``, the operation, which needs ``nbytes`` bytes."""
+        ``purpose``, the operation, which needs ``nbytes`` bytes."""
 
     @abstractmethod
-    def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[H]:
+    def _create(self, purpose: str, nbytes: int, kind: ArenaKind) -> Arena[H]:
         """Hook: allocate an arena."""
 
     @abstractmethod
@@ -207,29 +207,29 @@ class ArenaMemory(ABC, Generic[H]):
         self._arenas.remove(arena)
         self._release(arena)
 
-    def _take(self, what: str, nbytes: int, size: int, kind: ArenaKind) -> ArenaRange[H]:
+    def _take(self, purpose: str, nbytes: int, size: int, kind: ArenaKind) -> ArenaRange[H]:
         for arena in self._arenas:
             if arena.kind is kind and (offset := arena.ranges.allocate(size)) is not None:
                 return ArenaRange(arena, offset, nbytes)
-        arena = self._new_arena(what, size, kind)
+        arena = self._new_arena(purpose, size, kind)
         offset = arena.ranges.allocate(size)
         assert offset is not None
         return ArenaRange(arena, offset, nbytes)
 
-    def _new_arena(self, what: str, size: int, kind: ArenaKind) -> Arena[H]:
+    def _new_arena(self, purpose: str, size: int, kind: ArenaKind) -> Arena[H]:
         requested = STEPS_ARENA_BYTES
         if kind is ArenaKind.MODEL:
             limit = self._limit()
             if size > limit:
-                raise OutOfMemory(what, size, self.held, limit)
+                raise OutOfMemory(purpose, size, self.held, limit)
             requested = self._expected - self._allocated
             if requested <= 0:
                 requested = max(self.held // GROWTH, MIN_ARENA_BYTES)
             requested = min(requested, limit)
         requested = min(requested, MAX_ARENA_BYTES, self._largest) // ALIGNMENT * ALIGNMENT
         nbytes = max(requested, size)
-        with self.guarded(what, nbytes):
-            arena = self._create(what, nbytes, kind)
+        with self.guarded(purpose, nbytes):
+            arena = self._create(purpose, nbytes, kind)
         self._arenas.append(arena)
         return arena
 

@@ -55,8 +55,8 @@ def _normed_segments(tokens: int, width: int, **_: int) -> int:
     return tokens * pieces(pieces(width, SEGMENT), NORMED_SEGMENTS)
 
 
-def _query_groups(tokens: int, heads: int, kv_heads: int, most_parts: int, **_: int) -> int:
-    return tokens * most_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
+def _query_groups(tokens: int, heads: int, kv_heads: int, max_parts: int, **_: int) -> int:
+    return tokens * max_parts * kv_heads * pieces(heads // kv_heads, ROW_QUERIES)
 
 
 _HEADS = "q, k, v, q_weight?, k_weight?, rope_table, query, page_table"
@@ -105,7 +105,7 @@ _ROWS = (
     op(
         "flash_attn_quantize",
         "parts, query, sinks?, *m, *scale, *sums",
-        "tokens heads head_dim window most_parts",
+        "tokens heads head_dim window max_parts",
         groups=lambda tokens, heads, head_dim, **_: _segments(tokens, heads * head_dim),
     ),
     op(
@@ -119,7 +119,7 @@ _ROWS = (
         op(
             name,
             f"{_HEADS}, *kv, *parts",
-            "tokens heads kv_heads head_dim neox most_parts",
+            "tokens heads kv_heads head_dim neox max_parts",
             "scale eps",
             groups=_query_groups,
         )

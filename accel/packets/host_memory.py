@@ -96,10 +96,10 @@ def _group_memory(groups: Path, mounted: Path) -> Iterator[int]:
                 break
 
 
-def check_fits(what: str, nbytes: int, used: int, capacity: int) -> None:
-    """Raise OutOfMemory naming ``what`` unless ``nbytes`` more fit into ``capacity``."""
+def check_fits(purpose: str, nbytes: int, used: int, capacity: int) -> None:
+    """Raise OutOfMemory naming ``purpose`` unless ``nbytes`` more fit into ``capacity``."""
     if nbytes > capacity - used:
-        raise OutOfMemory(what, nbytes, used, capacity - used)
+        raise OutOfMemory(purpose, nbytes, used, capacity - used)
 
 
 def aligned_bytes(nbytes: int, *, zeroed: bool = True) -> Bytes:
@@ -138,22 +138,22 @@ class SharedMemory:
     def expect(self, nbytes: int) -> None:
         """Do nothing: the host's memory needs no preparation for ``nbytes`` to come."""
 
-    def allocate(self, what: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
-        """Memory that is zeroed by default. Raises OutOfMemory naming ``what``."""
-        check_fits(what, nbytes, self.used, self.capacity)
+    def allocate(self, purpose: str, nbytes: int, *, zeroed: bool = True) -> AddressRange:
+        """Memory that is zeroed by default. Raises OutOfMemory naming ``purpose``."""
+        check_fits(purpose, nbytes, self.used, self.capacity)
         try:
             data = aligned_bytes(nbytes, zeroed=zeroed)
         except MemoryError:
             # A limit of the process (ulimit -v), which no file of the system shows.
-            what += ", which the system refuses (raise ulimit -v, or take a smaller --context)"
-            raise OutOfMemory(what, nbytes, self.used, 0) from None
+            purpose += ", which the system refuses (raise ulimit -v, or take a smaller --context)"
+            raise OutOfMemory(purpose, nbytes, self.used, 0) from None
         self.used += nbytes
         return AddressRange(data.ctypes.data, nbytes, data)
 
-    def adopt(self, what: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
+    def adopt(self, purpose: str, data: Bytes, *, borrowed: bool = False) -> AddressRange:
         """A view of ``data``; ``borrowed``: the caller keeps the bytes anyway. Raises OutOfMemory
-        naming ``what``."""
-        check_fits(what, data.nbytes, self.used, self.capacity)
+        naming ``purpose``."""
+        check_fits(purpose, data.nbytes, self.used, self.capacity)
         data = np.ascontiguousarray(data)
         self.used += data.nbytes
         self._borrowed += data.nbytes * borrowed

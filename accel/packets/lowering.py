@@ -31,7 +31,7 @@ Field: TypeAlias = Tensor | Count | int | float | None
 Rule: TypeAlias = "Callable[[Lowering, Node], None]"
 """Lowers a node of one opcode."""
 
-NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "most_chunks": 0})
+NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "max_chunks": 0})
 """The routing fields of a product by a single matrix."""
 
 

@@ -36,11 +36,11 @@ def _head_blocks(heads: int, kv_heads: int, head_dim: int, **_: int) -> int:
 
 
 def _product_units(
-    *, tokens: int, rows: int, row_pairs: int, most_chunks: int, dtype: int, **_: int
+    *, tokens: int, rows: int, row_pairs: int, max_chunks: int, dtype: int, **_: int
 ) -> int:
     if dtype in FLOATS:
         return tokens * rows
-    return pieces(rows, TILE_ROWS) * (most_chunks if row_pairs else pieces(tokens, SLOTS))
+    return pieces(rows, TILE_ROWS) * (max_chunks if row_pairs else pieces(tokens, SLOTS))
 
 
 def _quantized_groups(tokens: int, columns: int, **_: int) -> int:
@@ -67,7 +67,7 @@ OPS = (
         "matmul",
         "void x, scale?, uint sums?, matrix weight, columns *y, int ids?, CHUNK chunks?, "
         "int order?, bias?, columns residual?",
-        "tokens rows columns row_pairs used most_chunks",
+        "tokens rows columns row_pairs used max_chunks",
         groups=_product_units,
     ),
     op(
@@ -85,15 +85,15 @@ OPS = (
     op(
         "flash_attn_part",
         f"{_QUERIES}, *parts",
-        "tokens heads kv_heads head_dim window most_parts",
+        "tokens heads kv_heads head_dim window max_parts",
         "scale soft_cap",
-        groups=lambda tokens, most_parts, **s: tokens * most_parts * _head_blocks(**s),
+        groups=lambda tokens, max_parts, **s: tokens * max_parts * _head_blocks(**s),
         source="flash_attn",
     ),
     op(
         "flash_attn",
         "parts, int query, rows *y, sinks?",
-        "tokens heads head_dim window most_parts",
+        "tokens heads head_dim window max_parts",
         items="tokens heads head_dim",
     ),
     op(

@@ -70,7 +70,7 @@ CONSTANTS = {
     "SLOT_LAST_TOKEN": _word(SLOT, "last_token"),
     "STEP_FIRST_EVENT": _word(STEP, "first_event"),
     "EVENT_WORDS": OUTPUT_EVENT.itemsize // 4,
-    "MOST_LOG_PROBABILITIES": MAX_LOG_PROBABILITIES,
+    "MAX_LOG_PROBABILITIES": MAX_LOG_PROBABILITIES,
 }
 """The macros that ``accessors.packet_constants`` defines for ``packet.h``."""
 

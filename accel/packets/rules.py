@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from accel.packets.lowering import Lowering, Rule, cheap, named
-from accel.packets.rules_attention import lower_attention
 from accel.packets.rules_experts import EXPERT_RULES
-from accel.packets.rules_recurrent import RECURRENT_RULES
 from accel.packets.shape_buckets import SPLIT_TOKENS
-from accel.packets.step import Step
-from contract.arithmetic import SPAN
+from accel.packets.step import Step, Tensor
+from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS, SPAN
+from contract.dtypes import ROTATED_KV
 from contract.errors import UnsupportedOp
 from contract.ir.decode_form import decode_form
 from contract.ir.expand import EXPANSIONS, expand
@@ -20,6 +20,94 @@ from contract.ir.prune_rows import prune_rows
 from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
+
+PART_HEADER = 2
+"""Floats before the values of one part, see ``accel/kernels/flash_attn_part.k``."""
+
+
+def lower_attention(low: Lowering, node: Node) -> None:
+    """Lowers FLASH_ATTN and FLASH_ATTN_BATCHED.
+
+    Over pages of rotated rows queries are rotated first, and results are rotated back (R13)."""
+    y = low.tensor(node.operands["y"])
+    if low.dtype(node.operands["kv"]) not in ROTATED_KV:
+        _attend(low, node, low.tensor(node.operands["q"]), y)
+        return
+    rotated = low.new(f"{node.name}.rotated_y", low.count(node).maximum, y.columns)
+    q = low.rotated(low.tensor(node.operands["q"]), node, "rotated_q")
+    _attend(low, node, q, rotated)
+    low.rotate_heads(rotated, node, y, back=True)
+
+
+def _attend(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
+    if 0 < low.count(node).maximum <= low.split_tokens and low.parts > 1:
+        _split_attention(low, node, q, y)
+        return
+    dtype = low.dtype(node.operands["kv"])
+    low.lower(node, "flash_attn_batched", q=q, y=y, dtype=dtype)
+
+
+def part_slots(positions: int, parts: int) -> int:
+    """Most parts into which a context of ``positions`` positions is divided.
+
+    There are enough for its spans, and for single tiles if the context is short or ``parts``
+    workers would be idle. A span of 16 tiles is the smallest part whose results are small compared
+    with its KV pages."""
+    tiles, spans = -(-positions // KV_TILE), -(-positions // KV_SPAN)
+    return min(tiles, max(KV_SPAN // KV_TILE, spans, parts))
+
+
+def _split_attention(low: Lowering, node: Node, q: Tensor, y: Tensor) -> None:
+    """Compute parts of the context in parallel and then merge them, so that few tokens occupy all
+    workers."""
+    dims = low.dims(node)
+    heads, head_dim = dims["heads"], dims["head_dim"]
+    positions = low.tensor(node.operands["page_table"]).columns * PAGE_TOKENS
+    dtype = low.dtype(node.operands["kv"])
+    max_parts = part_slots(positions, low.parts)
+    part = PART_HEADER + -(-head_dim // 16) * 16
+    rows = low.count(node).maximum
+    parts = low.new(f"{node.name}.parts", rows, heads * max_parts * part)
+    low.lower(node, "flash_attn_part", q=q, parts=parts, max_parts=max_parts, dtype=dtype)
+    low.lower(node, "flash_attn", y=y, parts=parts, max_parts=max_parts, private="y")
+
+
+def _scale_columns(low: Lowering, node: Node) -> None:
+    low.lower(node, "scale_columns", factor_count=low.dims(node)["factors"], private="y")
+
+
+def _delta_net(low: Lowering, node: Node) -> None:
+    """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
+    of the state."""
+    dims, tokens = low.dims(node), low.count(node).maximum
+    size = dims["state_size"]
+    qk = low.new(f"{node.name}.qk", tokens, 2 * dims["key_heads"] * size)
+    gates = low.new(f"{node.name}.gates", tokens, 2 * dims["value_heads"])
+    scale = 1.0 / math.sqrt(size)
+    low.lower(node, "ssm_delta_inputs", qk=qk, gates=gates, query_scale=scale, private="qk")
+    low.lower(node, "ssm_delta_net", qk=qk, gates=gates)
+
+
+def _scan(low: Lowering, node: Node) -> None:
+    """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
+    of the state."""
+    heads = low.dims(node)["heads"]
+    gates = low.new(f"{node.name}.gates", low.count(node).maximum, 2 * heads)
+    low.lower(node, "ssm_scan_gates", gates=gates, private="gates")
+    low.lower(node, "ssm_scan", gates=gates)
+
+
+RECURRENT_RULES: Mapping[Opcode, Rule] = MappingProxyType(
+    {
+        Opcode.SCALE_COLUMNS: _scale_columns,
+        Opcode.SSM_CONV1D: named("ssm_conv1d"),
+        Opcode.SSM_DELTA_NET: _delta_net,
+        Opcode.SSM_GATED_NORM: named("ssm_gated_norm", "y"),
+        Opcode.SSM_SCAN: _scan,
+    }
+)
+"""The lowering of each opcode."""
+
 
 SLOT_WORDS = 8
 """32-bit words of a SLOT record."""

@@ -95,7 +95,7 @@ def _routing(
     routing: dict[str, Field] = {
         "ids": ids,
         "used": used,
-        "most_chunks": _max_chunks(pairs, experts),
+        "max_chunks": _max_chunks(pairs, experts),
     }
     if tokens.maximum > 1:
         routing["chunks"], routing["order"] = _grouped(low, ids, tokens, experts)

@@ -14,8 +14,8 @@ A = TypeVar("A", bound=Allocation)
 class Allocator(Protocol[A]):
     """Allocates and frees device memory."""
 
-    def allocate(self, what: str, nbytes: int, /) -> A:
-        """Memory of ``nbytes`` bytes. Raises OutOfMemory naming its purpose ``what``."""
+    def allocate(self, purpose: str, nbytes: int, /) -> A:
+        """Memory of ``nbytes`` bytes. Raises OutOfMemory naming its purpose ``purpose``."""
 
     def free(self, allocation: A, /) -> None:
         """Free memory that nothing running uses."""
@@ -56,7 +56,7 @@ class WorkerScratch:
 
 
 def grown(
-    memory: Allocator[A], finish: Callable[[], object], what: str, current: A | None, nbytes: int
+    memory: Allocator[A], finish: Callable[[], object], purpose: str, current: A | None, nbytes: int
 ) -> A:
     """``current`` if it has ``nbytes``, else larger memory instead, after ``finish`` has waited for
     the steps that use it.
@@ -65,7 +65,7 @@ def grown(
     ``current``."""
     if current is not None and current.nbytes >= nbytes:
         return current
-    larger = memory.allocate(what, nbytes)
+    larger = memory.allocate(purpose, nbytes)
     if current is not None:
         finish()
         memory.free(current)

@@ -140,9 +140,9 @@ class StreamingTier(PacketTier[A, L, C]):
         """Hook: the memory of step inputs, if any, which steps no longer use."""
 
     @abstractmethod
-    def _on_host(self, what: str, nbytes: int) -> A:
+    def _on_host(self, purpose: str, nbytes: int) -> A:
         """Hook: host memory that the device reads and writes. Raises OutOfMemory naming
-        ``what``."""
+        ``purpose``."""
 
     def _expect_on_host(self, nbytes: int) -> None:
         """Hook: announce ``nbytes`` of ``_on_host`` in all."""

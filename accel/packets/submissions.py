@@ -107,6 +107,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> StepFence[A, L, C]:
+        """Submit a step at once: ``start``, then ``finish``."""
         return self.finish(batch, self.start(batch, inputs, rows), requested)
 
     def start(self, batch: LoweredBatch[A, L], inputs: Bytes, rows: InputRows | None = None) -> S:
@@ -137,7 +138,7 @@ class Submissions(ABC, Generic[A, L, S, C]):
         return fence
 
     def is_last(self, fence: StepFence[A, L, C]) -> bool:
-        """Whether no step was submitted behind that of ``fence`` whose outputs are read."""
+        """Whether the step of ``fence`` was submitted last."""
         return bool(self._in_flight) and self._in_flight[-1][0] is fence
 
     def retire(self) -> None:
@@ -246,7 +247,8 @@ class OutputCopies(Generic[H]):
 
 @dataclass(frozen=True, slots=True)
 class CopiedStep(Generic[H]):
-    """A step whose outputs the device copies to ``copies``; ``reached``: it has ended."""
+    """A step whose outputs the device copies to ``copies``; ``reached()`` is True once it has
+    ended, and ``free`` takes the copies back."""
 
     reached: Callable[[], bool]
     outputs: Mapping[str, Bytes]

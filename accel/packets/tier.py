@@ -45,11 +45,11 @@ class DeviceMemory(Protocol[A]):
     def available(self) -> int:
         """Bytes that can still be allocated."""
 
-    def allocate(self, what: str, nbytes: int, /) -> A:
-        """Zeroed memory. Raises OutOfMemory naming its purpose, ``what``."""
+    def allocate(self, purpose: str, nbytes: int, /) -> A:
+        """Zeroed memory. Raises OutOfMemory naming its ``purpose``."""
 
-    def adopt(self, what: str, data: Bytes, /) -> A:
-        """Memory that contains ``data``. Raises OutOfMemory naming its purpose, ``what``."""
+    def adopt(self, purpose: str, data: Bytes, /) -> A:
+        """Memory that contains ``data``. Raises OutOfMemory naming its ``purpose``."""
 
     def free(self, allocation: A, /) -> None:
         """Free memory that nothing submitted uses."""
@@ -205,8 +205,8 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         """Hook: return once nothing submitted is running. Raises DeviceLost."""
 
     @abstractmethod
-    def _translated(self, what: str) -> AbstractContextManager[None]:
-        """Hook: a context that converts errors of the driver to those of the contract; ``what``
+    def _translated(self, purpose: str) -> AbstractContextManager[None]:
+        """Hook: a context that converts errors of the driver to those of the contract; ``purpose``
         names the operation."""
 
     @abstractmethod
@@ -235,10 +235,10 @@ class BaseTier(ContextManager, Generic[A, L, C]):
     def _give_up(self) -> None:
         """Hook: react to the loss of the device."""
 
-    def _guarded(self, what: str) -> Guard:
+    def _guarded(self, purpose: str) -> Guard:
         """A context that converts errors of the driver to those of the contract and remembers the
         loss of the device."""
-        return Guard(self, what)
+        return Guard(self, purpose)
 
     def _lose(self, reason: str) -> None:
         self._lost = reason
@@ -269,8 +269,8 @@ class BaseTier(ContextManager, Generic[A, L, C]):
                 self._memory.free(allocation)
         self._scratch = None
 
-    def _grown(self, what: str, current: A | None, nbytes: int) -> A:
-        return grown(self._memory, self._finish, what, current, nbytes)
+    def _grown(self, purpose: str, current: A | None, nbytes: int) -> A:
+        return grown(self._memory, self._finish, purpose, current, nbytes)
 
 
 class Guard:
@@ -281,9 +281,9 @@ class Guard:
 
     __slots__ = ("_tier", "_what")
 
-    def __init__(self, tier: BaseTier[Any, Any, Any], what: str) -> None:
+    def __init__(self, tier: BaseTier[Any, Any, Any], purpose: str) -> None:
         self._tier = tier
-        self._what = what
+        self._what = purpose
 
     def __enter__(self) -> None:
         """Raises DeviceLost if the device is lost."""

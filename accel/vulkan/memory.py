@@ -78,15 +78,15 @@ class Memory(MirroredMemory[Buffers]):
         return self._limit() if budget is None else max(0, min(self._limit(), budget))
 
     @contextmanager
-    def guarded(self, what: str, nbytes: int = 0) -> Iterator[None]:
+    def guarded(self, purpose: str, nbytes: int = 0) -> Iterator[None]:
         try:
             yield
         except VulkanError as error:
             vulkan = self.queue.vulkan
             if is_out_of_memory(vulkan, error):
-                name = f"{what} ({error})"
+                name = f"{purpose} ({error})"
                 raise OutOfMemory(name, nbytes, self.held, self.available) from None
-            message = f"{self.queue.device.name}: {what}: {error}"
+            message = f"{self.queue.device.name}: {purpose}: {error}"
             if error.result == vulkan.constant("ERROR_DEVICE_LOST"):
                 raise DeviceLost(message) from None
             raise TierError(message) from None
@@ -148,7 +148,7 @@ class Memory(MirroredMemory[Buffers]):
 
         self.queue.run_once(fill)
 
-    def _create(self, what: str, nbytes: int, kind: ArenaKind) -> Arena[Buffers]:
+    def _create(self, purpose: str, nbytes: int, kind: ArenaKind) -> Arena[Buffers]:
         """See ArenaMemory. Raises OutOfMemory if the device gives the buffers of one memory
         addresses that are not consecutive."""
         own, left = kind is ArenaKind.MODEL, self._limit()
@@ -171,7 +171,7 @@ class Memory(MirroredMemory[Buffers]):
             raise
         if any(at != addresses[0] + b.start for at, b in zip(addresses, buffers, strict=True)):
             self._give_back(buffers, memory)
-            raise OutOfMemory(what, nbytes, self.held, min(left, self._largest))
+            raise OutOfMemory(purpose, nbytes, self.held, min(left, self._largest))
         return Arena(Buffers(tuple(buffers), memory), addresses[0], nbytes, kind, host)
 
     def _buffer(self, nbytes: int) -> Any:

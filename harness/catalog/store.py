@@ -48,7 +48,7 @@ def model_folder(folder: str, cache_dir: Path) -> Path:
 
 
 def model_path(model: ManagedModel, cache_dir: Path) -> Path:
-    """The path of the (first) file of ``model`` once it is pulled."""
+    """The path at which the first file of ``model`` is once it is pulled."""
     return model_folder(model.folder, cache_dir) / checked_path(model.files[0].source.path)
 
 
@@ -62,7 +62,7 @@ class PulledModel:
 
     @property
     def path(self) -> Path:
-        """Its (first) file."""
+        """The file of its first part."""
         return self.parts[0]
 
     @property
@@ -105,8 +105,8 @@ def find_pulled(spec: str, cache_dir: Path) -> PulledModel | None:
 
 
 def _hub_paths(repository: str, cache_dir: Path) -> dict[str, Path]:
-    """The pulled files of ``repository``, by their path in it; what others put beside them belongs
-    to no model of that folder."""
+    """The pulled files of ``repository``, by their path in it; files that another program put
+    there belong to no model."""
     folder, found = model_folder(f"hf.co/{repository}", cache_dir), {}
     for model in folder.glob("*"):
         for path in model.rglob("*.gguf"):

@@ -1,11 +1,12 @@
-"""The conversation of ``zinc-rt chat``: each turn sends the whole history; Ctrl-C stops only the
-answer."""
+"""The conversation of ``zinc-rt chat``: each turn is read from the terminal and sends the whole
+history; Ctrl-C stops only the answer."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Protocol
@@ -13,9 +14,16 @@ from typing import Protocol
 from contract.errors import ConfigError, RequestError, TemplateError
 from harness.cli.answer import closing_line, show_answer
 from harness.cli.conversation_file import read_conversation, save_conversation
-from harness.cli.prompt import Messages, encode_messages, opening, read_prompt, user
+from harness.cli.prompt import (
+    MAX_PROMPT_BYTES,
+    Messages,
+    decoded,
+    encode_messages,
+    opening,
+    read_prompt,
+    user,
+)
 from harness.cli.sessions import model_name, open_session, sampling_of
-from harness.cli.turns import is_command, message_of, piped_turns, typed_turns
 from harness.client import ServerError
 from harness.console import note, table
 from harness.host.options import Recording
@@ -260,3 +268,84 @@ class Chat:
         if value.strip():
             self.settings = self.settings.changed(names[0], value.strip(), f"/set {names[0]}")
         print(table([(one, str(self.settings[one])) for one in names]), file=sys.stderr)
+
+
+ASK = ">>> "
+ASK_MORE = "... "
+"""What a terminal shows within a text of several lines."""
+FENCE = '"""'
+
+
+def typed_turns() -> Iterator[str]:
+    """Yield what is typed at a terminal, with editing and history if readline exists."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+    while True:
+        try:
+            turn = _turn(_ask(ASK), lambda: _ask(ASK_MORE))
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+            continue
+        if turn.strip():
+            yield turn
+
+
+def piped_turns() -> Iterator[str]:
+    """Yield the turns of a standard input that is no terminal, without empty ones."""
+    lines = _piped_lines()
+
+    def more() -> str:
+        for line in lines:
+            return line
+        raise RequestError("prompt", f"standard input ends in a text that begins with {FENCE}")
+
+    for line in lines:
+        turn = _turn(line, more)
+        if turn.strip():
+            yield turn
+
+
+def is_command(turn: str) -> bool:
+    """Whether a turn is a command to this program, not a message."""
+    return turn.startswith("/") and not turn.startswith("//")
+
+
+def message_of(turn: str) -> str:
+    """The message that a turn is, of whose two slashes at the start one is removed."""
+    return turn.removeprefix("/") if turn.startswith("//") else turn
+
+
+def _turn(line: str, more: Callable[[], str]) -> str:
+    """The line, or the text up to the closing fence, never a command, if it begins with one."""
+    if not line.startswith(FENCE):
+        return line
+    lines = [line.removeprefix(FENCE)]
+    while not lines[-1].rstrip().endswith(FENCE):
+        lines.append(more())
+    lines[-1] = lines[-1].rstrip().removesuffix(FENCE)
+    text = "\n".join(lines).strip("\n")
+    return f"/{text}" if text.startswith("/") else text
+
+
+def _ask(prompt: str) -> str:
+    """Read one line; the prompt is not written to a standard output that is no terminal."""
+    if sys.stdout.isatty():
+        return input(prompt)
+    print(prompt, end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\n")
+
+
+def _piped_lines() -> Iterator[str]:
+    start = 0
+    while raw := sys.stdin.buffer.readline(MAX_PROMPT_BYTES + 1):
+        if len(raw) > MAX_PROMPT_BYTES:
+            raise RequestError("prompt", f"a line is longer than {MAX_PROMPT_BYTES:,} bytes")
+        line = decoded(raw, f"standard input, line at byte {start}").rstrip("\r\n")
+        start += len(raw)
+        yield line

@@ -163,11 +163,11 @@ def real_number(text: str) -> float:
     return float(_number(REAL, text, "a number"))
 
 
-def _number(kind: SettingKind, text: str, what: str) -> float:
+def _number(kind: SettingKind, text: str, description: str) -> float:
     try:
         found: float = kind.parse(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{_shortened(text)} is not {what}") from None
+        raise argparse.ArgumentTypeError(f"{_shortened(text)} is not {description}") from None
     return found
 
 
@@ -236,7 +236,8 @@ def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParse
 
 
 def inherit_examples(parser: argparse.ArgumentParser) -> None:
-    """Show with each nested command that has no examples those of its group that call it."""
+    """Add to the help of each nested command without examples those lines of its parent's examples
+    that call it."""
     for child in (_nested(parser) or {}).values():
         lines = [
             line
@@ -280,8 +281,8 @@ def flags_of(parser: argparse.ArgumentParser) -> dict[str, str]:
 
 
 def search(parser: argparse.ArgumentParser, word: str) -> list[str]:
-    """Lines of help that mention ``word``, or stand under it: commands first, then flags and
-    arguments."""
+    """Lines of help that mention ``word``, or are of the group with that title: commands first,
+    then flags and arguments."""
     requested = word.lower()
     found = [
         f"{command.prog}\n    {command.description}"

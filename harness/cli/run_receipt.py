@@ -92,10 +92,10 @@ class RunReceipt:
         sampling = asdict(request.sampling)
         # Requests have signed seeds, which count modulo 2^64.
         sampling["seed"] -= (sampling["seed"] >> 63) << 64
-        asked = sampling | {"max_tokens": request.max_tokens, "stop": list(request.stop)}
+        fields = sampling | {"max_tokens": request.max_tokens, "stop": list(request.stop)}
         if not chat:
-            return asked | {"prompt": self.prompt, "parse_special": False}
-        return asked | dict(self.thinking) | {"messages": self.messages}
+            return fields | {"prompt": self.prompt, "parse_special": False}
+        return fields | dict(self.thinking) | {"messages": self.messages}
 
 
 def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) -> RunReceipt:

@@ -240,8 +240,8 @@ class EngineDriver(Submits[EventStream]):
             for request_id in accepted:
                 engine.cancel(request_id)
             if isinstance(error, QueueFull) and no_others:
-                most = len(accepted)
-                problem = f"times the prompts is above {most}, the most that may wait at once"
+                limit = len(accepted)
+                problem = f"times the prompts is above {limit}, the most that may wait at once"
                 raise RequestError("n", problem) from None
             raise
 

@@ -8,7 +8,7 @@ import traceback
 log = logging.getLogger("zinc_rt.serve")
 
 
-def log_fault(what: str, error: BaseException) -> None:
+def log_fault(event: str, error: BaseException) -> None:
     """Log the stack frames of ``error``, but not its message, which may contain a user's text."""
     frames = "".join(traceback.format_tb(error.__traceback__))
-    log.error("%s: %s in\n%s", what, type(error).__name__, frames)
+    log.error("%s: %s in\n%s", event, type(error).__name__, frames)

@@ -76,8 +76,8 @@ class LiveMemory:
             self._free_since = at
         if self._short >= SHORT_POLLS and not self._least(engine):
             again = at - self._taken < MAX_FREE_SECONDS
-            most = min(MAX_FREE_SECONDS, 2 * self._free_seconds)
-            self._free_seconds = most if again else FREE_SECONDS
+            doubled = min(MAX_FREE_SECONDS, 2 * self._free_seconds)
+            self._free_seconds = doubled if again else FREE_SECONDS
             self._reopen(engine)
         elif self._free_since is not None and at - self._free_since >= self._free_seconds:
             self._taken = at

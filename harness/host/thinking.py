@@ -8,7 +8,7 @@ from contract.errors import RequestError
 from reference.model.chat_template import ChatTemplate
 
 LEVELS = ("low", "medium", "high")
-LEAST = LEVELS[0]
+LOWEST_EFFORT = LEVELS[0]
 
 
 def thinking_arguments(
@@ -24,7 +24,7 @@ def thinking_arguments(
             raise RequestError("thinking", f"{name} has no level {level}; give on or off")
         return {"reasoning_effort": level}
     if levelled and not template.has_thinking_toggle:
-        return {"reasoning_effort": LEAST} if enable is False else {}
+        return {"reasoning_effort": LOWEST_EFFORT} if enable is False else {}
     if enable and not template.has_thinking_toggle:
         raise RequestError("thinking", f"{name} has no switch for it")
     return {} if enable is None else {"enable_thinking": enable}

@@ -136,8 +136,8 @@ def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     query = np.array(records, np.int32).reshape(shape)
     if case.opcode is Opcode.LOAD_REQUEST_STATE:
         query[rng.random(len(query)) < 0.5, 0] = LAST_TOKEN
-        most = max((count for _, _, count in runs), default=0)
-        if most <= case.sizes["recent_tokens"]:
+        largest_count = max((count for _, _, count in runs), default=0)
+        if largest_count <= case.sizes["recent_tokens"]:
             query[1::3, 0] = RECENT_TOKEN
     if case.opcode is Opcode.VERIFY_K:
         query[:, 0] = _two_values(rng, query.shape[:1])

@@ -126,14 +126,14 @@ class Answer:
     def head(self, kind: str, choices: Sequence[Json]) -> Json:
         """An OpenAI object of type ``kind`` with these choices."""
         model = self.generation.model
-        asked = self.generation.choices[0].request.qos
+        requested = self.generation.choices[0].request.qos
         return {
             "id": self.id,
             "object": kind,
             "created": self.created,
             "model": model.name,
             "system_fingerprint": model.fingerprint,
-            "service_tier": TIER_OF_CLASS[self.tenant.qos.lowered_to(asked)],
+            "service_tier": TIER_OF_CLASS[self.tenant.qos.lowered_to(requested)],
             "choices": choices,
         }
 

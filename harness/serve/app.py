@@ -131,28 +131,28 @@ class _App(Flask):
     def _directly(self, environ: Any, start_response: Any, answer: Answering, rule: Rule) -> Any:
         """Answer a request without Flask, which takes longer than all other checks."""
         here = self.app_ctx_globals_class()
-        asked = cast(Request, LightRequest(environ, rule, self._options.max_body))
+        incoming = cast(Request, LightRequest(environ, rule, self._options.max_body))
         try:
             try:
-                self._admit(here, asked)
-                answered = answer(here, asked)
+                self._admit(here, incoming)
+                answered = answer(here, incoming)
             except Exception as error:
-                answered = _refused(error, here, asked)
-            self._note(answered, here, asked)
+                answered = _refused(error, here, incoming)
+            self._note(answered, here, incoming)
             answered.headers.extend(_always([*answered.headers], here.request_id))
             return answered(environ, start_response)
         finally:
             self._release(here)
 
     def full_dispatch_request(self) -> Response:
-        here, asked = g._get_current_object(), request_ctx.request
+        here, incoming = g._get_current_object(), request_ctx.request
         try:
-            answer = self._admit(here, asked)
+            answer = self._admit(here, incoming)
             if answer is None:
                 answer = cast(Response, self.dispatch_request())
         except Exception as error:
-            answer = _refused(error, here, asked)
-        self._note(answer, here, asked)
+            answer = _refused(error, here, incoming)
+        self._note(answer, here, incoming)
         return answer
 
     def do_teardown_request(self, exc: BaseException | None = None) -> None:
@@ -164,36 +164,36 @@ class _App(Flask):
         if lease is not None:
             lease.release()
 
-    def _admit(self, here: Any, asked: Request) -> Response | None:
+    def _admit(self, here: Any, incoming: Request) -> Response | None:
         """Check a request, and set the fields of ``g`` that routes read."""
         here.began = time.monotonic()
-        header, options, models = asked.environ.get, self._options, self._models
+        header, options, models = incoming.environ.get, self._options, self._models
         asked_id = header("HTTP_X_REQUEST_ID", "")
         sound = REQUEST_ID.fullmatch(asked_id) is not None
         here.request_id = asked_id if sound else "req_" + random_bytes(12).hex()
         here.ignored = None if options.reject_unknown else []
-        options.host_check.check_request(asked)
+        options.host_check.check_request(incoming)
         here.lease = models.lease()
         here.service = here.lease.service
-        if asked.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
+        if incoming.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
             return Response(status=HTTPStatus.NO_CONTENT)
-        if asked.path.rstrip("/") == KEYLESS_PATH or asked.path in options.page:
+        if incoming.path.rstrip("/") == KEYLESS_PATH or incoming.path in options.page:
             return None
         models.refresh()
         keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
         here.account = models.accounts.of(*keys)
         return None
 
-    def _note(self, response: Response | LightAnswer, here: Any, asked: Request) -> None:
+    def _note(self, response: Response | LightAnswer, here: Any, incoming: Request) -> None:
         """Add the headers that depend on the request, and log an answer that is not streamed."""
-        origin = asked.environ.get("HTTP_ORIGIN")
+        origin = incoming.environ.get("HTTP_ORIGIN")
         if origin is not None and self._options.host_check.shares_with(origin):
             response.headers.extend([*_shared(origin).items()])
         if here.ignored:
             response.headers.extend([(IGNORED_HEADER, _listed(here.ignored))])
         if not response.is_streamed:
-            _log_access(response.status_code, here, asked)
+            _log_access(response.status_code, here, incoming)
 
 
 def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
@@ -287,20 +287,20 @@ def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
     return ApiError.encoded if begin is None else DIALECTS[begin]
 
 
-def _refused(error: Exception, here: Any, asked: Request) -> Response:
+def _refused(error: Exception, here: Any, incoming: Request) -> Response:
     """The answer to a request that failed."""
     began = isinstance(error, FailedWhileRunning)
     if isinstance(error, FailedWhileRunning):
         error = error.error
-    refusal = _refusal_of(error, asked)
+    refusal = _refusal_of(error, incoming)
     if not isinstance(error, ApiError) and refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
-        log_fault(f"{asked.method} failed", error)
+        log_fault(f"{incoming.method} failed", error)
     if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
         log.error("%s", error.summary)
     account: Account | None = here.get("account")
     if account is not None and here.get("generates") and not began:
         here.service.reject(account.tenant, refusal)
-    encode = _encoder(asked.url_rule, asked.path)
+    encode = _encoder(incoming.url_rule, incoming.path)
     return Response(
         encode(refusal), refusal.status, headers=refusal.headers, mimetype="application/json"
     )
@@ -326,11 +326,11 @@ def _view(
 def _answering(route: Route, choose: Callable[[Any, bytes], None]) -> Answering:
     """A function that answers the requests of a route by its ``answer``, without Flask."""
 
-    def answering(here: Any, asked: Request) -> Response | LightAnswer:
-        raw = body_of(asked)
+    def answering(here: Any, incoming: Request) -> Response | LightAnswer:
+        raw = body_of(incoming)
         choose(here, raw)
         here.generates = True
-        caller = caller_of(asked.environ, here.ignored)
+        caller = caller_of(incoming.environ, here.ignored)
         answered = route.answer_to(here.service, raw, here.account.tenant, caller, here.ignored)
         return as_answer(answered, route, here)
 
@@ -347,13 +347,13 @@ def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], handler)
 
 
-def _refusal_of(error: Exception, asked: Request) -> ApiError:
+def _refusal_of(error: Exception, incoming: Request) -> ApiError:
     if isinstance(error, HTTPException):
         status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
         code = HTTPStatus(status).name.lower()
-        text = f"{asked.method} {asked.path[:256]}: {error.name}"
+        text = f"{incoming.method} {incoming.path[:256]}: {error.name}"
         if status == HTTPStatus.NOT_FOUND:
-            text += f"; {_advice(asked.path)}"
+            text += f"; {_advice(incoming.path)}"
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()
@@ -370,10 +370,10 @@ def _advice(path: str) -> str:
     return "GET /openapi.json lists the routes"
 
 
-def _log_access(status: int, here: Any, asked: Request) -> None:
+def _log_access(status: int, here: Any, incoming: Request) -> None:
     """Log one line for each answer, without any text of a user."""
-    rule = asked.url_rule.rule if asked.url_rule is not None else "(no such route)"
+    rule = incoming.url_rule.rule if incoming.url_rule is not None else "(no such route)"
     account: Account | None = here.get("account")
     tenant = "-" if account is None else account.tenant.name
     took = (time.monotonic() - here.began) * 1000
-    log.info("%s %s %d %s %.0f ms", asked.method, rule, status, tenant, took)
+    log.info("%s %s %d %s %.0f ms", incoming.method, rule, status, tenant, took)

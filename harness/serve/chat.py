@@ -13,7 +13,7 @@ from harness.host.dialect import Dialect
 from harness.host.dialect.calls import ANY_OBJECT, Function
 from harness.host.harmony_reply import reply_parser
 from harness.host.reply import ReplyForm, ReplyParser
-from harness.host.thinking import LEAST
+from harness.host.thinking import LOWEST_EFFORT
 from harness.serve.answer_grammar import FORMAT, GRAMMAR, answer_rule, enforced
 from harness.serve.errors import ApiError, invalid_value, unsupported
 from harness.serve.generic_tools import enforced_functions, generic_dialect, written_as_text
@@ -25,7 +25,7 @@ from reference.model.chat_template import ChatTemplate, RenderedChat
 CONTINUE = "continue_final_message"
 """The field by which an answer continues the last message instead of beginning a turn."""
 NO_EFFORT = ("none", "minimal")
-LEVELS = {"none": LEAST, "minimal": LEAST, "xhigh": "high"}
+LEVELS = {"none": LOWEST_EFFORT, "minimal": LOWEST_EFFORT, "xhigh": "high"}
 """The nearest of low, medium and high for the other efforts."""
 Turn = dict[str, Any]
 
@@ -305,7 +305,7 @@ def _effort(body: ChatRequest, template: ChatTemplate) -> str | None:
     kwargs = body.chat_template_kwargs
     switches = (body.enable_thinking, None if kwargs is None else kwargs.enable_thinking)
     always = template.has_reasoning_effort and not template.has_thinking_toggle
-    return LEAST if always and False in switches else None
+    return LOWEST_EFFORT if always and False in switches else None
 
 
 def _grammar_of(

@@ -42,13 +42,13 @@ def requests_of(
     *,
     max_tokens: int | None,
     log_probabilities: int | None,
-    most: int | None = None,
+    fallback: int | None = None,
     scored: int | None = None,
     turns: tuple[int, ...] = (),
 ) -> list[Request]:
     """The engine requests of a body: its ``n`` choices for each prompt of token ids.
 
-    If ``max_tokens`` is None, an answer may fill the context, up to ``most`` tokens. With
+    If ``max_tokens`` is None, an answer may fill the context, up to ``fallback`` tokens. With
     ``log_probabilities`` generated tokens, with ``scored`` prompt tokens have log-probabilities,
     and as many of the likeliest tokens beside each; None for none. ``turns`` are the positions at
     which turns of a conversation begin. Raises ApiError and RequestError."""
@@ -63,7 +63,7 @@ def requests_of(
             id=model.driver.new_id(),
             prompt=tuple(prompt),
             max_tokens=(
-                min(model.room(len(prompt), tenant), MAX_INT32 if most is None else most)
+                min(model.room(len(prompt), tenant), MAX_INT32 if fallback is None else fallback)
                 if max_tokens is None
                 else max_tokens
             ),

@@ -50,12 +50,16 @@ class HostCheck:
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
-    def check_request(self, asked: Request) -> None:
+    def check_request(self, incoming: Request) -> None:
         """Raises ApiError 403 for an unknown host name, and for a page of another origin. HTTP/1.0
         has no Host header, and browsers do not use it: such a request without a header is
         accepted."""
-        host, origin = asked.environ.get("HTTP_HOST"), asked.environ.get("HTTP_ORIGIN")
-        if host is None and origin is None and asked.environ.get("SERVER_PROTOCOL") == "HTTP/1.0":
+        host, origin = incoming.environ.get("HTTP_HOST"), incoming.environ.get("HTTP_ORIGIN")
+        if (
+            host is None
+            and origin is None
+            and incoming.environ.get("SERVER_PROTOCOL") == "HTTP/1.0"
+        ):
             return
         self.check(host, origin)
 

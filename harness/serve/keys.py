@@ -37,10 +37,10 @@ class Keyring:
     def tenant_of(self, key: str) -> int | None:
         """The id of the tenant with this key, None for an unknown key. Always compares all
         digests."""
-        asked = key_digest(key).encode()
+        own = key_digest(key).encode()
         found = None
         for digest, tenant in self._digests:
-            if hmac.compare_digest(asked, digest):
+            if hmac.compare_digest(own, digest):
                 found = tenant
         return found
 

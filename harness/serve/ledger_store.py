@@ -116,14 +116,14 @@ class LedgerStore(Database):
     def tenants(self) -> frozenset[int]:
         """The ids of all tenants with counts."""
         with self._used():
-            asked = "SELECT tenant FROM usage UNION SELECT tenant FROM named_usage"
-            return frozenset(id for (id,) in self._file.execute(asked))
+            query = "SELECT tenant FROM usage UNION SELECT tenant FROM named_usage"
+            return frozenset(id for (id,) in self._file.execute(query))
 
     def days(self, tenant: Tenant) -> Mapping[str, Counts]:
         """The counts of a tenant's latest MAX_DAYS days, newest first."""
-        asked = f"SELECT day, {SUMS} FROM {OF_TENANT} GROUP BY day ORDER BY day DESC LIMIT ?"
+        query = f"SELECT day, {SUMS} FROM {OF_TENANT} GROUP BY day ORDER BY day DESC LIMIT ?"
         with self._used():
-            rows = self._file.execute(asked, (tenant.id, tenant.name, MAX_DAYS))
+            rows = self._file.execute(query, (tenant.id, tenant.name, MAX_DAYS))
             return {day: Counts(*values) for day, *values in rows.fetchall()}
 
     def activate(self, began_with: Path, name: str | None) -> None:
@@ -136,9 +136,9 @@ class LedgerStore(Database):
     def activated(self, began_with: Path) -> str | None:
         """The name of the model activated last in servers started with this file; None for the
         file's own."""
-        asked = "SELECT name FROM activated WHERE began_with = ?"
+        query = "SELECT name FROM activated WHERE began_with = ?"
         with self._used():
-            row = self._file.execute(asked, (str(began_with.resolve()),)).fetchone()
+            row = self._file.execute(query, (str(began_with.resolve()),)).fetchone()
             return None if row is None else row[0]
 
     def close(self) -> None:

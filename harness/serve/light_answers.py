@@ -93,14 +93,14 @@ def as_answer(answered: Any, route: Route, here: Any) -> Response | LightAnswer:
     return Response(body, mimetype=kind, headers=headers, direct_passthrough=True)
 
 
-def body_of(asked: Request) -> bytes:
+def body_of(incoming: Request) -> bytes:
     """The JSON body of a request. Raises ApiError and RequestEntityTooLarge."""
-    check_body(asked.environ)
-    limit = asked.max_content_length
-    if limit is None or not asked.environ.get("wsgi.input_terminated"):
-        return asked.get_data(cache=False)
+    check_body(incoming.environ)
+    limit = incoming.max_content_length
+    if limit is None or not incoming.environ.get("wsgi.input_terminated"):
+        return incoming.get_data(cache=False)
     # It has arrived: the server in front reads it before it calls.
-    raw: bytes = asked.environ["wsgi.input"].read(limit + 1)
+    raw: bytes = incoming.environ["wsgi.input"].read(limit + 1)
     if len(raw) > limit:
         raise RequestEntityTooLarge
     return raw

@@ -3,11 +3,13 @@ chats."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
@@ -20,17 +22,73 @@ from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import HostedModel, host_model
 from harness.host.options import SessionOptions
-from harness.named_adapters import Scales
+from harness.named_adapters import NamedAdapter, Scales
 from harness.progress import SILENT, Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
-from harness.serve.adapters import ServedAdapters
 from harness.serve.chat import ChatPlan, plan_chat
 from harness.serve.errors import ApiError, model_refused
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.wire import ChatRequest, LoraScale
+from reference.model.adapters import Adapters
 from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
 from reference.model.spoken_turns import encode_spoken
+
+Json = dict[str, Any]
+
+
+@dataclass(eq=False)
+class ServedAdapters:
+    """The adapters of a model. ``defaults`` are the scales for requests that name no adapter; an
+    administrator can change them."""
+
+    named: tuple[NamedAdapter, ...] = ()
+    opened: Adapters = field(default_factory=Adapters)
+    defaults: Scales = ()
+
+    def called(self, name: str | None) -> Scales:
+        """The scales for a request whose ``model`` is the name of an adapter: that adapter with its
+        own scale. Empty for any other name."""
+        return tuple((n, one.scale) for n, one in enumerate(self.named) if one.name == name)
+
+    def chosen(self, name: str | None, lora: Sequence[LoraScale] | None) -> Scales:
+        """The scales of a request: those in its ``lora``, else the adapter that its ``model``
+        names, else the defaults. Raises RequestError."""
+        if lora is None:
+            return self.called(name) or self.defaults
+        scales = tuple((one.id, one.scale) for one in lora)
+        self.opened.check(scales)
+        return scales
+
+    def facts(self, scales: Scales) -> list[Json]:
+        """The digests and scales by which a verifier finds the same adapters."""
+        used = self.opened.used(scales)
+        return [{"sha256": self.opened.opened[n].digest, "scale": scale} for n, scale in used]
+
+    def found(self, facts: Sequence[Json]) -> Scales:
+        """The scales for recorded ``facts``. Each open adapter is used once, since several may have
+        the same file. Raises KeyError with the digest of one that is not open, or not that
+        often."""
+        left = [one.digest for one in self.opened.opened]
+        scales = []
+        for one in facts:
+            digest = str(one["sha256"])
+            if digest not in left:
+                raise KeyError(digest)
+            index = left.index(digest)
+            left[index] = ""
+            scales.append((index, float(one["scale"])))
+        return tuple(scales)
+
+    def fingerprint(self, alone: str, scales: Scales) -> str:
+        """The fingerprint of the model with these adapters; ``alone`` is its fingerprint without
+        any."""
+        identity = self.opened.identity(scales)
+        if not identity:
+            return alone
+        digest = hashlib.sha256("\n".join((alone, *identity)).encode()).hexdigest()
+        return f"{alone.rpartition('-')[0]}-{digest[:16]}"
+
 
 WINDOW = "repeat_last_n"
 """Names how far penalties look back, in answers and receipts."""
@@ -193,9 +251,9 @@ class ServedModel(HostedModel):
     def check_length(self, text: str, field: str = "prompt") -> None:
         """Raises RequestError for a ``text`` that cannot fit the context, however it is tokenized.
         Tokenizing such a text could take seconds."""
-        most = self.context * self.tokenizer.longest_token
-        if len(text.encode()) > most:
-            problem = f"has more than {most} bytes, and the context is {self.context} tokens"
+        max_bytes = self.context * self.tokenizer.longest_token
+        if len(text.encode()) > max_bytes:
+            problem = f"has more than {max_bytes} bytes, and the context is {self.context} tokens"
             raise RequestError(field, problem)
 
     def encode(

@@ -131,8 +131,8 @@ class Pulls:
             return {name: pull.state for name, pull in self._pulls.items() if not pull.ended}
 
     def begin(self, name: str) -> Pull:
-        """Pull the model, or join the pull in flight. Raises ApiError 503 when other pulls must end
-        first."""
+        """The pull of a model: the one in flight, or a new one. Raises ApiError 503 if MAX_PULLS
+        other models are being pulled."""
         with self._lock:
             self._pulls = {name: pull for name, pull in self._pulls.items() if not pull.ended}
             pull = self._pulls.get(name)

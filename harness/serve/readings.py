@@ -156,9 +156,9 @@ def check_context(
 ) -> None:
     """Raises ApiError if the prompt is longer than the context. ``name`` names it in the
     message."""
-    most = min(model.context, tenant.max_context)
-    if len(prompt) > most:
-        problem = f"{name} is {len(prompt)} tokens, the context is {most}"
+    limit = min(model.context, tenant.max_context)
+    if len(prompt) > limit:
+        problem = f"{name} is {len(prompt)} tokens, the context is {limit}"
         raise ApiError(400, problem, param=field, code="context_length_exceeded")
 
 

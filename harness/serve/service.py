@@ -137,7 +137,7 @@ class Service:
             self.model,
             tenant,
             max_tokens=max_chat_tokens(body),
-            most=None if body.n_predict == -1 else self.model.sampling.max_tokens,
+            fallback=None if body.n_predict == -1 else self.model.sampling.max_tokens,
             log_probabilities=(body.top_logprobs or 0) if body.logprobs else None,
             scored=body.prompt_logprobs,
             turns=self.model.turns(plan.prompt, prompt),
@@ -268,8 +268,8 @@ class Service:
         self.check_accepting(body.receipt is not False)
         generation, shape = begin()
         generation.on_tokens = self.metrics.count_generated(tenant)
-        asked = -1 if body.id_slot is None else body.id_slot
-        generation.slot = self.slots.begin(self.model, tenant, generation, asked)
+        requested = -1 if body.id_slot is None else body.id_slot
+        generation.slot = self.slots.begin(self.model, tenant, generation, requested)
 
         def finish(error: ApiError | None) -> None:
             if error is None:
@@ -335,11 +335,11 @@ class Service:
         self,
         prompt: str | Sequence[str | int | list[int]],
         field: str = "prompt",
-        most: int = MAX_CHOICES,
+        max_texts: int = MAX_CHOICES,
         encode: Callable[[str], list[int]] | None = None,
     ) -> list[Sequence[int]]:
         """The token ids of every text in the request's ``field``; ``encode`` tokenizes a text.
-        Raises RequestError for more than ``most`` texts, before tokenizing, and ApiError."""
+        Raises RequestError for more than ``max_texts`` texts, before tokenizing, and ApiError."""
         encode = encode or self.model.encode
         if isinstance(prompt, str):
             return [encode(prompt)]
@@ -347,8 +347,8 @@ class Service:
         kinds = set(map(type, parts))
         if kinds == {int}:
             return [parts]
-        if len(parts) > most:
-            raise RequestError(field, f"has more than {most} texts")
+        if len(parts) > max_texts:
+            raise RequestError(field, f"has more than {max_texts} texts")
         if kinds == {str}:
             for text in parts:
                 self.model.check_length(text)

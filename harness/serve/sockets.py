@@ -65,8 +65,8 @@ def send_what_fits(connection: socket.socket, data: bytes) -> int:
     return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
 
 
-def received(connection: socket.socket, most: int) -> bytes:
-    """Up to ``most`` available bytes, without releasing Python's interpreter lock. Empty if there
+def received(connection: socket.socket, limit: int) -> bytes:
+    """Up to ``limit`` available bytes, without releasing Python's interpreter lock. Empty if there
     are none, at the end of the stream and after an error."""
-    data = ctypes.create_string_buffer(most)
-    return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, most, FLAGS))))
+    data = ctypes.create_string_buffer(limit)
+    return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, limit, FLAGS))))

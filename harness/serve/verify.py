@@ -61,17 +61,17 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
         )
     if fingerprint != model.fingerprint:
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
-    asked = {k: v for k, v in request.items() if k not in NOT_ASKED}
+    fields = {k: v for k, v in request.items() if k not in NOT_ASKED}
     then = _comparable(response)
-    if asked.get("seed") is None and response.get("object") != "list":
-        asked["seed"] = _drawn_seed(response)
+    if fields.get("seed") is None and response.get("object") != "list":
+        fields["seed"] = _drawn_seed(response)
     window, context = server_value(response, WINDOW), server_value(response, CONTEXT)
     model = replace(model, sampling=_defaults_of(response))
     if window is not None:
         model = replace(model, penalty_window=window)
     tenant = LOCAL_TENANT if not context else replace(LOCAL_TENANT, max_context=context)
     model.driver.call(lambda engine: engine.replace_tenants([tenant]))
-    now = _comparable(_answer(model, asked, response, tenant))
+    now = _comparable(_answer(model, fields, response, tenant))
     for name in now:
         if name == "usage" and tells_no_usage(response):
             continue
@@ -152,10 +152,10 @@ def _without_empty(choice: object) -> object:
     return choice
 
 
-def _answer(model: ServedModel, asked: Json, response: Json, tenant: Tenant) -> Json:
+def _answer(model: ServedModel, fields: Json, response: Json, tenant: Tenant) -> Json:
     with uncounted_service(model) as service:
         try:
-            answered = _ask(service, asked, response, tenant)
+            answered = _ask(service, fields, response, tenant)
         except FailedWhileRunning as failed:
             raise failed.error from None
     assert isinstance(answered, dict)
@@ -164,20 +164,20 @@ def _answer(model: ServedModel, asked: Json, response: Json, tenant: Tenant) -> 
     return written
 
 
-def _ask(service: Service, asked: Json, response: Json, tenant: Tenant) -> Answered:
+def _ask(service: Service, fields: Json, response: Json, tenant: Tenant) -> Answered:
     """Answer a request by the route that made the saved answer."""
     if "done_reason" in response:
-        return _ask_as_ollama(service, asked, tenant)
+        return _ask_as_ollama(service, fields, tenant)
     if response.get("type") == MESSAGE:
         name = "message"
-    elif "messages" in asked:
+    elif "messages" in fields:
         name = "chat"
     elif _lists_scores(response):
         name = "score"
     else:
         name = next((route for field, route in BY_FIELD if field in response), "complete")
     route = next(route for route in ROUTES if route.name == name)
-    raw = msgspec.json.encode(asked | {"model": service.model.name})
+    raw = msgspec.json.encode(fields | {"model": service.model.name})
     answered: Answered = route.answer_to(service, raw, tenant, Caller(), [])
     return answered
 
@@ -189,14 +189,14 @@ def _lists_scores(response: Json) -> bool:
     )
 
 
-def _ask_as_ollama(service: Service, asked: Json, tenant: Tenant) -> Answered:
+def _ask_as_ollama(service: Service, fields: Json, tenant: Tenant) -> Answered:
     """Answer a request by Ollama's routes, whose seed is in ``options``."""
-    options = dict(asked.get("options") or {})
-    options.setdefault("seed", asked["seed"])
-    rest = {name: given for name, given in asked.items() if name != "seed"}
+    options = dict(fields.get("options") or {})
+    options.setdefault("seed", fields["seed"])
+    rest = {name: given for name, given in fields.items() if name != "seed"}
     whole = rest | {"options": options, "stream": False, "model": service.model.name}
     raw = msgspec.json.encode(whole)
-    if "messages" in asked:
+    if "messages" in fields:
         body = decode(raw, OllamaChatRequest, [], plain_schemas)
         return answer_chat(service, body, tenant, Caller())
     return answer_prompt(service, decode(raw, GenerateRequest, []), tenant, Caller())

@@ -251,8 +251,8 @@ def _meant(name: str, fields: Mapping[str, object]) -> list[str]:
     if len(name) > LONGEST_NAME or name in FOREIGN:
         return []
     plain = _plain(name)
-    most = 0 if len(plain) < 4 else 1 if len(plain) < 7 else 2
-    return [known for known in fields if _edits(plain, _plain(known)) <= most]
+    max_edits = 0 if len(plain) < 4 else 1 if len(plain) < 7 else 2
+    return [known for known in fields if _edits(plain, _plain(known)) <= max_edits]
 
 
 def _plain(name: str) -> str:

@@ -63,18 +63,18 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
 
     def build_response_header(self) -> bytes:
         """The head of the answer. Without a length the connection ends with the answer."""
-        asked, body = self.request.headers.get("CONNECTION", "").lower(), self.has_body
+        connection, body = self.request.headers.get("CONNECTION", "").lower(), self.has_body
         lines = [f"HTTP/{self.version} {self.status}"]
         for name, value in self.response_headers:
             if body or name.lower() != LENGTH:
                 lines.append(f"{_canonical(name)}: {value}")
         sized = body and self.content_length is not None
         if self.version == "1.0":
-            stays = sized and asked == "keep-alive"
+            stays = sized and connection == "keep-alive"
             if stays:
                 lines.append("Connection: Keep-Alive")
         else:
-            stays = sized and asked != "close"
+            stays = sized and connection != "close"
             if body and not sized:
                 self.chunked_response = True
                 lines.append("Transfer-Encoding: chunked")

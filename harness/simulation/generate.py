@@ -109,12 +109,12 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
 def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:
     slots = random.choice([1, 2, 2, 3, 3, profile.slots])
     context = random.choice([32, 64, 96, profile.context])
-    most = slots * pages_for(context)
-    fewest = pages_for(context)
+    max_pages = slots * pages_for(context)
+    min_pages = pages_for(context)
     if features.scarce_pages:
-        pages = random.randint(fewest, max(fewest, 2 * most // 3))
+        pages = random.randint(min_pages, max(min_pages, 2 * max_pages // 3))
     else:
-        pages = random.randint(most, most + fewest)
+        pages = random.randint(max_pages, max_pages + min_pages)
     chunk = random.choice([1, 3, 16, 17, 24, 48])
     recurrent = random.random() < profile.recurrent
     order = list(range(pages))

@@ -49,12 +49,12 @@ class Prefixes:
         tenant = client.request.tenant
         tokens = np.array((*client.request.prompt, *client.tokens), np.int32)
         tokens = tokens[tokens >= 0]
-        if action.what == "save":
+        if action.operation == "save":
             self._save(machine, served.engine, tenant, action.request_id, tokens)
-        elif action.what == "load" and action.request_id in self._saved:
+        elif action.operation == "load" and action.request_id in self._saved:
             scope = machine.scopes.number_of(tenant)
             self._load(machine, served.engine, tenant, self._saved[action.request_id], scope)
-        elif action.what == "drop":
+        elif action.operation == "drop":
             machine.call(lambda: served.engine.drop_prefix(tenant, tokens))
 
     def _save(

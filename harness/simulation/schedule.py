@@ -127,12 +127,12 @@ class Interrupt:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A client saves, loads or drops what is cached of a request's tokens: ``what`` is "save",
+    """A client saves, loads or drops what is cached of a request's tokens: ``operation`` is "save",
     "load" or "drop"."""
 
     step: int
     request_id: int
-    what: str
+    operation: str
 
 
 Action = (

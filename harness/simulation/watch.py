@@ -275,11 +275,11 @@ class EngineWatch(Observer):
         running = list(self._running_sequences())
         check_decodes(running, counts)
         engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in running)
-        most = engine.chunk_while_decoding if decodes else engine.chunk_tokens
+        allowed = engine.chunk_while_decoding if decodes else engine.chunk_tokens
         drafted = self._engine._slot_manager.table.draft
         prefill = sum([n for slot, n in counts.items() if n > 1 and not drafted[slot]])
-        if prefill > most:
-            raise Violation(Invariant.STEP_CAP, f"{prefill} prefill tokens, {most} allowed")
+        if prefill > allowed:
+            raise Violation(Invariant.STEP_CAP, f"{prefill} prefill tokens, {allowed} allowed")
         meta, table = self._engine.memory.meta, step.page_table
         references, whole = meta["ref_count"], meta["token_count"]
         for entry in written:

@@ -62,7 +62,7 @@ QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT, EXPERTS_QUANT)
 ROPE_SCALINGS = ("none", "linear", "yarn")
 SSM_PACKINGS = ("split", "ssm_in")
 
-LEAST: Mapping[str, int] = {
+MINIMUM: Mapping[str, int] = {
     "vocab": 300,  # 256 bytes, the special tokens and a few merges fit in every vocabulary
     "layers": 1, "hidden": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "context": 1,
     "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
@@ -77,8 +77,8 @@ LEAST: Mapping[str, int] = {
     "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0, "expert_groups": 1,
 }  # fmt: skip
 """The smallest value of every field that is a count."""
-MOST = dict.fromkeys(LEAST, (1 << 31) - 1)
-MOST |= {"layers": 1 << 12, "vocab": 1 << 24, "seed": (1 << 64) - 1}
+MAXIMUM = dict.fromkeys(MINIMUM, (1 << 31) - 1)
+MAXIMUM |= {"layers": 1 << 12, "vocab": 1 << 24, "seed": (1 << 64) - 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +309,10 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         missing = getattr(spec, name) is None
         yield name, missing and architecture in needing, f"given for {architecture}"
         yield name, not missing and architecture not in allowing, f"absent for {architecture}"
-    for name, least in LEAST.items():
+    for name, least in MINIMUM.items():
         if (value := _value(spec, name)) is not None:
             yield name, value < least, f"at least {least}"
-            yield name, value > MOST[name], f"at most {MOST[name]}"
+            yield name, value > MAXIMUM[name], f"at most {MAXIMUM[name]}"
     yield "kv_heads", spec.heads % spec.kv_heads, f"a divisor of {spec.heads} heads"
     yield "head_dim", spec.head_dim % 2, "even"
     yield from _own_rules(spec, architecture)

@@ -248,8 +248,8 @@ class PatientFile:
     def write(self, data: bytes | memoryview) -> None:
         """Append bytes. Raises OSError when too many wait in memory."""
         self._waiting += data
-        most = BUFFER_BYTES if self.problem is None else MAX_WAITING_BYTES
-        if len(self._waiting) > most:
+        limit = BUFFER_BYTES if self.problem is None else MAX_WAITING_BYTES
+        if len(self._waiting) > limit:
             self.flush()
 
     def flush(self) -> None:

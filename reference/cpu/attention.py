@@ -31,9 +31,9 @@ from reference.exact.attention_rows import (
     row_integers,
     sink_partial,
 )
+from reference.exact.coded_rows import rotated, rotated_back
 from reference.exact.elementary import tanh
 from reference.exact.kv_storage import integers, is_rotated
-from reference.exact.rotation import rotated, rotated_back
 
 Float32 = NDArray[np.float32]
 Float64 = NDArray[np.float64]

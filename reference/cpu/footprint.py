@@ -119,12 +119,12 @@ def _attention_workspace(
     """Bytes of the integers of keys and values of all slots of a step, and of each thread's arrays.
 
     The context is the page table's capacity."""
-    most = 0
+    needed = 0
     for node in graph.nodes:
         if node.opcode in ATTENTION and node.opcode in kernels:
             slots, slot_pages = (int(dim) for dim in graph.shape(node.operands["page_table"]))
             *_, kv_heads, head_dim = (int(n) for n in graph.shape(node.operands["kv"])[1:])
             positions = -(-slot_pages * PAGE_TOKENS // KV_TILE) * KV_TILE
             of_slot = positions * kv_heads * (ROW_BYTES + INTEGER_BYTES * head_dim)
-            most = max(most, min(slots, largest.tokens) * of_slot + threads * BLOCK_BYTES)
-    return most
+            needed = max(needed, min(slots, largest.tokens) * of_slot + threads * BLOCK_BYTES)
+    return needed

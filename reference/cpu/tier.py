@@ -280,10 +280,10 @@ def _check_opcodes(graph: Graph) -> None:
         raise UnsupportedOp("cpu", missing)
 
 
-def _check_fits(what: str, nbytes: int) -> None:
+def _check_fits(purpose: str, nbytes: int) -> None:
     memory = psutil.virtual_memory()
     if nbytes > memory.available:
-        raise OutOfMemory(what, nbytes, memory.used, memory.available)
+        raise OutOfMemory(purpose, nbytes, memory.used, memory.available)
 
 
 def bind(node: Node, arrays: Mapping[str, Bound]) -> dict[str, Bound]:

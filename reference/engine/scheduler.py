@@ -380,10 +380,10 @@ class Scheduler:
         requests = [running[one.slot].request for one in decoding]
         classes = {(request.tenant, request.qos): request for request in requests}
         ratio = min([self._interval_ratio(request) for request in classes.values()])
-        most = min(self.chunk_while_decoding, limit)
+        max_tokens = min(self.chunk_while_decoding, limit)
         readers = [self._interval_ratio(running[one.slot].request) for one in prefilling]
         spread = min(readers) > ratio
-        return prefill_tokens(pending, self._cost, ratio, most, spread=spread)
+        return prefill_tokens(pending, self._cost, ratio, max_tokens, spread=spread)
 
     def _interval_ratio(self, request: Request) -> float:
         """INTERVAL_RATIO of a request's class, infinite for batch work."""

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 
 from contract.types import Tenant
 from reference.engine.tenant_changes import TenantChanges
+from reference.sched.tenants import Tenants
 from reference.usage import UsageCounters
 
 
@@ -16,6 +17,7 @@ class TenantCalls:
     removed tenant may seem to have slots."""
 
     usage: UsageCounters
+    tenants: Tenants
     _changes: TenantChanges
     _change: Callable[[], AbstractContextManager[None]]
     _repair: Callable[[], None]
@@ -50,8 +52,9 @@ class TenantCalls:
 
     def begin_removal(self, id: int) -> None:
         """The first half of ``remove_tenant``: refuse new requests of the tenant. If several
-        engines share tenants, each does this half before any does the other."""
-        self._changes.begin_removal(id)
+        engines share tenants, each does this half before any does the other. Raises RequestError
+        if no tenant has this id."""
+        self.tenants.begin_removal(id)
 
     def finish_removals(self) -> None:
         """The second half of ``remove_tenant``: forget the removed tenants without requests, and

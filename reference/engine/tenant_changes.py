@@ -75,11 +75,6 @@ class TenantChanges:
         self._tenants.put(*tenants)
         self.apply()
 
-    def begin_removal(self, id: int) -> None:
-        """Refuse new requests of a tenant. ``apply`` is called once all engines that share it have
-        done so. Raises RequestError if no tenant has this id."""
-        self._tenants.begin_removal(id)
-
     def end_removed(self, id: int) -> None:
         """End the remaining requests of a removed tenant with this id, and forget it."""
         if self._tenants.is_removed(id):

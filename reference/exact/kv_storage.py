@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import BROKEN_ROW, CODED_CHANNELS, KV_ROW_BITS, PAGE_TOKENS
 from contract.dtypes import F16, F32, I12, Q8_0, ROTATED_KV, DType
 from reference.exact.attention_rows import Rows, power_of_two, row_integers
-from reference.exact.coded_rows import CodedRows, coded, decoded
-from reference.exact.rotation import rotated
+from reference.exact.coded_rows import CodedRows, coded, decoded, rotated
 
 Float32 = NDArray[np.float32]
 

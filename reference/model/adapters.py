@@ -216,8 +216,8 @@ def _check_keys(file: GgufFile, model: GgufFile) -> None:
     ):
         found = file.get(key, str, "")
         if found != expected:
-            what = f"is {found!r}" if found else "is missing"
-            raise _broken(file, f"key {key}", f"{what}; an adapter of this model has {expected!r}")
+            state = f"is {found!r}" if found else "is missing"
+            raise _broken(file, f"key {key}", f"{state}; an adapter of this model has {expected!r}")
     if INVOKED in file.metadata:
         raise UnsupportedModel(
             file.path, f"key {INVOKED}", "begins to work at certain tokens", "use a LoRA adapter"
@@ -266,8 +266,8 @@ def _split(name: str) -> tuple[str, str]:
     return tensor, dot + part
 
 
-def _broken(file: GgufFile, what: str, problem: str) -> ModelFileError:
-    return ModelFileError(file.path, what, problem, "use an adapter of this model")
+def _broken(file: GgufFile, subject: str, problem: str) -> ModelFileError:
+    return ModelFileError(file.path, subject, problem, "use an adapter of this model")
 
 
 def _unsupported(file: GgufFile, name: str, problem: str) -> UnsupportedModel:

@@ -36,7 +36,7 @@ TOKENS = "d2t"
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 """Tensors that a head may have for itself instead of the model's."""
 READ_LAYERS = 3
-MOST = 1 << 31
+ID_LIMIT = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,11 @@ def _tokens(file: GgufFile) -> NDArray[np.int32] | None:
     if TOKENS not in file.tensors:
         return None
     ids = file.tensor_array(TOKENS).reshape(-1)
-    if not len(ids) or len(np.unique(ids)) != len(ids) or not 0 <= ids.min() <= ids.max() < MOST:
+    if (
+        not len(ids)
+        or len(np.unique(ids)) != len(ids)
+        or not 0 <= ids.min() <= ids.max() < ID_LIMIT
+    ):
         raise ModelFileError(
             file.path,
             f"tensor {TOKENS}",

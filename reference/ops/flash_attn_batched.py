@@ -25,9 +25,9 @@ from reference.exact.attention_rows import (
     row_integers,
     sink_partial,
 )
+from reference.exact.coded_rows import rotated, rotated_back
 from reference.exact.elementary import tanh
 from reference.exact.kv_storage import integers, is_rotated, loaded
-from reference.exact.rotation import rotated, rotated_back
 from reference.exact.sums import fold_segment
 
 Float32 = NDArray[np.float32]

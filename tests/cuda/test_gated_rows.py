@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.gated_rows import MAX_TOKENS
+from accel.cuda.norm_rows import MAX_TOKENS
 from accel.cuda.plan import plain_ops, plan_launches
 from accel.packets.rules import lower_graph
 from contract.dtypes import F32

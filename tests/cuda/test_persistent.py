@@ -204,7 +204,7 @@ def test_launches_that_begin_within_a_layer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("context", "position", "blocks", "multiprocessors", "most_parts"),
+    ("context", "position", "blocks", "multiprocessors", "max_parts"),
     [
         (1216, 1150, (4, 1), 3, 256),
         (1216, 1150, (4, 1), 7, 256),
@@ -221,7 +221,7 @@ def test_contexts_of_several_items(
     position: int,
     blocks: tuple[int, int],
     multiprocessors: int,
-    most_parts: int,
+    max_parts: int,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -229,7 +229,7 @@ def test_contexts_of_several_items(
     tiles than there is room for, spans, of which there may be more than warps; both steps count
     from 0."""
     one = ShapeKey(1, 1)
-    monkeypatch.setattr(phases, "MAX_TILE_PARTS", most_parts)
+    monkeypatch.setattr(phases, "MAX_TILE_PARTS", max_parts)
     model = recorded("qwen3", folder, one, context=context)
     fill_evenly(model)
     device = replace(DEVICE, multiprocessors=multiprocessors)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from accel.cuda.device import Device
-from accel.cuda.gated_rows import MAX_TOKENS as MAX_GATED
 from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, group_shape, overlapping_shapes
+from accel.cuda.norm_rows import MAX_TOKENS as MAX_GATED
 from accel.cuda.packed_tiles import UNIT_ROWS
 from accel.cuda.packing import MAX_FOUR_WARPS
 from accel.cuda.plan import plain_ops, plan_launches

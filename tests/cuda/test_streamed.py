@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from accel.cuda import streamed_weights
+from accel.cuda.streamed_weights import START, LayerCopies
 from accel.cuda.tier import CudaTier
-from accel.cuda.weight_copies import START, LayerCopies
 from accel.packets.weight_ring import weights_of_layers
 from contract.errors import DoesNotFit, OutOfMemory
 from harness.residency import Residency, plan_residency

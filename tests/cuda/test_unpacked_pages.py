@@ -17,7 +17,7 @@ from accel.packets.packet import INPUT_MEMORY, SCRATCH_MEMORY
 from accel.packets.rules import lower_graph
 from contract.dtypes import I3R, I4R, DType
 from contract.shape_key import ShapeKey
-from reference.exact.rotation import rotated, rotated_back
+from reference.exact.coded_rows import rotated, rotated_back
 from tests.cuda.emulated_step import DEVICE, OLDER, Bytes, rows_of
 from tests.cuda.test_attention import PARTS, Heads, attention, check_runs
 

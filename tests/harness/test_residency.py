@@ -20,11 +20,10 @@ from contract.errors import DoesNotFit, OutOfMemory
 from contract.footprint import Footprint
 from contract.tier import Tier
 from contract.types import SamplingParams
-from harness.disk_rate import disk_rate
 from harness.host.open import prepare_session
 from harness.host.options import SessionOptions, limits_at
 from harness.host.session import Session
-from harness.residency import by_importance, plan_residency
+from harness.residency import by_importance, disk_rate, plan_residency
 from harness.synth import sized_spec, write_synthetic
 from harness.tiers import TierOptions
 from reference.limits import Limits

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.kernels.products import product_of
+from accel.kernels.product_check import product_of
 from contract.dtypes import DType
 from tests.kernels.test_tiles import Float32, result
 

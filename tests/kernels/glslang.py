@@ -12,8 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from accel.vulkan.build import ENVIRONMENT
-from accel.vulkan.compiler import COMPILER, PACKAGES, run
+from accel.vulkan.build import COMPILER, ENVIRONMENT, PACKAGES, run
 from tests.needs import missing
 
 GLSL, VULKAN, SPIRV, COMPUTE, CORE_PROFILE = 1, 1, 1, 5, 2
@@ -51,7 +50,7 @@ class Options(Structure):
 
 
 def said_by(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """What a program of ``accel.vulkan.compiler`` says."""
+    """What a program of ``accel.vulkan.build`` says."""
     try:
         return run(program, arguments)
     except FileNotFoundError as error:
@@ -63,7 +62,7 @@ class Rejected(Exception):
 
 
 class Glslang:
-    """The libraries of the package that ``accel.vulkan.compiler`` takes its programs from."""
+    """The libraries of the package that ``accel.vulkan.build`` takes its programs from."""
 
     def __init__(self, folder: Path) -> None:
         self._language = _library(folder / "libglslang.so")

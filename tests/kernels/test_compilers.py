@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from accel.kernels.source import Language, Module, Traits, module_source, modules
-from accel.vulkan.compiler import VALIDATOR
+from accel.vulkan.build import VALIDATOR
 from tests.kernels.glslang import Rejected, glslang, said_by
 from tests.needs import need_module
 

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 
 from accel.kernels.matrix_tiles import EXPANDED_FORMATS
-from accel.kernels.products import GROUPS, PLANE_CALLS, PLANES, ROWS, TOKENS, Product, product_of
+from accel.kernels.product_check import (
+    GROUPS,
+    PLANE_CALLS,
+    PLANES,
+    ROWS,
+    TOKENS,
+    Product,
+    product_of,
+)
 from accel.kernels.source import Language, module_source
 from contract.dtypes import Q4_K, DType
 from tests.kernels.metal_modules import compiled

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.kernels.products import GROUPS, ROWS, TOKENS, Product, product_of
+from accel.kernels.product_check import GROUPS, ROWS, TOKENS, Product, product_of
 from accel.kernels.source import Language, Module, module_source
 from contract.dtypes import IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_0, Q4_K, Q5_1, Q5_K, Q6_K, Q8_0, DType
 from tests.kernels.metal_modules import compiled

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.kernels import products
+from accel.kernels import product_check
 from accel.kernels.matrix_tiles import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUCT, WIDE_PRODUCTS
-from accel.kernels.products import GROUPS, ROWS, product_of
+from accel.kernels.product_check import GROUPS, ROWS, product_of
 from accel.kernels.source import Language, Module, module_source
 from accel.packets.fused_ops import WIDE_TILE
 from contract.dtypes import Q4_K, DType
@@ -26,7 +26,7 @@ TOKENS = WIDE_TILE + 5
 @pytest.fixture(autouse=True)
 def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one is not whole."""
-    for module in (products, test_tiles):
+    for module in (product_check, test_tiles):
         monkeypatch.setattr(module, "TOKENS", TOKENS)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from accel.packets.ops import NUMBERS, OPS
 from accel.packets.packet import ABSENT, PACKET
-from accel.packets.rules_attention import PART_HEADER, part_slots
+from accel.packets.rules import PART_HEADER, part_slots
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import F16, F32, I12, Q8_0, DType
 from reference.exact.kv_storage import page_view, store

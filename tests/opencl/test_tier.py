@@ -15,8 +15,7 @@ from accel.opencl import runtime as runtime_module
 from accel.opencl.device import Device
 from accel.opencl.launcher import LaunchContext, Mode, PersistentLauncher, WorkersLost
 from accel.opencl.runtime import Choices, open_runtime
-from accel.opencl.submissions import OpenClStep
-from accel.opencl.tier import OpenClTier
+from accel.opencl.tier import OpenClStep, OpenClTier
 from accel.packets.ops import NUMBERS
 from accel.packets.packet import PACKET
 from contract.dtypes import I32

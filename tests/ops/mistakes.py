@@ -22,8 +22,8 @@ from reference.exact.attention_rows import (
     power_of_two,
     row_integers,
 )
+from reference.exact.coded_rows import rotated
 from reference.exact.kv_storage import stored
-from reference.exact.rotation import rotated
 from reference.exact.sums import fold_segment, sum_axis
 from reference.ops.flash_attn_batched import Score
 from reference.ops.row_digest import row_digest, span_digests

@@ -78,7 +78,7 @@ R10 one tree | LOG_PROBABILITIES | one_tree | ops.log_probabilities.sum_axis
 R10 one subtraction | LOG_PROBABILITIES | logits_less_one_sum | ops.log_probabilities.normalized
 R10 nothing taken away first | LOG_PROBABILITIES | unshifted_sum | ops.log_probabilities.normalized
 R10 ties upwards | LOG_PROBABILITIES | likeliest_from_the_last | ops.log_probabilities.likeliest
-R13 signs | KV_WRITE_BATCHED | no_signs | exact.rotation.signs
+R13 signs | KV_WRITE_BATCHED | no_signs | exact.coded_rows.signs
 R13 the other way round | FLASH_ATTN | rotated_twice | ops.flash_attn_batched.rotated_back
 R13 the first scale | KV_WRITE_BATCHED | 1 | exact.coded_rows.CODE_SCALES
 R12 six rounds | ROW_DIGEST | 6 | exact.blake3.ROUNDS

@@ -10,10 +10,9 @@ import pytest
 
 from contract.dtypes import F16, I3R, I4R, DType
 from reference.exact.attention_rows import row_integers
-from reference.exact.coded_rows import CodedRows, coded, decoded
+from reference.exact.coded_rows import CodedRows, coded, decoded, rotated, rotated_back, signs
 from reference.exact.kv_storage import integers, page_view, store
 from reference.exact.philox import philox
-from reference.exact.rotation import rotated, rotated_back, signs
 from reference.ops.flash_attn_batched import flash_attn_batched
 from tests.ops.paged import softmax_attention
 

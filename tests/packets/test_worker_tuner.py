@@ -342,7 +342,7 @@ def test_code_that_is_no_files_keeps_nothing(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in an archive: nothing tells one version from the next."""
-    assert "rules_attention.py" in (code_state() or "")
+    assert "rules_experts.py" in (code_state() or "")
     monkeypatch.setattr(estimate_cache, "code_state", lambda: None)
     Planner(tmp_path).memory(model)
     assert list(tmp_path.iterdir()) == []

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
+from harness.serve.responses.render import tokens_of_text
 from harness.serve.run import Running
-from harness.serve.text_tokens import tokens_of_text
 from tests.serve.calling import TOOLS
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of

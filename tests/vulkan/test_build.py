@@ -13,6 +13,7 @@ from accel.kernels.stored import DIGESTS, read_digests
 from accel.vulkan import build as build_module
 from accel.vulkan.build import (
     FOLDER,
+    INSTALL_HINT,
     Build,
     CompileError,
     builds,
@@ -21,7 +22,6 @@ from accel.vulkan.build import (
     finished,
     kernel_file,
 )
-from accel.vulkan.compiler import INSTALL_HINT
 from accel.vulkan.declare import BINDINGS, HEADERS, Header, bindings, declarations
 from accel.vulkan.spirv import exact
 from tests.kernels.glslang import glslang

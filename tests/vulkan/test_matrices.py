@@ -166,7 +166,7 @@ def test_a_device_is_asked_for_the_bits_of_packed_dots(
     """Wide tiles are narrow ones with more matrices, of which a processor's compiler takes twice as
     long; tests of kernels have the bits of both."""
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.kernels.products.WIDE_PRODUCTS", wide)
+    monkeypatch.setattr("accel.kernels.product_check.WIDE_PRODUCTS", wide)
     assert agree(tier)
     assert {*wide} <= {module.op for module, _ in tier._runtime.program._kernels}
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.vulkan.build import FOLDER, builds
-from accel.vulkan.compiler import COMPILER, VALIDATOR
+from accel.vulkan.build import COMPILER, FOLDER, VALIDATOR, builds
 from accel.vulkan.matrices import GROUP_MEMORY_BYTES
 from accel.vulkan.spirv import (
     FLOAT_ARITHMETIC,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from accel.vulkan.build import ENVIRONMENT, FOLDER, UNROLLED_OPS, builds
-from accel.vulkan.compiler import unrolled
+from accel.vulkan.build import ENVIRONMENT, FOLDER, UNROLLED_OPS, builds, unrolled
 from accel.vulkan.spirv import FLOAT_ARITHMETIC, TYPE_ARRAY, exact, instructions, words_of
 from contract.kernel import decode_kernel
 from tests.vulkan.test_spirv import compile_raw, contractible, validated

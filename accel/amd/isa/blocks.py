@@ -20,9 +20,9 @@ Function = Callable[..., Any]
 class Block:
     """Instructions that are all executed once the first one is.
 
-    ``products`` of them multiply matrices. ``live`` are registers that something after them may
-    read. ``functions`` are made at their first use, by whether all lanes and all waves take part.
-    """
+    ``products`` counts those that multiply matrices. ``live`` are the registers that an instruction
+    after the block may read. ``functions`` are the block's translations to Python, each made at its
+    first use; the key says whether all lanes, and whether all waves, take part."""
 
     instructions: list[Instruction]
     products: int = 0
@@ -84,6 +84,7 @@ def _executed(code: bytes, isa: Isa) -> Iterator[Instruction]:
 
 
 def _find_live(blocks: Mapping[int, Block]) -> None:
+    """Set ``live`` of every block by liveness analysis: repeat until no set grows."""
     used, killed = {}, {}
     for start, block in blocks.items():
         reads: set[int] = set()
@@ -108,7 +109,8 @@ def _find_live(blocks: Mapping[int, Block]) -> None:
 
 
 def needed(block: Block) -> Iterator[tuple[int, frozenset[int]]]:
-    """For each instruction, its address and the registers that something after it may read."""
+    """For each instruction, the last first: its address, and the registers that an instruction
+    after it may read."""
     live = block.live | {EXEC}
     for instruction in reversed(block.instructions):
         yield instruction.address, live

@@ -39,9 +39,9 @@ def _check_registers(kernel: KernelHeader, listed: Sequence[Instruction]) -> Non
         )
     for instruction in listed:
         found = access(instruction)
-        most = max(found.reads | found.writes, default=0) - VECTOR_OFFSET
-        if most >= granted:
-            raise CodecError(f"{instruction.name} uses v{most}, beyond {granted} registers")
+        highest = max(found.reads | found.writes, default=0) - VECTOR_OFFSET
+        if highest >= granted:
+            raise CodecError(f"{instruction.name} uses v{highest}, beyond {granted} registers")
 
 
 def _check(kernel: KernelHeader) -> None:

@@ -72,7 +72,8 @@ third."""
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the table; ``keeps`` says that the destination is also read."""
+    """One row of the table: a letter for the type of each result and source, as the table explains
+    them, and an expression for each result. ``keeps`` says that the destination is also read."""
 
     results: str
     sources: str
@@ -271,7 +272,7 @@ def _check_modifiers(instruction: Instruction, row: Row) -> None:
     fields, name = instruction.fields, instruction.name
     if instruction.encoding != "VOP3":
         return
-    # These have their second result in the bits of others' absolute value and halves.
+    # Instructions that carry encode their second result in the bits of ``abs`` and ``opsel``.
     single = name not in CARRYING
     types = "ufh" if name == "v_cndmask_b32" else "fh"
     floats = sum(1 << n for n, letter in enumerate(row.sources) if letter in types)

@@ -17,7 +17,7 @@ from accel.amd.isa.decode import GFX12, Instruction, Isa
 from accel.amd.isa.semantics import ATOMIC, GLOBAL, LOCAL, SCALAR_LOAD, VECTOR_OFFSET, access
 
 LOADS, STORES, LOCALS, SCALARS = "loadcnt", "storecnt", "dscnt", "kmcnt"
-MOST = 63
+MAX_COUNT = 63
 """Largest value of a counter of six bits."""
 STORED = -1
 """The number that stands for group memory among the registers."""
@@ -81,7 +81,7 @@ class _Search:
             return True
         known, changed = self.entry[start], False
         for key, since in state.items():
-            if since < known.get(key, MOST + 1):
+            if since < known.get(key, MAX_COUNT + 1):
                 known[key] = since
                 changed = True
         return changed
@@ -109,7 +109,7 @@ def _step(state: Pending, instruction: Instruction) -> None:
         return
     for key in state:
         if key[0] == counter:
-            state[key] = min(state[key] + 1, MOST)
+            state[key] = min(state[key] + 1, MAX_COUNT)
     written = access(instruction).writes
     if counter == LOCALS and (not written or ATOMIC.match(instruction.name)):
         written |= {STORED}
@@ -137,17 +137,17 @@ def _waits(instruction: Instruction) -> Iterator[tuple[str, int]]:
     """Counters that an instruction waits for, and how many it allows in flight."""
     name = instruction.name
     if name == "s_waitcnt_vscnt":
-        yield STORES, instruction.fields["simm"] & MOST
+        yield STORES, instruction.fields["simm"] & MAX_COUNT
     if name == "s_waitcnt":
         simm = instruction.fields["simm"]
-        yield LOADS, simm >> 10 & MOST
+        yield LOADS, simm >> 10 & MAX_COUNT
         # One counter counts both: group memory ends in order, so no more of it may be in flight
         # than of both together, whichever of the others have ended.
-        yield from ((counter, simm >> 4 & MOST) for counter in (LOCALS, SCALARS))
+        yield from ((counter, simm >> 4 & MAX_COUNT) for counter in (LOCALS, SCALARS))
     if not name.startswith("s_wait_"):
         return
-    most = instruction.fields["simm"]
+    counts = instruction.fields["simm"]
     counters = name.removeprefix("s_wait_").split("_")
     if len(counters) == 2:
-        yield counters[0], most >> 8 & MOST
-    yield counters[-1], most & MOST
+        yield counters[0], counts >> 8 & MAX_COUNT
+    yield counters[-1], counts & MAX_COUNT

@@ -46,12 +46,12 @@ class MemoryView:
         self.pages[first : first + -(-nbytes // PAGE)] = mapped
         self._known = (0, 0)
 
-    def bytes_at(self, address: int, nbytes: int, what: str) -> NDArray[np.uint8]:
-        """Some of the bytes. Raises GpuFault naming ``what`` unless all are mapped."""
+    def bytes_at(self, address: int, nbytes: int, purpose: str) -> NDArray[np.uint8]:
+        """Some of the bytes. Raises GpuFault naming ``purpose`` unless all are mapped."""
         first = address - self.base
         pages = self.pages[first // PAGE : (first + nbytes - 1) // PAGE + 1]
         if first < PAGE or first + nbytes > self.data.nbytes or not pages.all():
-            raise GpuFault(f"{what}: {nbytes} bytes at {address:#x} are not mapped", address)
+            raise GpuFault(f"{purpose}: {nbytes} bytes at {address:#x} are not mapped", address)
         return self.data[first : first + nbytes]
 
     def offsets(self, addresses: Array, nbytes: int, taking_part: Array | None) -> Array:

@@ -345,7 +345,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     operands.tokens = count_of(launch, part);
     __builtin_assume(gridDim.x == GRID);
     constexpr unsigned heads = ALL_HEADS;
-    const unsigned slots = part->size[FLASH_ATTN_PART_MOST_PARTS];
+    const unsigned slots = part->size[FLASH_ATTN_PART_MAX_PARTS];
     BLOCK_WORK work;
     work.kv_heads = KV_HEADS;
     work.kv = (U64)operand_at(launch, KV_AT);

@@ -27,7 +27,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
     SPAN_WORK work;
     work.kv_heads = packet->size[FLASH_ATTN_PART_KV_HEADS];
     work.kv = (U64)operand_at(launch, KV_AT);
-    const unsigned slots = packet->size[FLASH_ATTN_PART_MOST_PARTS];
+    const unsigned slots = packet->size[FLASH_ATTN_PART_MAX_PARTS];
     const unsigned sharing = heads / work.kv_heads, groups = (sharing + HEADS - 1) / HEADS;
     const unsigned *queries = (const unsigned *)operand_at(launch, QUERY_AT);
     PRECEDING_DONE;

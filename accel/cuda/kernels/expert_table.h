@@ -21,7 +21,7 @@ struct CHUNK {
 // ended.
 struct EXPERT_TABLE {
     const unsigned *words;
-    unsigned most_chunks;
+    unsigned max_chunks;
 
     __device__ __forceinline__ unsigned chunks() const { return load_shared_word(words); }
     __device__ __forceinline__ CHUNK chunk(unsigned number) const {
@@ -30,7 +30,7 @@ struct EXPERT_TABLE {
                 load_shared_word(one + 3)};
     }
     __device__ __forceinline__ const unsigned *pairs() const {
-        return words + TABLE_CHUNKS + most_chunks * CHUNK_WORDS;
+        return words + TABLE_CHUNKS + max_chunks * CHUNK_WORDS;
     }
     __device__ __forceinline__ unsigned pair(unsigned index) const {
         return load_shared_word(pairs() + index);

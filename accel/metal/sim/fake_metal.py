@@ -25,7 +25,7 @@ NEW = {
     "MTLComputePipelineDescriptor": fake_device.FakePipelineDescriptor,
     "MTLIndirectCommandBufferDescriptor": fake_device.FakeCommandsDescriptor,
 }
-"""Classes whose objects any caller may make."""
+"""Classes of which a caller creates objects with ``new``."""
 MADE = {
     "MTLDevice": fake_device.FakeDevice,
     "MTLFunction": fake_device.FakeFunction,
@@ -39,7 +39,7 @@ MADE = {
     "MTLIndirectComputeCommand": fake_encoders.FakeCommand,
     "MTLSharedEvent": fake_commands.FakeSharedEvent,
 }
-"""Classes whose objects a device makes."""
+"""Classes of which only methods of a device, or of its objects, create objects."""
 
 
 class FakeMetal:
@@ -106,6 +106,7 @@ def _methods(kind: type) -> list[Method]:
 
 
 def _of_buffer(value: Callable[[FakeBuffer], int]) -> Callable[[FakeBuffer], int]:
+    """``value`` as it is: a lambda gets its parameter's type here."""
     return value
 
 

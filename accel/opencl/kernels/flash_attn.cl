@@ -2,13 +2,13 @@
 // in order (R6).
 //
 // flash_attn_part   operands: q, kv, page_table, query, parts
-//                   sizes:    tokens, heads, kv_heads, head_dim, window, most_parts
+//                   sizes:    tokens, heads, kv_heads, head_dim, window, max_parts
 //                   reals:    scale, soft_cap
 //                   parts is float [tokens, heads, slots, 2 + head_dim up to whole sixteens]: U, l
 //                   and o of each part of parts_of(). Units of one part and one KV head are taken
 //                   in turn.
 // flash_attn        operands: parts, query, y, sinks
-//                   sizes:    tokens, heads, head_dim, window, most_parts
+//                   sizes:    tokens, heads, head_dim, window, max_parts
 //                   Tokens are split among workers.
 
 static inline uint part_floats(uint head_dim) {
@@ -18,7 +18,7 @@ static inline uint part_floats(uint head_dim) {
 void op_flash_attn_part(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn_part);
     const uint tokens = op.tokens, heads = op.heads, kv_heads = op.kv_heads;
-    const uint head_dim = op.head_dim, slots = op.most_parts;
+    const uint head_dim = op.head_dim, slots = op.max_parts;
     const uint group = heads / kv_heads, capacity = block_capacity(head_dim);
     KV_HEAD head = OPENED_KV_HEAD;
     QUERY_BLOCK block;
@@ -64,7 +64,7 @@ static void merge_part(SOFTMAX *so_far, float16 *output, SOFTMAX part, const flo
 void op_flash_attn(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(flash_attn);
     const uint tokens = op.tokens, heads = op.heads, head_dim = op.head_dim;
-    const uint window = op.window, slots = op.most_parts;
+    const uint window = op.window, slots = op.max_parts;
     const uint vectors = (head_dim + 15) / 16;
     const SHARE mine = share(tokens, 1, worker, workers);
     float16 output[HEAD_DIM_MAX / 16], span_output[HEAD_DIM_MAX / 16], one[HEAD_DIM_MAX / 16];

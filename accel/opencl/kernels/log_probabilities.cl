@@ -71,7 +71,7 @@ void op_log_probabilities_part(MEMORY memory, const GLOBAL PACKET *packet, uint 
     for (uint unit = worker; unit < op.rows * op.parts; unit += workers) {
         const SHARE columns = share(op.vocab, COLUMN_GRANULE, unit % op.parts, op.parts);
         const GLOBAL float *logits = op.logits + (ulong)(unit / op.parts) * op.logits_stride;
-        BEST list[MOST_LOG_PROBABILITIES];
+        BEST list[MAX_LOG_PROBABILITIES];
         list[0].finite = list_of(logits, columns.begin, columns.end, list, op.top);
         for (uint i = 0; i < op.top; i++) op.best[unit * op.top + i] = list[i];
     }
@@ -117,7 +117,7 @@ void op_log_probabilities(MEMORY memory, const GLOBAL PACKET *packet, uint worke
         const GLOBAL BEST *lists = op.best + (ulong)row * op.parts * op.top;
         const BEST best = best_of_parts(memory, lists, op.parts, op.top);
         const float log_sum = log_of_sum(op.spans + row * op.spans_stride, spans_of(op.vocab));
-        BEST list[MOST_LOG_PROBABILITIES];
+        BEST list[MAX_LOG_PROBABILITIES];
         clear_list(list, op.top);
         for (uint i = 0; i < op.parts * op.top; i++)
             if (lists[i].id != NO_TOKEN) insert(list, op.top, lists[i]);

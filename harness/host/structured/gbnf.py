@@ -71,11 +71,11 @@ class OneOf:
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """A part repeated ``least`` to ``most`` times; None means any number."""
+    """A part repeated ``minimum`` to ``maximum`` times; None means any number."""
 
     part: GbnfNode
-    least: int
-    most: int | None
+    minimum: int
+    maximum: int | None
 
 
 GbnfNode = Text | CharacterClass | RuleName | InOrder | OneOf | Repeated
@@ -204,12 +204,12 @@ class _GbnfReader:
             suffixes += 1
             if suffixes > MAX_SUFFIXES:
                 self.refuse(f"more than {MAX_SUFFIXES} repetitions of one part")
-            least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(character, (0, 0))
+            minimum, maximum = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(character, (0, 0))
             if character == "{":
-                least, most = self._counts()
+                minimum, maximum = self._counts()
             else:
                 self._at += 1
-            part = Repeated(part, least, most)
+            part = Repeated(part, minimum, maximum)
             self._skip(blanks)
         return part
 
@@ -217,14 +217,14 @@ class _GbnfReader:
         found = COUNT.match(self._text, self._at)
         if found is None or not (found[1] or found[3]):
             self.refuse("a number of times is missing")
-        least = int(found[1][:9] or 0)
-        most = int(found[3][:9]) if found[3] else (None if found[2] else least)
-        if max(least, most or 0) > MAX_REPEATS:
+        minimum = int(found[1][:9] or 0)
+        maximum = int(found[3][:9]) if found[3] else (None if found[2] else minimum)
+        if max(minimum, maximum or 0) > MAX_REPEATS:
             self.refuse(f"more than {MAX_REPEATS} times")
-        if most is not None and most < least:
+        if maximum is not None and maximum < minimum:
             self.refuse("the larger number comes first")
         self._at = found.end()
-        return least, most
+        return minimum, maximum
 
     def _literal(self) -> Text:
         begin = self._at
@@ -345,10 +345,10 @@ def _regex(node: GbnfNode, known: Mapping[str, str]) -> Iterator[str]:
                 yield "|" if number else "(?:"
                 yield from _regex(part, known)
             yield ")"
-        case Repeated(part, least, most):
+        case Repeated(part, minimum, maximum):
             yield "(?:"
             yield from _regex(part, known)
-            yield f"){{{least},{'' if most is None else most}}}"
+            yield f"){{{minimum},{'' if maximum is None else maximum}}}"
 
 
 def _lark(node: GbnfNode, ids: Mapping[str, str]) -> str:
@@ -364,8 +364,8 @@ def _lark(node: GbnfNode, ids: Mapping[str, str]) -> str:
             return " ".join(f"({_lark(part, ids)})" for part in parts) or '""'
         case OneOf(parts):
             return "(" + " | ".join(_lark(part, ids) for part in parts) + ")"
-        case Repeated(part, least, most):
-            times = f"{{{least},{'' if most is None else most}}}"
+        case Repeated(part, minimum, maximum):
+            times = f"{{{minimum},{'' if maximum is None else maximum}}}"
             return f"({_lark(part, ids)}){times}"
 
 

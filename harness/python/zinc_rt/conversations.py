@@ -44,8 +44,8 @@ class Conversations:
             from harness.serve.wire import ChatRequest, converted
 
             body = {name: value for name, value in fields.items() if value is not None}
-            asked = converted({**body, "messages": [dict(one) for one in messages]}, ChatRequest)
-            return plan_chat(asked, self._template, self.dialect, self._name)
+            request = converted({**body, "messages": [dict(one) for one in messages]}, ChatRequest)
+            return plan_chat(request, self._template, self.dialect, self._name)
 
     def masks(self, plan: ChatPlan, requests: Sequence[Request]) -> dict[int, TokenMasks]:
         """The token masks of each request; empty without a grammar. Raises RequestError."""

@@ -64,8 +64,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
-    """Free a model's resources. Python may collect garbage on the engine's thread, which closing
-    waits for; then another thread frees them."""
+    """Free a model's resources. Closing waits for the engine's thread; if the garbage collector
+    calls this on that very thread, another thread frees them."""
     if engine_thread.is_current:
         threading.Thread(target=owned.close, name="close", daemon=True).start()
     else:
@@ -197,11 +197,11 @@ class OpenModel(ContextManager):
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def _results(
-        self, what: str, jobs: Iterator[Job[Result]], total: int | None, shows: bool = True
+        self, label: str, jobs: Iterator[Job[Result]], total: int | None, shows: bool = True
     ) -> Iterator[Result]:
         """The results of all jobs as they end, with a progress bar if ``shows``."""
         progress = self._progress(False) if shows else SILENT
-        progress.start(what, total, "prompt")
+        progress.start(label, total, "prompt")
         try:
             for result in run_batch(self._driver, jobs, self.slots + WAITING):
                 progress.advance(1)

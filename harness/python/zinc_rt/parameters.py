@@ -199,9 +199,9 @@ NAMES = tuple(one.name for one in fields(SamplingParams))
 SamplingParams.__init__ = _with_hints(SamplingParams.__init__)  # type: ignore[method-assign]
 
 
-def _check_integer(name: str, value: object, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise RequestError(name, f"is {value!r}, not an integer in [{least}, {most}]")
+def _check_integer(name: str, value: object, minimum: int, maximum: int) -> None:
+    if type(value) is not int or not minimum <= value <= maximum:
+        raise RequestError(name, f"is {value!r}, not an integer in [{minimum}, {maximum}]")
 
 
 def _stop_strings(given: object) -> tuple[str, ...]:

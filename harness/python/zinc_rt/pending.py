@@ -105,13 +105,13 @@ def text_of_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 
 def _listed(
-    events: Sequence[TokenEvent], most: int | None
+    events: Sequence[TokenEvent], listed: int | None
 ) -> tuple[NDArray[np.float32] | None, NDArray[np.int32] | None, NDArray[np.float32] | None]:
-    """Log-probabilities of the events' tokens, and the ``most`` likeliest tokens with theirs; None
-    if not requested."""
-    if most is None:
+    """Log-probabilities of the events' tokens, and the ``listed`` likeliest tokens with theirs;
+    None if not requested."""
+    if listed is None:
         return None, None, None
-    shape = (len(events), most)
+    shape = (len(events), listed)
     return (
         np.array([event.log_probability for event in events], np.float32),
         np.array([token for event in events for token, _ in event.top], np.int32).reshape(shape),

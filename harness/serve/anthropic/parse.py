@@ -173,9 +173,9 @@ def _format(body: CountRequest) -> SchemaFormat | None:
 
 def _effort(body: CountRequest, can_disable_reasoning: bool) -> str | None:
     """The reasoning effort. As in Anthropic's API the model does not think unless asked to."""
-    asked = None if body.output_config is None else body.output_config.effort
+    given = None if body.output_config is None else body.output_config.effort
     if body.thinking is not None and body.thinking.type != "disabled":
-        return "medium" if asked is None else EFFORTS.get(asked, asked)
+        return "medium" if given is None else EFFORTS.get(given, given)
     return "none" if can_disable_reasoning else None
 
 

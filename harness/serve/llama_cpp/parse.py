@@ -48,25 +48,25 @@ def _completion(
 ) -> CompletionRequest:
     if body.n not in (None, 1):
         raise unsupported("n", "n is 1 here")
-    asked: Json = given_fields(body, SAME)
+    fields: Json = given_fields(body, SAME)
     if body.max_tokens is None and body.n_predict is None:
-        asked["n_predict"] = -1
+        fields["n_predict"] = -1
     if body.stream:
-        asked["stream_options"] = {"include_usage": True}
+        fields["stream_options"] = {"include_usage": True}
     if body.seed is not None and 0 <= body.seed != DRAWN_SEED:
-        asked["seed"] = body.seed
+        fields["seed"] = body.seed
     if body.repeat_last_n is not None and body.repeat_last_n >= 0:
-        asked["repeat_last_n"] = body.repeat_last_n
+        fields["repeat_last_n"] = body.repeat_last_n
     if body.lora is not None:
-        asked["lora"] = [{"id": one.id, "scale": one.scale} for one in body.lora]
+        fields["lora"] = [{"id": one.id, "scale": one.scale} for one in body.lora]
     if body.n_probs:
-        asked["logprobs"] = body.n_probs
+        fields["logprobs"] = body.n_probs
     if body.logit_bias:
-        asked["logit_bias"] = dict(_biases(model, body.logit_bias))
+        fields["logit_bias"] = dict(_biases(model, body.logit_bias))
     if body.json_schema is not None:
         schema = {"name": "json_schema", "schema": body.json_schema}
-        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
-    return converted(asked | {"prompt": prompt}, CompletionRequest)
+        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+    return converted(fields | {"prompt": prompt}, CompletionRequest)
 
 
 def _prompt_ids(model: ServedModel, parts: Sequence[str | int | list[int]]) -> list[int]:

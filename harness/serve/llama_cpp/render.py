@@ -121,13 +121,13 @@ class LlamaShape:
         }
 
 
-def _rate(what: str, count: int, seconds: float) -> Json:
+def _rate(phase: str, count: int, seconds: float) -> Json:
     """A count, the milliseconds it took, and both quotients."""
     return {
-        f"{what}_n": count,
-        f"{what}_ms": seconds * MILLISECONDS,
-        f"{what}_per_token_ms": seconds * MILLISECONDS / count if count else 0.0,
-        f"{what}_per_second": count / seconds if seconds else 0.0,
+        f"{phase}_n": count,
+        f"{phase}_ms": seconds * MILLISECONDS,
+        f"{phase}_per_token_ms": seconds * MILLISECONDS / count if count else 0.0,
+        f"{phase}_per_second": count / seconds if seconds else 0.0,
     }
 
 

@@ -101,16 +101,16 @@ class SlotTable:
             slots = self._slots_of(model, tenant.id).slots
             return [(slot.is_processing, len(slot.tokens)) for slot in slots]
 
-    def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, asked: int) -> int:
-        """The slot of a new answer: ``asked``, or for -1 the best match. Raises ApiError."""
+    def begin(self, model: ServedModel, tenant: Tenant, answer: Generation, requested: int) -> int:
+        """The slot of a new answer: ``requested``, or for -1 the best match. Raises ApiError."""
         with self._lock:
             own = self._slots_of(model, tenant.id)
-            if asked >= len(own.slots):
+            if requested >= len(own.slots):
                 raise invalid_value(
-                    "id_slot", f"id_slot is {asked}, and there are {len(own.slots)} slots"
+                    "id_slot", f"id_slot is {requested}, and there are {len(own.slots)} slots"
                 )
             prompt = answer.choices[0].request.prompt
-            slot = own.slots[asked] if asked >= 0 else own.best(prompt)
+            slot = own.slots[requested] if requested >= 0 else own.best(prompt)
             slot.answers.add(answer)
             own.use(slot)
             return slot.number
@@ -200,9 +200,9 @@ class SlotTable:
 
 def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
     """The length of the common prefix."""
-    most = min(len(one), len(other))
-    differing = np.flatnonzero(one[:most] != other[:most])
-    return int(differing[0]) if len(differing) else most
+    shared = min(len(one), len(other))
+    differing = np.flatnonzero(one[:shared] != other[:shared])
+    return int(differing[0]) if len(differing) else shared
 
 
 def _pages(model: ServedModel, tenant: Tenant, tokens: NDArray[np.int32]) -> Iterator[Bytes]:

@@ -82,9 +82,9 @@ class OllamaHandlers:
         body = decoded(raw, EmbedRequest)
         texts: str | list[str | int | list[int]]
         texts = body.input if isinstance(body.input, str) else [*body.input]
-        asked = EmbeddingRequest(texts, body.model, dimensions=body.dimensions)
+        request = EmbeddingRequest(texts, body.model, dimensions=body.dimensions)
         began = monotonic()
-        answer = _vectors(asked)
+        answer = _vectors(request)
         return {
             "model": answer["model"],
             "embeddings": [one["embedding"] for one in answer["data"]],
@@ -156,9 +156,9 @@ def answer_prompt(
     return service.chat(chat_of_prompt(body), tenant, caller, shape, "ollama-")
 
 
-def _vectors(asked: EmbeddingRequest) -> Json:
+def _vectors(request: EmbeddingRequest) -> Json:
     g.generates = True
-    return embed(service_of_request(), asked, g.account.tenant, caller_of_request())
+    return embed(service_of_request(), request, g.account.tenant, caller_of_request())
 
 
 def _loaded(name: str, empty_answer: Json) -> Json:

@@ -167,18 +167,18 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
     """The engine requests of a receipt's request, or the reason why they cannot be derived."""
     payload = receipt.payload
     try:
-        asked = loads(payload.request.encode())
-        if not isinstance(asked, dict):
+        fields = loads(payload.request.encode())
+        if not isinstance(fields, dict):
             return "request: it is no JSON object"
         for name in ("model", "lora"):
-            asked.pop(name, None)
-        if asked.get("seed") is None and payload.choices:
-            asked["seed"] = int(payload.choices[0].seed)
+            fields.pop(name, None)
+        if fields.get("seed") is None and payload.choices:
+            fields["seed"] = int(payload.choices[0].seed)
         given = dict(payload.sampling_defaults)
         window, context = int(given.pop(WINDOW, 0)), given.pop(CONTEXT, None)
-        if asked.get(WINDOW) is None:
-            asked[WINDOW] = window
-        raw = payload_bytes(asked)
+        if fields.get(WINDOW) is None:
+            fields[WINDOW] = window
+        raw = payload_bytes(fields)
         defaults = sampling_defaults({}, given={n: _int_if_whole(x) for n, x in given.items()})
         served = replace(service.model, sampling=defaults)
         deriving = replace(service, model=served)

@@ -233,12 +233,12 @@ def _results(receipt: Receipt, service: Service) -> list[bytes]:
 def _reading(receipt: Receipt, kind: type[Body]) -> Body:
     """The request in a receipt. Raises ApiError."""
     try:
-        asked = loads(receipt.payload.request.encode())
+        fields = loads(receipt.payload.request.encode())
     except BadJson as error:
         raise ApiError(400, str(error)) from None
-    if not isinstance(asked, dict):
+    if not isinstance(fields, dict):
         raise ApiError(400, "it is no JSON object")
-    return decode(payload_bytes({**asked, "model": None}), kind, [])
+    return decode(payload_bytes({**fields, "model": None}), kind, [])
 
 
 def reading_problems(service: Service, receipt: Receipt) -> Iterator[str]:

@@ -83,27 +83,27 @@ class ReceiptStore(Database):
         """The tenant's latest receipt with this id, or its latest one for LATEST; None if there is
         none. Raises StorageProblem, as do the other methods that read."""
         named = "" if name == LATEST else " AND id = ?"
-        asked = f"SELECT document FROM receipts WHERE {OWN}{named} ORDER BY number DESC"
+        query = f"SELECT document FROM receipts WHERE {OWN}{named} ORDER BY number DESC"
         values = (tenant.id, tenant.name, name)[: 3 if named else 2]
         with self._used():
-            row = self._file.execute(f"{asked} LIMIT 1", values).fetchone()
+            row = self._file.execute(f"{query} LIMIT 1", values).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def listed(self, tenant: Tenant, after: int, most: int) -> list[Json]:
+    def listed(self, tenant: Tenant, after: int, limit: int) -> list[Json]:
         """Numbers, ids and digests of a tenant's receipts after number ``after``."""
-        asked = f"SELECT number, id, digest FROM receipts WHERE {OWN} AND number > ?"
-        values = tenant.id, tenant.name, after, most
+        query = f"SELECT number, id, digest FROM receipts WHERE {OWN} AND number > ?"
+        values = tenant.id, tenant.name, after, limit
         with self._used():
-            rows = self._file.execute(f"{asked} ORDER BY number LIMIT ?", values)
+            rows = self._file.execute(f"{query} ORDER BY number LIMIT ?", values)
             return [dict(zip(("number", "id", "sha256"), row, strict=True)) for row in rows]
 
     def exported(self, tenant: int) -> Iterator[str]:
         """The receipts of a tenant as JSON texts, in the order of the chain."""
-        asked = "SELECT document FROM receipts WHERE tenant = ? AND number > ? ORDER BY number"
+        query = "SELECT document FROM receipts WHERE tenant = ? AND number > ? ORDER BY number"
         number = 0
         while True:
             with self._used():
-                row = self._file.execute(f"{asked} LIMIT 1", (tenant, number)).fetchone()
+                row = self._file.execute(f"{query} LIMIT 1", (tenant, number)).fetchone()
             if row is None:
                 return
             number += 1
@@ -125,8 +125,8 @@ class ReceiptStore(Database):
                 raise OSError(str(error)) from None
 
     def _last(self, tenant: int) -> tuple[int, str | None]:
-        asked = "SELECT number, digest FROM receipts WHERE tenant = ? ORDER BY number DESC LIMIT 1"
-        row = self._file.execute(asked, (tenant,)).fetchone()
+        query = "SELECT number, digest FROM receipts WHERE tenant = ? ORDER BY number DESC LIMIT 1"
+        row = self._file.execute(query, (tenant,)).fetchone()
         return (0, None) if row is None else row
 
 

@@ -31,8 +31,8 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         """One rank a replica, the best first."""
         by_name = {one.replica_id.unique_id: one for one in candidate_replicas}
         PrefixRouter.running = frozenset(by_name)
-        asked = pending_request.args[0] if pending_request and pending_request.args else None
-        match asked:
+        argument = pending_request.args[0] if pending_request and pending_request.args else None
+        match argument:
             case Work(request=request):
                 assert pending_request is not None
                 self._forget(pending_request)
@@ -54,12 +54,12 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
         """Called by Ray Serve."""
-        asked = pending_request.args[0] if pending_request.args else None
+        argument = pending_request.args[0] if pending_request.args else None
         meant = self._meant.pop(pending_request.metadata.internal_request_id, None)
-        if isinstance(asked, Work) and meant != replica_id.unique_id:
+        if isinstance(argument, Work) and meant != replica_id.unique_id:
             if meant is not None:
                 self._affinity.ended(meant)
-            request = asked.request
+            request = argument.request
             self._affinity.sent(request.tenant, request.prompt, replica_id.unique_id)
 
     def _forget_cancelled(

@@ -37,9 +37,9 @@ class ResponsesHandlers:
     """Handlers of the RESPONSES_ROUTES that have no ``answer``, by their names."""
 
     def count_response(self, raw: bytes) -> Json:
-        service, asked = service_of_request(), decoded(raw, ResponsesRequest, readable_items)
-        service.model.check_name(asked.model)
-        body = _with_stored_items(service.responses, g.account.tenant, asked)
+        service, sent = service_of_request(), decoded(raw, ResponsesRequest, readable_items)
+        service.model.check_name(sent.model)
+        body = _with_stored_items(service.responses, g.account.tenant, sent)
         earlier = service.responses.conversation(g.account.tenant, body.previous_response_id)
         with naming_fields(response_name):
             plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))

@@ -144,11 +144,11 @@ class ResponseStore(Database):
         until all are found. Raises StorageProblem."""
         found: dict[str, InputItem] = {}
         used: list[str] = []
-        asked = "SELECT id, stored FROM responses WHERE tenant = ? ORDER BY used DESC"
+        query = "SELECT id, stored FROM responses WHERE tenant = ? ORDER BY used DESC"
         with self._used():
             if _key(tenant) in self._gone:
                 return found
-            with closing(self._file.execute(asked, (_key(tenant),))) as rows:
+            with closing(self._file.execute(query, (_key(tenant),))) as rows:
                 while len(found) < len(ids) and (row := rows.fetchone()) is not None:
                     here = {item.id: item for item in _items_of(row[1])}
                     new = {id: here[id] for id in ids if id in here and id not in found}
@@ -209,8 +209,8 @@ class ResponseStore(Database):
 
     def _write_pending(self) -> None:
         """Delete the answers of removed tenants, and record the remaining tenants."""
-        asked = "DELETE FROM responses WHERE tenant = ?"
-        self._file.executemany(asked, [(key,) for key in self._gone])
+        query = "DELETE FROM responses WHERE tenant = ?"
+        self._file.executemany(query, [(key,) for key in self._gone])
         if self._known is not None:
             file, keys = self._known
             self._file.execute("DELETE FROM known WHERE file = ?", (file,))
@@ -223,8 +223,8 @@ class ResponseStore(Database):
         self._known = None
 
     def _read(self, tenant: Tenant, id: str, param: str | None = None) -> StoredResponse:
-        asked = "SELECT stored FROM responses WHERE tenant = ? AND id = ?"
-        row = self._file.execute(asked, (_key(tenant), id)).fetchone()
+        query = "SELECT stored FROM responses WHERE tenant = ? AND id = ?"
+        row = self._file.execute(query, (_key(tenant), id)).fetchone()
         if row is None or _key(tenant) in self._gone:
             raise not_found(id, param)
         try:

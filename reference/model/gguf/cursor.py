@@ -42,64 +42,64 @@ class Cursor:
         """The error to raise; an empty ``where`` means the current byte offset."""
         return ModelFileError(self.path, where or f"byte offset {self.position}", problem, remedy)
 
-    def need(self, byte_count: int, what: str, where: str = "") -> None:
+    def need(self, byte_count: int, item: str, where: str = "") -> None:
         """Raise ModelFileError unless the header can contain ``byte_count`` more bytes."""
         end = self.position + byte_count
         if end > self.size:
             raise self.error(
                 where,
-                f"{what} needs {byte_count} bytes at byte offset {self.position}, past the end of"
+                f"{item} needs {byte_count} bytes at byte offset {self.position}, past the end of"
                 f" the file ({self.size} bytes)",
             )
         if end > MAX_HEADER_BYTES:
             raise self.error(
                 where,
-                f"{what} ends at byte offset {end}, past the largest header this build reads"
+                f"{item} ends at byte offset {end}, past the largest header this build reads"
                 f" ({MAX_HEADER_BYTES} bytes)",
                 "the file is damaged or hostile",
             )
 
-    def unpack(self, layout: struct.Struct, what: str, where: str = "") -> int | float:
+    def unpack(self, layout: struct.Struct, item: str, where: str = "") -> int | float:
         """Read one number of ``layout``."""
-        self.need(layout.size, what, where)
+        self.need(layout.size, item, where)
         value: int | float = layout.unpack_from(self.buffer, self.position)[0]
         self.position += layout.size
         return value
 
-    def u32(self, what: str, where: str = "") -> int:
-        return int(self.unpack(_U32, what, where))
+    def u32(self, item: str, where: str = "") -> int:
+        return int(self.unpack(_U32, item, where))
 
-    def i32(self, what: str, where: str = "") -> int:
-        return int(self.unpack(_I32, what, where))
+    def i32(self, item: str, where: str = "") -> int:
+        return int(self.unpack(_I32, item, where))
 
-    def u64(self, what: str, where: str = "") -> int:
-        return int(self.unpack(_U64, what, where))
+    def u64(self, item: str, where: str = "") -> int:
+        return int(self.unpack(_U64, item, where))
 
-    def octet_view(self, byte_count: int, what: str, where: str = "") -> np.ndarray:
+    def octet_view(self, byte_count: int, item: str, where: str = "") -> np.ndarray:
         """A view of the next ``byte_count`` bytes, uint8."""
-        self.need(byte_count, what, where)
+        self.need(byte_count, item, where)
         start = self.position
         self.position += byte_count
         return self.octets[start : self.position]
 
-    def text(self, limit_bytes: int, what: str, where: str = "") -> str:
+    def text(self, limit_bytes: int, item: str, where: str = "") -> str:
         """Read a length-prefixed string of at most ``limit_bytes`` bytes, which must be valid
         UTF-8."""
-        length = self.u64(f"the length of {what}", where)
+        length = self.u64(f"the length of {item}", where)
         if length > limit_bytes:
             raise self.error(
                 where,
-                f"{what} of {length} bytes at byte offset {self.position} is longer than"
+                f"{item} of {length} bytes at byte offset {self.position} is longer than"
                 f" {limit_bytes} bytes",
                 "the file is damaged or hostile",
             )
-        raw = self.octet_view(length, what, where).tobytes()
+        raw = self.octet_view(length, item, where).tobytes()
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
             raise self.error(
                 where,
-                f"{what} {shown(raw)} ending at byte offset {self.position} is not valid UTF-8"
+                f"{item} {shown(raw)} ending at byte offset {self.position} is not valid UTF-8"
                 f" ({error.reason} at byte {error.start})",
                 "the file is damaged: fetch or convert it again",
             ) from None

@@ -94,13 +94,13 @@ class _MetadataReader:
         return octets.view(dtype)
 
 
-def read_type(cursor: Cursor, what: str, where: str) -> GgufType:
+def read_type(cursor: Cursor, item: str, where: str) -> GgufType:
     """Read the number of a value type; raises ModelFileError when it is unknown."""
-    number = cursor.u32(f"the {what}", where)
+    number = cursor.u32(f"the {item}", where)
     try:
         return GgufType(number)
     except ValueError:
-        raise cursor.error(where, f"{what} {number} is unknown (0 to 12 are defined)") from None
+        raise cursor.error(where, f"{item} {number} is unknown (0 to 12 are defined)") from None
 
 
 def read_metadata(cursor: Cursor, count: int) -> tuple[dict[str, Value], dict[str, GgufType]]:

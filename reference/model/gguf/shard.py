@@ -88,7 +88,7 @@ def _map(path: Path, descriptor: int, number: int) -> Shard:
     return Shard(path, descriptor, mapping, status.st_size, status.st_mtime_ns, header)
 
 
-def _cannot(what: str, path: Path, error: Exception) -> ModelFileError:
+def _cannot(action: str, path: Path, error: Exception) -> ModelFileError:
     full = isinstance(error, OSError) and error.errno == errno.ENOMEM
     remedy = "raise this process's limit (ulimit -v)" if full else "check it and its disk"
-    return ModelFileError(path, "the file", f"cannot be {what}: {system_words(error)}", remedy)
+    return ModelFileError(path, "the file", f"cannot be {action}: {system_words(error)}", remedy)
