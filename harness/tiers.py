@@ -243,7 +243,8 @@ def check_tiers(names: Iterable[str], options: TierOptions = DEFAULT_OPTIONS) ->
 def device_lines(name: str) -> tuple[str, ...]:
     """Facts about the devices of a tier among REPORTED, as lines. Raises TierUnavailable."""
     with _parts_of_wheel(name):
-        lines: tuple[str, ...] = import_module(f"accel.{name}.report").device_lines()
+        module = "device" if name == "cuda" else "tier"
+        lines: tuple[str, ...] = import_module(f"accel.{name}.{module}").device_lines()
     return lines
 
 

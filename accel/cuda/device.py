@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from accel.cuda.driver import TIER, Driver
+from accel.cuda.driver import TIER, Driver, open_driver
 from contract.errors import TierUnavailable
 
 MIN_CAPABILITY = (8, 0)
@@ -116,3 +117,34 @@ def cluster_grid(tiles: int, blocks: int, device: Device) -> tuple[int, int]:
     if device.capability < CLUSTER_CAPABILITY or more_work:
         return 1, alone
     return CLUSTER_BLOCKS, clusters * CLUSTER_BLOCKS
+
+
+MEBIBYTE = 1 << 20
+
+
+def device_lines(binding: Any = None) -> tuple[str, ...]:
+    """A line for every device: number, architecture, memory, and the devices with which it can form
+    one tier because it can access their memory. ``binding`` as in ``open_driver``. Raises
+    TierUnavailable if there is no driver or no device."""
+    driver = open_driver(binding)
+    devices = find_devices(driver)
+    return tuple(_line(driver, device, devices) for device in devices)
+
+
+def reaches(driver: Driver, one: Device, other: Device) -> bool:
+    """Whether kernels of ``one`` can access the memory of ``other``."""
+    handles = [driver.call("cuDeviceGet", device.ordinal) for device in (one, other)]
+    return bool(driver.call("cuDeviceCanAccessPeer", *handles))
+
+
+def _line(driver: Driver, device: Device, devices: list[Device]) -> str:
+    about = f"{device.ordinal} {device.name}: {device.architecture}"
+    about += f", {device.memory_bytes // MEBIBYTE:,} MiB"
+    if device.capability < MIN_CAPABILITY:
+        return f"{about}; too old"
+    reached = [
+        str(other.ordinal)
+        for other in devices
+        if other is not device and reaches(driver, device, other)
+    ]
+    return f"{about}; reaches {', '.join(reached)}" if reached else about

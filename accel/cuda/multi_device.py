@@ -18,11 +18,10 @@ from numpy.typing import NDArray
 
 from accel.cuda.bound_bucket import BoundBucket
 from accel.cuda.buffers import CudaBuffer
-from accel.cuda.device import find_device
+from accel.cuda.device import find_device, reaches
 from accel.cuda.driver import TIER, CudaError, Driver, open_driver
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
-from accel.cuda.report import reaches
 from accel.cuda.runtime import PEER_REMEDY, Choices
 from accel.cuda.sharded import ShardedBatch, ShardedBuffer, ShardedFence
 from accel.cuda.tier import CudaTier

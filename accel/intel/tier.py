@@ -13,11 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.intel.api import TIER, LevelZero, LevelZeroError, load_level_zero
+from accel.intel.device import Device, all_devices
 from accel.intel.launcher import ENDED, Recording, launch_packet
 from accel.intel.memory import Allocation, Memory
 from accel.intel.queue import PATIENCE_SECONDS
 from accel.intel.runtime import Choices, open_runtime
 from accel.kernels.arrange import PlaneArranger
+from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.runtime import DeviceHooks
@@ -136,3 +138,18 @@ class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
         if ended:
             self._discard_recorded()
             self._runtime.close()
+
+
+def device_lines(zero: LevelZero | None = None) -> tuple[str, ...]:
+    """A line for every GPU: driver, memory, and what it lacks or which kernels it runs. Raises
+    TierUnavailable if there is no loader or no GPU."""
+    zero = zero or load_level_zero()
+    devices = all_devices(zero)
+    return tuple(_line(zero, number, device) for number, device in enumerate(devices))
+
+
+def _line(zero: LevelZero, number: int, device: Device) -> str:
+    shared = " shared" if device.integrated else ""
+    memory = f"{device.memory_bytes // MEBIBYTE:,} MiB{shared}"
+    about = f"{number}: {device.name}: {device.driver}, {memory}"
+    return device_line(about, device.missing, lambda: IntelTier(str(number), Choices(), zero))

@@ -29,6 +29,7 @@ TINY = 2048
 where a device divides inexactly a tier divides in integers, and the token may depend on that."""
 JUDGED_TINY = ("divide", "root")
 
+MEBIBYTE = 1 << 20
 NEWER_HINT = "choose another device or a newer driver"
 ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
 

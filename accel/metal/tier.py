@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.arrange import PlaneArranger
+from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.runtime import DeviceHooks
 from accel.kernels.source import Module
+from accel.metal.device import any_device
 from accel.metal.launcher import Recording, launch_packet
 from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
@@ -154,3 +156,13 @@ class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, MetalStep]):
             if queue.drain(GRACE_SECONDS):
                 self._discard_recorded()
                 self._runtime.close()
+
+
+def device_lines(objc: ObjectiveC | None = None) -> tuple[str, ...]:
+    """A line about the device: system, memory, and what it lacks or which kernels it runs. Raises
+    TierUnavailable if there is no framework or no device."""
+    objc = objc or load_metal()
+    device = any_device(objc)
+    objc.release(device.handle)
+    about = f"{device.name}: {device.driver}, {device.memory_bytes // MEBIBYTE:,} MiB shared"
+    return (device_line(about, device.missing, lambda: MetalTier(metal=objc)),)

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.kernels.arrange import PlaneArranger
+from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import launches_of
 from accel.kernels.runtime import DeviceHooks
 from accel.packets.arenas import ArenaKind
@@ -25,7 +26,7 @@ from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import CopiedStep, LoweredBatch, OutputCopies, StepFence, Submissions
 from accel.packets.tier import tier_info
 from accel.vulkan.api import TIER, Vulkan, load_vulkan
-from accel.vulkan.device import Device
+from accel.vulkan.device import Device, Instance
 from accel.vulkan.expanded_tiles import PLANES_FROM, TILED, with_expanded_tiles
 from accel.vulkan.launcher import Recording, launch_packet, max_groups
 from accel.vulkan.matrix_tiles import SMALL_BUCKETS, with_tiles_32x16, with_tiles_128x128
@@ -267,3 +268,21 @@ class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):
                 self._submissions.close()
         finally:
             self._runtime.close(bool(self._lost))
+
+
+def device_lines() -> tuple[str, ...]:
+    """A line for every device: driver, memory, features, and which kernels it runs. Raises
+    TierUnavailable if there is no loader or no device."""
+    vulkan = load_vulkan()
+    with Instance(vulkan) as instance:
+        devices = instance.devices()
+    return tuple(_line(device) for device in devices)
+
+
+def _line(device: Device) -> str:
+    memory = f"{device.memory_bytes // MEBIBYTE:,} MiB{' shared' if device.host_unified else ''}"
+    version = f"Vulkan {device.version[0]}.{device.version[1]}"
+    about = f"{device.name}: {device.driver}, {version}, {memory}"
+    if not device.missing:
+        about += f"; {', '.join(device.features) or 'no optional features'}"
+    return device_line(about, device.missing, lambda: VulkanTier(device.name, Choices()))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from accel.cuda.device import device_lines
 from accel.cuda.multi_device import MultiDeviceTier, ShardedBuffer, open_cuda
 from accel.cuda.program import Compiler
-from accel.cuda.report import device_lines
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
 from accel.packets.rules import ROW_PARTS, lower_graph

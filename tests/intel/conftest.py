@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from accel.intel import report
 from accel.intel import tier as tier_module
 from accel.intel.runtime import Choices
 from accel.intel.tier import IntelTier
@@ -58,6 +57,5 @@ def tier(gpu: Simulated, open_intel: OpenTier) -> Iterator[IntelTier]:
 @pytest.fixture
 def present(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Simulated:
     """A machine on which every command finds the simulated GPU."""
-    for module in (report, tier_module):
-        monkeypatch.setattr(module, "load_level_zero", lambda: gpu.zero)
+    monkeypatch.setattr(tier_module, "load_level_zero", lambda: gpu.zero)
     return gpu

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from accel.intel import report
 from accel.intel.api import LevelZeroError, load_level_zero
-from accel.intel.tier import IntelTier
+from accel.intel.tier import IntelTier, device_lines
 from accel.kernels.source import Traits
 from contract.errors import DeviceLost, OutOfMemory, TierError, TierUnavailable
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
@@ -54,7 +53,7 @@ def test_what_is_missing_is_named(make_gpu: MakeGpu, open_intel: OpenTier, case:
     with pytest.raises(TierUnavailable, match=reason):
         open_intel(gpu)
     if behaviour.get("drivers") is None:
-        assert reason in report.device_lines(gpu.zero)[0]
+        assert reason in device_lines(gpu.zero)[0]
     assert (gpu.problems, gpu.leaked) == ([], 0)
 
 

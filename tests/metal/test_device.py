@@ -13,14 +13,13 @@ import pytest
 from accel.metal import objc, program
 from accel.metal.device import NEWER_HINT, NO_DEVICE
 from accel.metal.objc import NO_METAL, load_metal
-from accel.metal.report import device_lines
 from accel.metal.runtime import Choices
 from accel.metal.signatures import SIGNATURES
 from accel.metal.sim.fake_compiler import NO_COMPILER
 from accel.metal.sim.fake_compiler import _compiler as find_compiler
 from accel.metal.sim.fake_machine import APPLE_M1
 from accel.metal.sim.fake_metal import FakeMetal
-from accel.metal.tier import MetalTier
+from accel.metal.tier import MetalTier, device_lines
 from contract.errors import TierUnavailable
 from harness.tiers import SIMULATED, TierOptions, open_tier
 from tests.metal.conftest import MakeMac

@@ -12,8 +12,7 @@ import pytest
 from accel.kernels.device_probe import ALL_NATIVE, kernels_of
 from accel.vulkan.api import Vulkan, load_vulkan
 from accel.vulkan.device import FEATURES_12, Device, Instance, Kind
-from accel.vulkan.report import device_lines
-from accel.vulkan.tier import VulkanTier
+from accel.vulkan.tier import VulkanTier, device_lines
 from contract.errors import TierUnavailable
 from tests.vulkan.conftest import Library
 
