@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from accel.opencl.contents import EVERYTHING, Parts, format_lists, mask_of, of_mask, ops_with
-from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device, import_binding
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
 from accel.packets.build import BuildError, Progress, cache_entry
@@ -18,6 +17,11 @@ from contract.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
     from accel.kernels.source import Traits
+
+
+import hashlib
+import platform
+from functools import cache
 
 HEADERS = (
     "packet.h",
@@ -288,3 +292,27 @@ def _file_of_line(number: int, files: Mapping[str, str]) -> str | None:
         if number <= 0:
             return name
     return None
+
+
+CPU_INFORMATION = Path("/proc/cpuinfo")
+FLAG_FIELDS = ("flags", "Features")
+"""Names of the list of instruction sets in Linux, on x86 and on ARM."""
+DIGEST_CHARACTERS = 16
+
+
+@cache
+def cpu_flags(source: Path = CPU_INFORMATION) -> frozenset[str]:
+    """The instruction sets that Linux lists for all cores; empty without such a list."""
+    try:
+        lines = source.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    fields = (line.partition(":") for line in lines)
+    cores = [frozenset(value.split()) for name, _, value in fields if name.strip() in FLAG_FIELDS]
+    return frozenset.intersection(*cores) if cores else frozenset()
+
+
+def processor_key(source: Path = CPU_INFORMATION) -> str:
+    """Hexadecimal digits that identify the architecture and the instruction sets."""
+    described = " ".join((platform.machine(), *sorted(cpu_flags(source))))
+    return hashlib.sha256(described.encode()).hexdigest()[:DIGEST_CHARACTERS]

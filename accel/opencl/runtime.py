@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from accel.opencl.contents import StepPrograms
-from accel.opencl.cpu_flags import cpu_flags
 from accel.opencl.device import POCL_COMPILES_ONCE, TIER, Device, import_binding
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
@@ -30,6 +29,7 @@ from accel.opencl.program import (
     build_program,
     build_step_program,
     copy_files,
+    cpu_flags,
     module_options,
 )
 from accel.opencl.self_check import SelfTest, check_layout, native_arithmetic

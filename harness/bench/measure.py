@@ -17,9 +17,8 @@ from contract.dtypes import BY_NAME, DEFAULT_KV
 from contract.errors import RequestError
 from contract.ir.cost import graph_cost
 from contract.shape_key import ShapeKey
-from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
-from harness.bench.machine import machine_facts, stream_bandwidth
+from harness.bench.machine import busy_processes, machine_facts, stream_bandwidth
 from harness.bench.worker import Worker
 from reference.limits import Limits, pages_for
 from reference.model.gguf import open_gguf, write_gguf

@@ -21,9 +21,8 @@ import pytest
 from contract.errors import ConfigError, ExecutionError
 from harness.bench import measure
 from harness.bench.__main__ import main
-from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, Setup, TierEngine, fixed_workers, peer_flash_choices
-from harness.bench.machine import machine_facts, stream_bandwidth
+from harness.bench.machine import busy_processes, machine_facts, stream_bandwidth
 from harness.bench.measure import summary, vocabulary_open_seconds
 from harness.bench.plot import write_plot
 from harness.bench.report import digits, render, render_markdown
@@ -257,7 +256,7 @@ def test_busy_processes_are_said_and_end(tiny_model_path, monkeypatch):
 def test_busy_processes_end_with_their_parent_however_it_ends(end):
     """Ctrl-C reaches parent and children, a kill the parent alone."""
     code = (
-        "import time\nfrom harness.bench.busy import busy_processes\n"
+        "import time\nfrom harness.bench.machine import busy_processes\n"
         "with busy_processes(2) as ids:\n    print(*ids, flush=True)\n    time.sleep(600)"
     )
     with subprocess.Popen(

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.opencl import binding as cl
-from accel.opencl.cpu_flags import cpu_flags
-from accel.opencl.program import build_program, op_files
+from accel.opencl.program import build_program, cpu_flags, op_files
 from contract.dtypes import WEIGHT_DTYPES, DType
 from tests.kernels.processor import ProcessorModules, cpu_device
 from tests.needs import machine_lacks

@@ -13,13 +13,13 @@ import pytest
 
 from accel.opencl import binding as cl
 from accel.opencl import program as program_module
-from accel.opencl.cpu_flags import processor_key
 from accel.opencl.device import Device
 from accel.opencl.program import (
     OP_NAMES,
     build_program,
     kernel_text,
     op_files,
+    processor_key,
     source_of,
     step_files,
 )

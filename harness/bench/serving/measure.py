@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from contract.errors import RequestError
-from harness.bench.busy import busy_processes
 from harness.bench.engines import PEER, peer_version
-from harness.bench.machine import machine_facts
+from harness.bench.machine import busy_processes, machine_facts
 from harness.bench.measure import FIRST_PROMPT, Samples, Say, flash_name, in_turn, ratio, summary
 from harness.bench.serving.alone import (
     edit_text,
