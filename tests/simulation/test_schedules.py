@@ -14,9 +14,8 @@ from harness import mem_test
 from harness.sched_test import main
 from harness.simulation.generate import MEMORY, SCHEDULER, Profile, generate
 from harness.simulation.invariants import Invariant
-from harness.simulation.run import SimulationReport, run_schedules
+from harness.simulation.run import SimulationReport, run_schedules, shrink
 from harness.simulation.schedule import Arrive, KeptAction, Schedule, format_kept, keep, parse_kept
-from harness.simulation.shrink import shrink
 from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)

@@ -17,7 +17,6 @@ from harness.serve.errors import naming_fields, renaming
 from harness.serve.gate import caller_of_request, decoded, need_admin, service_of_request
 from harness.serve.model import ServedModel
 from harness.serve.model_routes import known_model
-from harness.serve.ollama.facts import listed, running, shown
 from harness.serve.ollama.parse import (
     chat_of,
     chat_of_prompt,
@@ -26,7 +25,16 @@ from harness.serve.ollama.parse import (
     prompt_name,
     text_of_prompt,
 )
-from harness.serve.ollama.render import NANOSECONDS, OllamaShape, error_line, line, now
+from harness.serve.ollama.render import (
+    NANOSECONDS,
+    OllamaShape,
+    error_line,
+    line,
+    listed,
+    now,
+    running,
+    shown,
+)
 from harness.serve.ollama.wire import (
     EmbedRequest,
     GenerateRequest,
