@@ -1,7 +1,7 @@
 // Products of h of tokens that share an expert (rules R3 to R5). Each warp of a block computes a
 // tile of 16 rows for one chunk of expert_rows.h after the other.
 //
-// Compiled with WARPS, SLOTS and SLOT_BYTES (of a warp), UNITS (of a row of h), CHUNK_ROWS_MOST,
+// Compiled with WARPS, SLOTS and SLOT_BYTES (of a warp), UNITS (of a row of h), CHUNK_ROWS_MAX,
 // BLOCKS_AT_ONCE (blocks of a multiprocessor), CHUNKS (of a block), MAX_CHUNKS, TABLE_AT, EXPERTS,
 // FORMAT_ID and SHARED_FORMAT; with these operand
 // numbers (see packets.h): H, DOWNS, Y, and of the shared expert SHARED_H, SHARED_DOWN and
@@ -10,7 +10,7 @@
 #include "expert_passing.h"
 #include "stack_matrices.h"
 
-#define ROWS CHUNK_ROWS_MOST
+#define ROWS CHUNK_ROWS_MAX
 
 struct DOWN_UNITS {
     const LAUNCH &launch;

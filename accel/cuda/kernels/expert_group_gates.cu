@@ -2,7 +2,7 @@
 // TILES tiles of 16 rows of both matrices for one chunk of expert_rows.h; a warp computes a span of
 // one tile of one matrix.
 //
-// Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MOST, BLOCKS_AT_ONCE (blocks
+// Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MAX, BLOCKS_AT_ONCE (blocks
 // of a multiprocessor), MAX_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and SHARED_FORMAT; with these
 // operand numbers (see packets.h): M, SCALE, SUMS, which expert_router.cu writes; GATES and UPS; H;
 // and of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent. PRODUCT,
@@ -14,7 +14,7 @@
 
 #define WARPS (2 * SPANS * TILES)
 #define THREADS (WARPS * WARP_LANES)
-#define ROWS CHUNK_ROWS_MOST
+#define ROWS CHUNK_ROWS_MAX
 
 // Values of all spans, where the tokens were.
 #define VALUE_AT(tile, matrix, span, row, token)                                                 \

@@ -1,6 +1,6 @@
 // Groups tokens by expert: one block writes the table of expert_table.h.
 //
-// Compiled with THREADS, CHUNK_ROWS_MOST (tokens of a chunk), MAX_CHUNKS, TABLE_AT (the word of
+// Compiled with THREADS, CHUNK_ROWS_MAX (tokens of a chunk), MAX_CHUNKS, TABLE_AT (the word of
 // the workspace at which the table begins), USED, EXPERTS, HAS_SHARED, and the operand number of
 // IDS (see packets.h); TOPK is a packet number.
 
@@ -21,7 +21,7 @@ DEVICE unsigned before_lane(unsigned value, int lane) {
 }
 
 DEVICE unsigned chunks_of(unsigned pairs) {
-    return (pairs + CHUNK_ROWS_MOST - 1) / CHUNK_ROWS_MOST;
+    return (pairs + CHUNK_ROWS_MAX - 1) / CHUNK_ROWS_MAX;
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -66,16 +66,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned shared_chunks = HAS_SHARED ? chunks_of(tokens) : 0;
     if (threadIdx.x == 0) *table = *routed + shared_chunks;
     for (unsigned expert = threadIdx.x; expert < EXPERTS; expert += THREADS)
-        for (unsigned at = 0; at < counts[expert]; at += CHUNK_ROWS_MOST) {
-            unsigned *record = records + (chunks[expert] + at / CHUNK_ROWS_MOST) * CHUNK_WORDS;
+        for (unsigned at = 0; at < counts[expert]; at += CHUNK_ROWS_MAX) {
+            unsigned *record = records + (chunks[expert] + at / CHUNK_ROWS_MAX) * CHUNK_WORDS;
             record[0] = expert, record[1] = starts[expert] + at;
-            record[2] = min(counts[expert] - at, (unsigned)CHUNK_ROWS_MOST);
+            record[2] = min(counts[expert] - at, (unsigned)CHUNK_ROWS_MAX);
             record[3] = eights[expert] + at / 8;
         }
     for (unsigned i = threadIdx.x; i < shared_chunks; i += THREADS) {
         unsigned *record = records + (*routed + i) * CHUNK_WORDS;
-        record[0] = EXPERTS, record[1] = i * CHUNK_ROWS_MOST;
-        record[2] = min(tokens - i * CHUNK_ROWS_MOST, (unsigned)CHUNK_ROWS_MOST);
+        record[0] = EXPERTS, record[1] = i * CHUNK_ROWS_MAX;
+        record[2] = min(tokens - i * CHUNK_ROWS_MAX, (unsigned)CHUNK_ROWS_MAX);
     }
     __syncthreads();
     unsigned *order = records + MAX_CHUNKS * CHUNK_WORDS;

@@ -62,8 +62,8 @@ DEVICE void store_integers_of(const float *row, unsigned width, unsigned which,
     const float factor = row_factor(most, KV_BITS);
     for (unsigned d = lane; d < half; d += WARP_LANES) {
         const bool broken = exponent == BROKEN_ROW;
-        const int a = broken ? 0 : row_integer(row[d], factor, KV_MOST);
-        const int b = broken ? 0 : row_integer(row[d + half], factor, KV_MOST);
+        const int a = broken ? 0 : row_integer(row[d], factor, KV_MAX);
+        const int b = broken ? 0 : row_integer(row[d + half], factor, KV_MAX);
         high[d * step] = (unsigned char)(a >> 4);
         high[(d + half) * step] = (unsigned char)(b >> 4);
         low[d * step] = (unsigned char)((a & 15) | (b & 15) << 4);

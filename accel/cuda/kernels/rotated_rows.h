@@ -181,7 +181,7 @@ DEVICE void store_codes(const float (&of)[N], bool values, const RECORD_AND_COPY
     int m[N];
 #pragma unroll
     for (int g = 0; g < N; g++)
-        m[g] = exponent == BROKEN_ROW ? 0 : row_integer(of[g], factor, KV_MOST);
+        m[g] = exponent == BROKEN_ROW ? 0 : row_integer(of[g], factor, KV_MAX);
     OWN_CHANNELS<N> own;
     own.take(m, lane);
     own.find_codes(values);

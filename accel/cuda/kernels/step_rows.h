@@ -149,8 +149,8 @@ struct HEAD_ROW {
         const bool broken = exponent == BROKEN_ROW;
 #pragma unroll
         for (int n = 0; n < HALF_CHANNELS; n++) {
-            const int a = broken ? 0 : row_integer(of[n], factor, KV_MOST);
-            const int b = broken ? 0 : row_integer(of[n + HALF_CHANNELS], factor, KV_MOST);
+            const int a = broken ? 0 : row_integer(of[n], factor, KV_MAX);
+            const int b = broken ? 0 : row_integer(of[n + HALF_CHANNELS], factor, KV_MAX);
             const unsigned at = WARP_LANES * n * step, both = (a & 15) | (b & 15) << 4;
             copy[high + at] = (unsigned char)(a >> 4);
             copy[high + at + HALF_DIM * step] = (unsigned char)(b >> 4);

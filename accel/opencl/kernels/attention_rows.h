@@ -10,7 +10,7 @@
 
 // Keys and values have KV_BITS fraction bits, see query_bits() for queries.
 #define KV_BITS 10
-#define KV_MOST 2047
+#define KV_MAX 2047
 #define MIN_EXPONENT -40
 #define BROKEN_ROW -128
 

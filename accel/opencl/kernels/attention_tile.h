@@ -131,7 +131,7 @@ INLINE uint16 neighbour_pairs(uint16 pairs) {
     return make_uint16(as_uint8(low), as_uint8(high));
 }
 
-// Whether rounding takes the largest magnitude of a row beyond KV_MOST. Never that of a half.
+// Whether rounding takes the largest magnitude of a row beyond KV_MAX. Never that of a half.
 INLINE bool rounds_up(int most) {
     return (most & 0x7FFFFF) >= 0x7FF000;
 }
@@ -164,7 +164,7 @@ INLINE void load_keys(const KV_HEAD *head, uint dtype, bool whole, uint position
         }
         if (rounds_up(most))
             for (uint n = 0; n < vectors; n++)
-                tile->page[i][n] = clamp_pairs(tile->page[i][n], KV_MOST);
+                tile->page[i][n] = clamp_pairs(tile->page[i][n], KV_MAX);
     }
 }
 
@@ -202,7 +202,7 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
             }
             values[n] = pairs_of(pair[0], pair[1]);
         }
-        for (uint n = 0; clamped && n < vectors; n++) values[n] = clamp_pairs(values[n], KV_MOST);
+        for (uint n = 0; clamped && n < vectors; n++) values[n] = clamp_pairs(values[n], KV_MAX);
     }
 }
 

@@ -45,7 +45,7 @@ static void store_i12(const GLOBAL float *x, uint head_dim, uint which, GLOBAL u
         int m[2];
         UNROLL for (uint k = 0; k < 2; k++) {
             m[k] = as_int(x[d + k * half_dim] * factor + ROUNDER) - as_int(ROUNDER);
-            m[k] = exponent == BROKEN_ROW ? 0 : clamp(m[k], -KV_MOST, KV_MOST);
+            m[k] = exponent == BROKEN_ROW ? 0 : clamp(m[k], -KV_MAX, KV_MAX);
             high[(d + k * half_dim) * step] = (uchar)(m[k] >> 4);
         }
         low[d * step] = (uchar)((m[0] & 15) | (m[1] & 15) << 4);
@@ -116,11 +116,11 @@ OUTLINED void store_coded(const GLOBAL float *x, uint dtype, uint head_dim, uint
         const int max_bits = max_of_16(
             max(magnitude_bits(vload16(2 * n, x)), magnitude_bits(vload16(2 * n + 1, x))));
         int max_integer = as_int(as_float(max_bits) * factor + ROUNDER) - as_int(ROUNDER);
-        max_integer = exponent == BROKEN_ROW ? 0 : min(max_integer, KV_MOST);
+        max_integer = exponent == BROKEN_ROW ? 0 : min(max_integer, KV_MAX);
         UNROLL for (uint k = 0; k < 2; k++) {
             const float16 scaled = vload16(2 * n + k, x) * factor;
             m[k] = as_int16(scaled + ROUNDER) - (int16)(as_int(ROUNDER));
-            m[k] = exponent == BROKEN_ROW ? (int16)(0) : min(max(m[k], -KV_MOST), KV_MOST);
+            m[k] = exponent == BROKEN_ROW ? (int16)(0) : min(max(m[k], -KV_MAX), KV_MAX);
         }
         const int scale = coded_group(m[0], m[1], max_integer, (int)bits, codes);
         uint tops = 0;
