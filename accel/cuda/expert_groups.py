@@ -94,7 +94,7 @@ def grouped_launches(
         "HELD_UNITS": 1,
         "USED": ops[block.gates].max_sizes()["used"],
         "EXPERTS": ops[block.router].max_sizes()["rows"],
-        "CHUNK_ROWS_MOST": grouped.tokens,
+        "CHUNK_ROWS_MAX": grouped.tokens,
         "MAX_CHUNKS": grouped.chunks,
         "TABLE_AT": grouped.table_at,
     }

@@ -124,7 +124,7 @@ def _units(ops: Sequence[Op], product: int) -> int:
 
 
 def _order_macros(memory: _Memory) -> dict[str, int]:
-    return {"EXPERTS": memory.experts, "CHUNK_ROWS_MOST": CHUNK_PAIRS, "HAS_SHARED": 0}
+    return {"EXPERTS": memory.experts, "CHUNK_ROWS_MAX": CHUNK_PAIRS, "HAS_SHARED": 0}
 
 
 def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
