@@ -38,7 +38,6 @@ from contract.shape_key import ShapeKey
 PROMPT_TOKENS = 256
 """Most prompt tokens of a step while other sequences decode, and on tiers that gain nothing by
 more."""
-TIER_NAMES = ("cpu", "native", "opencl", "vulkan", "cuda", "metal", "t1", "t2", "intel")
 
 
 @dataclass(frozen=True, slots=True)

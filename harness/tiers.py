@@ -18,11 +18,12 @@ from accel.user_folders import user_folder
 from accel.wheel_parts import missing_part
 from contract.errors import TierUnavailable
 from contract.lazy_dataclass import dataclass
-from contract.tier import TIER_NAMES, Tier
+from contract.tier_names import TIER_NAMES
 from harness.best_tier import INTEL, PROCESSOR_TIERS, card_makers, lists_cards, open_best
 
 if TYPE_CHECKING:
     from accel.packets.worker_tuner import WorkerChoice
+    from contract.tier import Tier
 
 AUTO = "auto"
 """Asks for the best tier that runs on this machine."""
@@ -49,7 +50,7 @@ class TierOptions:
     note: Callable[[str], None] | None = None
 
 
-TierFactory = Callable[[TierOptions], Tier]
+TierFactory = Callable[[TierOptions], "Tier"]
 DEFAULT_OPTIONS = TierOptions()
 
 

@@ -39,6 +39,7 @@ from reference.sched.drafts import DraftPolicy
 from tests import costs
 from tests.kernels.rolled import rolled_source
 from tests.long_cases import in_share, mark_combinations
+from tests.named_tiers import quick_tier
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
 from tests.patience import PATIENCE_SECONDS
@@ -171,6 +172,15 @@ def tests_share_the_cores(request: pytest.FixtureRequest) -> Iterator[None]:
         if "PYTEST_XDIST_WORKER" in os.environ and folder not in ALL_CORES:
             for module in (threads, cpu_tier):
                 patch.setattr(module, "thread_count", lambda: 1)
+        yield
+
+
+@pytest.fixture(scope="module")
+def native_is_quick() -> Iterator[None]:
+    """The native tier has one thread, and its lowered steps are shared: for tests of what the host
+    does around steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiers, "TIERS", {**tiers.TIERS, "native": lambda options: quick_tier()})
         yield
 
 

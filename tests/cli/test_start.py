@@ -77,6 +77,12 @@ def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
     assert set(threads) <= {1}
 
 
+def test_what_only_parses_loads_no_numpy() -> None:
+    """It takes most of the time of a command that prints a help or refuses its words; the help
+    loads every command."""
+    assert "numpy" not in _started("--help")[0]
+
+
 def test_every_command_is_in_the_module_the_table_says() -> None:
     """What one module adds is what the table says of it."""
     for module in dict.fromkeys(COMMANDS.values()):

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from contract.errors import TierUnavailable
-from contract.tier import TIER_NAMES
+from contract.tier_names import TIER_NAMES
 from harness import settings_table, tiers
 from harness.tiers import AUTO, TIERS, TierOptions, open_tier, probe
 from zinc_rt.arguments import TierName

@@ -14,6 +14,8 @@ from harness.host.session import Session
 from reference.model.chat_template import encode_chat
 from tests.serve.harmony import harmony_model
 
+pytestmark = pytest.mark.usefixtures("native_is_quick")
+
 MESSAGES = [{"role": "user", "content": "Hi"}]
 SEEDS = range(4)
 """With some of them the model samples marks where none belong."""
@@ -27,7 +29,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_chat_shows_thoughts_and_text_and_no_marks(path: Path) -> None:
     """What is shown is what the parser makes of the tokens; without a chat they stay text."""
     marked = 0
-    with Session.open(path, SessionOptions(tier="cpu", context=256, chat=True)) as session:
+    with Session.open(path, SessionOptions(tier="native", context=256, chat=True)) as session:
         tokenizer, template = session.model.tokenizer, session.template
         assert template is not None
         dialect = dialect_of(template.text, tokenizer)

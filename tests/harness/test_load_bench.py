@@ -58,6 +58,8 @@ from tests.needs import need_installed
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
 
+pytestmark = pytest.mark.usefixtures("native_is_quick")
+
 SMALL = LoadPlan(requests=6, clients=3, mix="chat")
 
 
@@ -70,7 +72,7 @@ def model_path(synthetic_model: SyntheticModel) -> Path:
 @pytest.fixture(scope="module")
 def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
-    session = SessionOptions(tier="cpu", context=4096, slots=4)
+    session = SessionOptions(tier="native", context=4096, slots=4)
     model = ModelOptions(session, "tiny", folder / "digests.json")
     with running(ServeOptions(model_path, model, folder / "ledger.sqlite", folder)) as opened:
         yield opened

@@ -26,6 +26,8 @@ from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.needs import need_installed
 
+pytestmark = pytest.mark.usefixtures("native_is_quick")
+
 CHAT_HITS = 0.8
 """The share of prompt tokens that a chat's turns find in the prefix cache."""
 
@@ -35,7 +37,7 @@ UNCACHED = EngineOptions(prefix_cache=False)
 
 def plan_of(path: Path, **fields: Any) -> ServingPlan:
     sizes = {"prompt_tokens": 3, "decode_tokens": 2, "repeat": 2, "host_steps": 0}
-    return ServingPlan(path, **{"engines": ("cpu",), "threads": 1, **sizes, **fields})
+    return ServingPlan(path, **{"engines": ("native",), "threads": 1, **sizes, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +49,7 @@ def model(tiny_model_path: Path) -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def runner(model: Model, tiny_model_path: Path) -> Iterator[ModelRunner]:
-    with serving_runner(plan_of(tiny_model_path), model, "cpu") as runner:
+    with serving_runner(plan_of(tiny_model_path), model, "native") as runner:
         yield runner
 
 
@@ -133,8 +135,8 @@ def test_all_sequences_decode_in_every_steady_step(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_metric_is_reported_for_every_repetition(report: dict[str, Any]) -> None:
-    assert set(report["engines"]["cpu"]) == set(METRICS)
-    for found in report["engines"]["cpu"].values():
+    assert set(report["engines"]["native"]) == set(METRICS)
+    for found in report["engines"]["native"].values():
         assert len(found["samples"]) == 2
         assert found["minimum"] >= 0
     assert report["peer"] is None
@@ -143,7 +145,7 @@ def test_every_metric_is_reported_for_every_repetition(report: dict[str, Any]) -
 
 def test_targets_of_a_peer_are_judged_only_beside_one(report: dict[str, Any]) -> None:
     assert len(report["targets"]) == sum(not target.of_peer for target in TARGETS)
-    faster = {"cpu": {f"decode_{n}": {"median": 2.0} for n in SEQUENCES}}
+    faster = {"native": {f"decode_{n}": {"median": 2.0} for n in SEQUENCES}}
     assert len(target_verdicts({**report, "ratios": faster})) == len(TARGETS)
 
 
@@ -200,7 +202,7 @@ def test_flags_that_do_not_go_together_are_refused(
 @pytest.mark.peer
 def test_the_peer_decodes_as_many_together(tiny_model_path: Path) -> None:
     need_installed("llama_cpp", "peer")
-    report = report_of(plan_of(tiny_model_path, repeat=1, engines=("cpu", PEER)))
+    report = report_of(plan_of(tiny_model_path, repeat=1, engines=("native", PEER)))
     assert len(report["peer"]["engines"]) == 2
-    assert set(report["ratios"]["cpu"]) == {f"decode_{count}" for count in SEQUENCES}
-    assert f"cpu / {PEER}" in render_serving(report)
+    assert set(report["ratios"]["native"]) == {f"decode_{count}" for count in SEQUENCES}
+    assert f"native / {PEER}" in render_serving(report)

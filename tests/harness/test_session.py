@@ -37,6 +37,8 @@ from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
 
+pytestmark = pytest.mark.usefixtures("native_is_quick")
+
 
 @pytest.mark.parametrize("tier", ["cpu", "opencl"])
 def test_closing_frees_the_memory_at_once(tmp_path: Path, tier: str) -> None:
@@ -149,7 +151,7 @@ def test_the_template_starts_before_the_model_is_loaded(
 
     monkeypatch.setattr(ChatTemplate, "start", noted_start)
     monkeypatch.setattr(harness.host.open, "load_runner", noted_load)
-    options = SessionOptions(tier="cpu", context=64, chat=chat)
+    options = SessionOptions(tier="native", context=64, chat=chat)
     with Session.open(model_path, options) as session:
         assert happened == (["template", "load"] if chat else ["load"])
         assert session.template is not None
@@ -188,9 +190,8 @@ def tier_of(name: str) -> Tier:
 
 
 DEPTHS = [
-    (name, depth)
-    for name in (*TIERS, "late")
-    for depth in ((1,) if name == "vulkan" else (0, 1, 3))
+    *((name, depth) for name in (*TIERS, "late") if name != "vulkan" for depth in (0, 1, 3)),
+    pytest.param("vulkan", 1, marks=pytest.mark.long),
 ]
 """Steps ahead; one depth where a processor plays a graphics card, which takes its time."""
 
@@ -219,7 +220,7 @@ def test_a_cancelled_generation_leaves_nothing_behind(
 
 def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path: Path) -> None:
     """Turns that do not fit the context together: the first one is found again, the same bits."""
-    options = SessionOptions(tier="cpu", context=64, chunk=16)
+    options = SessionOptions(tier="native", context=64, chunk=16)
     pages = 8
     with Session.open(model_path, options) as session:
         copies = session.runner.page_copies()
@@ -238,7 +239,7 @@ def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path: Path) ->
 
 def test_the_prefix_cache_keeps_so_many_bytes(model_path: Path) -> None:
     """Of a prompt of 30 tokens one page is whole; two prompts have one each."""
-    options = SessionOptions(tier="cpu", context=64, chunk=16)
+    options = SessionOptions(tier="native", context=64, chunk=16)
     with Session.open(model_path, options) as session:
         copies = session.runner.page_copies()
         assert copies is not None
@@ -295,7 +296,7 @@ def test_a_reader_that_computes_its_own_steps_does_not_wait(
         return take(queue, timeout, offer)
 
     monkeypatch.setattr(EventQueue, "take", noted)
-    options = SessionOptions(tier="cpu", context=64, chunk=8, all_logits=True)
+    options = SessionOptions(tier="native", context=64, chunk=8, all_logits=True)
     with Session.open(model_path, options) as session:
         out = np.empty((len(PROMPTS[0]), session.model.config.vocab), np.float32)
         session.logits(PROMPTS[0], out)
@@ -344,7 +345,7 @@ def test_the_state_cache_has_room_for_so_many_states(tmp_path: Path, model_path:
     """Counted in the plan; a prompt asked again goes on from one, which changes nothing."""
     path = tmp_path / "recurrent.gguf"
     write_synthetic(path, sized_spec("tiny", architecture="qwen35moe", quant="q8_0", seed=3))
-    options = SessionOptions(tier="cpu", context=96, chunk=16)
+    options = SessionOptions(tier="native", context=96, chunk=16)
     prompt = tuple(range(40))
     with Session.open(path, options) as session:
         each = session.runner.recurrent.slot_bytes

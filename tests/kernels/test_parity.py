@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +163,16 @@ def on(machine: str, name: str, *values: Any, marks: tuple[pytest.MarkDecorator,
     return pytest.param(machine, *values, id=f"{name}-{machine}", marks=marks)
 
 
+def one_of_each(cases: Iterable[Case]) -> list[Case]:
+    """A case of each opcode."""
+    return list({case.opcode: case for case in cases}.values())
+
+
+BANKED = of(WORK_GROUP_CASES, FORMATS)
 OTHERS = [
-    on("work-groups", "banked", {"shared_addresses": False}, of(WORK_GROUP_CASES, FORMATS)),
+    on("work-groups", "banked", {"shared_addresses": False}, one_of_each(BANKED)),
+    on("work-groups", "banked-formats", {"shared_addresses": False}, BANKED,
+       marks=(pytest.mark.long,)),
     on(
         "work-groups", "integers", {"native_arithmetic": False},
         of(WORK_GROUP_CASES, FORMATS[:2]), marks=(pytest.mark.long,),

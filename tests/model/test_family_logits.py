@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,17 @@ def path_of(synthetic_model: SyntheticModel) -> Callable[[str], Path]:
     return lambda name: synthetic_model(quant="f32", seed=11, **entries[name])
 
 
+@cache
+def truth_of(path: Path) -> Any:
+    """The binary64 logits of TOKENS, computed once for a file."""
+    return float64_model(path).logits(TOKENS)
+
+
 @pytest.mark.parametrize("name", long_except(NAMES, *FAMILIES))
 def test_logits_agree_with_float64(path_of: Callable[[str], Path], name: str) -> None:
     """To the last of the formulas without the rounding of attention, and closely with it."""
     path = path_of(name)
-    truth = float64_model(path).logits(TOKENS)
+    truth = truth_of(path)
     assert np.abs(exact_logits(path, TOKENS, CHUNK) - truth).max() <= TOLERANCE
     limit = ROUTED_DIVERGENCE if "experts" in name else DIVERGENCE
     limit = LATENT_DIVERGENCE if name == "deepseek2" else limit
@@ -66,7 +73,7 @@ def test_rotated_types_are_as_exact_as_their_bits_allow(
     path_of: Callable[[str], Path], name: str, most: float
 ) -> None:
     """KL from binary64 is far above that of Q8_0, whose codes have 8 bits, and bounded."""
-    truth = float64_model(path_of(name)).logits(TOKENS)
+    truth = truth_of(path_of(name))
     q8_0, i4r, i3r = (
         mean_kl(truth, our_logits(path_of(name), TOKENS, kv)) for kv in ("q8_0", "i4r", "i3r")
     )
@@ -280,6 +287,5 @@ def test_a_wrong_formula_is_far_off(path_of: Callable[[str], Path], fault: str) 
     """Negative control: the tolerance separates right from wrong."""
     name, spoil = FAULTS[fault]
     oracle: Float64Llama = float64_model(path_of(name))
-    right = oracle.logits(TOKENS)
     spoil(oracle)
-    assert np.abs(oracle.logits(TOKENS) - right).max() > 100 * TOLERANCE
+    assert np.abs(oracle.logits(TOKENS) - truth_of(path_of(name))).max() > 100 * TOLERANCE

@@ -18,7 +18,12 @@ def engine_threads() -> int:
     return sum(thread.name == "engine" for thread in threading.enumerate())
 
 
+@pytest.fixture(scope="module", autouse=True)
+def most_is_around_steps(native_is_quick: None) -> None:
+    """These tests are of what Python does."""
+
+
 @pytest.fixture(scope="session")
 def llm(tiny_model_path: Path) -> Iterator[LLM]:
-    with LLM(tiny_model_path, tier="cpu", context=CONTEXT, slots=3, progress=False) as opened:
+    with LLM(tiny_model_path, tier="native", context=CONTEXT, slots=3, progress=False) as opened:
         yield opened

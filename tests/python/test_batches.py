@@ -31,7 +31,7 @@ SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True
 @pytest.fixture(scope="module")
 def session(tiny_model_path: Path) -> Iterator[Session]:
     """What ``zinc-rt run`` and ``zinc-rt logits`` answer with."""
-    options = SessionOptions(tier="cpu", context=CONTEXT, all_logits=True)
+    options = SessionOptions(tier="native", context=CONTEXT, all_logits=True)
     with Session.open(tiny_model_path, options) as opened:
         yield opened
 
@@ -172,7 +172,7 @@ def test_a_bar_counts_the_prompts(
     tiny_model_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.progress.LINE_SECONDS", 0.0)
-    with LLM(tiny_model_path, tier="cpu", context=64, slots=2) as llm:
+    with LLM(tiny_model_path, tier="native", context=64, slots=2) as llm:
         llm.generate(["one", "two"], SamplingParams(max_tokens=2))
     assert "generating: 100% (2 prompts of 2 prompts)" in capsys.readouterr().err
 

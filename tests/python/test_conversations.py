@@ -34,7 +34,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def talking(path: Path) -> Iterator[LLM]:
-    with LLM(path, tier="cpu", context=CONTEXT, slots=2, progress=False) as opened:
+    with LLM(path, tier="native", context=CONTEXT, slots=2, progress=False) as opened:
         yield opened
 
 
@@ -54,7 +54,7 @@ def test_a_call_is_the_one_that_the_server_makes(talking: LLM, path: Path, tmp_p
     wire |= {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     body = json.dumps({**wire, **CALLING}).encode()
     ledger = tmp_path / "ledger.sqlite"
-    with serve(path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:
+    with serve(path, tier="native", context=CONTEXT, port=0, ledger=ledger) as server:
         request = urllib.request.Request(
             f"{server.url}/v1/chat/completions", body, {"Content-Type": "application/json"}
         )
@@ -126,7 +126,7 @@ def test_what_cannot_be_done_is_an_error_of_its_conversation(
 def test_a_model_whose_template_knows_no_tools_calls_them_too(tmp_path: Path) -> None:
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     path = templated_model(tmp_path, "plain", template)
-    with LLM(path, tier="cpu", context=CONTEXT, slots=1, progress=False) as opened:
+    with LLM(path, tier="native", context=CONTEXT, slots=1, progress=False) as opened:
         (output,) = opened.chat(MESSAGES, asked(1), **CALLING)
     message = output.completion.message
     assert message is not None

@@ -50,7 +50,7 @@ def test_a_conversation_is_what_the_template_makes_of_it(llm: LLM, tiny_model_pa
     assert [output.text for output in llm.chat([TURN, TURN], GREEDY)] == [answer.text] * 2
     tokens = llm.encode_chat(TURN)
     assert llm.generate([tokens], GREEDY)[0].tokens == answer.tokens
-    with Session.open(tiny_model_path, SessionOptions(tier="cpu", context=CONTEXT)) as session:
+    with Session.open(tiny_model_path, SessionOptions(tier="native", context=CONTEXT)) as session:
         assert session.template is not None
         rendered = session.template.render(TURN).text
     assert len(tokens) > len(llm.tokenizer.encode(rendered, parse_special=True))
@@ -93,7 +93,7 @@ def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_pat
     requested = {"prompt": "Once", "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_tokens": 9}
     body = json.dumps({**requested, "top_k": 0, "min_p": 0.0, "logprobs": 2}).encode()
     ledger = tmp_path / "ledger.sqlite"
-    with serve(tiny_model_path, tier="cpu", context=CONTEXT, port=0, ledger=ledger) as server:
+    with serve(tiny_model_path, tier="native", context=CONTEXT, port=0, ledger=ledger) as server:
         request = urllib.request.Request(
             f"{server.url}/v1/completions", body, {"Content-Type": "application/json"}
         )

@@ -332,7 +332,7 @@ def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm: LLM) -
 
 
 def test_what_is_printed_helps(llm: LLM) -> None:
-    assert repr(llm) == f"LLM({llm.model.config.name!r}, tier='cpu', slots=3, context=128)"
+    assert repr(llm) == f"LLM({llm.model.config.name!r}, tier='native', slots=3, context=128)"
     good, bad = llm.generate(["one", ""], GREEDY)
     assert str(good) == good.text
     assert repr(good).startswith("Output(index=0, completions=[Completion(")

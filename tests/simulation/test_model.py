@@ -10,17 +10,27 @@ from itertools import count, islice
 
 import pytest
 
+from harness.simulation import model
 from harness.simulation.generate import MEMORY, SCHEDULER, Profile
 from harness.simulation.invariants import Invariant
 from harness.simulation.model import MODEL_VOCAB
 from harness.simulation.run import play_seed, run_schedules
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
+from tests.named_tiers import quick_tier
 from tests.simulation.controls import Break
 
 ON_MODEL = replace(SCHEDULER, context=96, requests=12, vocab=MODEL_VOCAB, model=True)
 MEMORY_ON_MODEL = replace(ON_MODEL, name="mem", features=MEMORY.features, recurrent=0.5)
 WANTED = {"preemptions", "prefix tokens_hit", "prefix restored", "faults", "guesses right"}
+
+
+@pytest.fixture(autouse=True)
+def steps_are_quick() -> Iterator[None]:
+    """They have the bits of the CPU tier."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "CpuTier", lambda threads: quick_tier())
+        yield
 
 
 def seeds_with(profile: Profile, *requested: str) -> Iterator[int]:

@@ -12,7 +12,8 @@ import pytest
 from accel.packets.rules import OPCODES
 from contract.errors import DeviceLost
 from contract.opcodes import Opcode
-from contract.tier import TIER_NAMES, Tier
+from contract.tier import Tier
+from contract.tier_names import TIER_NAMES
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.tiers.conftest import each
 from tests.tiers.ways import DEVICES, OpenTier, Way
