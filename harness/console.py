@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -26,6 +27,11 @@ def is_silent() -> bool:
 def printable(text: str) -> str:
     """``text`` on one line; characters that could control a terminal are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def text_of_name(name: str) -> str:
+    """The name of a file as text: bytes that are no UTF-8 are escaped."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def note(text: str) -> None:

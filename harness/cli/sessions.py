@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness.console import text_of_name
 from harness.settings import Settings, values_for
 from harness.settings_table import names_in
 
@@ -46,8 +47,8 @@ def model_name(name: str | None, path: Path) -> str:
     """The name to call a model by: as the user wrote it, but for a path the file's name."""
     if name is not None:
         with suppress(OSError):
-            return path.stem if Path(name).exists() else str(name)
-    return path.stem
+            return text_of_name(path.stem if Path(name).exists() else str(name))
+    return text_of_name(path.stem)
 
 
 def _check_tier(settings: Settings) -> None:

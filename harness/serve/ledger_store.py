@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from contract.types import Tenant
+from harness.console import text_of_name
 from harness.serve.storage import Database
 
 SCHEMA_VERSION = 1
@@ -129,7 +130,7 @@ class LedgerStore(Database):
     def activate(self, began_with: Path, name: str | None) -> None:
         """Record that ``name`` was activated in servers started with the file ``began_with``; None
         for the model of that file. Raises StorageProblem."""
-        row = (str(began_with.resolve()), name)
+        row = (text_of_name(str(began_with.resolve())), name)
         with self._used(), self._transaction():
             self._file.execute("INSERT OR REPLACE INTO activated VALUES (?, ?)", row)
 
@@ -138,7 +139,8 @@ class LedgerStore(Database):
         file's own."""
         query = "SELECT name FROM activated WHERE began_with = ?"
         with self._used():
-            row = self._file.execute(query, (str(began_with.resolve()),)).fetchone()
+            path = text_of_name(str(began_with.resolve()))
+            row = self._file.execute(query, (path,)).fetchone()
             return None if row is None else row[0]
 
     def close(self) -> None:

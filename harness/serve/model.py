@@ -15,6 +15,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
 from contract.types import MAX_INT32, SamplingParams, Tenant
 from harness import catalog
+from harness.console import text_of_name
 from harness.file_digests import file_digests, system_fingerprint
 from harness.host.dialect import Dialect, dialect_of
 from harness.host.disk import function_name
@@ -307,7 +308,8 @@ def other_names(path: Path) -> tuple[str, ...]:
     """The names of a model besides its own: its file name with and without the extension, and the
     catalog id."""
     entry = catalog.entry_of_file(path)
-    return (path.stem, path.name, *(() if entry is None else (entry.id,)))
+    of_file = map(text_of_name, (path.stem, path.name))
+    return (*of_file, *(() if entry is None else (entry.id,)))
 
 
 def _sampling_of_file(path: Path, model: Model, options: ModelOptions) -> SamplingDefaults:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from contract.errors import CatalogError
 from harness import catalog
 from harness.best_tier import PROCESSOR_TIERS
+from harness.console import text_of_name
 from harness.progress import SILENT
 from harness.serve.answers import Json
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
@@ -235,7 +236,11 @@ def _adapters_of(model: ServedModel) -> Iterator[Json]:
     """The cards of the adapters that requests may name as their model, as vLLM lists them."""
     for adapter in model.adapters.named:
         described = _described(model.for_request(adapter.name))
-        yield described | {"id": adapter.name, "root": adapter.path.name, "parent": model.name}
+        yield described | {
+            "id": adapter.name,
+            "root": text_of_name(adapter.path.name),
+            "parent": model.name,
+        }
 
 
 def _outside(name: str, source: str, *, installed: bool) -> Json:

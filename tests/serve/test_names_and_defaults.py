@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from contract.types import SamplingParams
 from harness.catalog import ENTRIES, entries, entry_of_file
 from harness.cli.main import build_parser
 from harness.cli.serve_command import NAMES, options_of
+from harness.cli.sessions import model_name
 from harness.sampling_defaults import GGUF_KEYS, SamplingDefaults, sampling_defaults
 from harness.settings import resolve
 from tests.harness.catalog_tools import wheel_entry
@@ -35,6 +37,21 @@ def catalogued(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     entry = wheel_entry(path.read_bytes(), id="tiny-of-the-catalog", sampling=(("top_k", 7),))
     monkeypatch.setitem(entries.ENTRIES, entry.id, entry)
     return path
+
+
+def test_a_file_whose_name_is_no_utf_8(serve: Serve, tiny_model_path: Path, tmp_path: Path) -> None:
+    """Its bytes are escaped in every text; the server starts, and answers to that name."""
+    path = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.gguf"))
+    path.symlink_to(tiny_model_path)
+    assert (model_name(str(path), path), model_name(None, path)) == ("caf\\xe9", "caf\\xe9")
+    with serve(path=path, tier="null") as server:
+        http = Http(server.url)
+        asked = {**ASKED, "model": "caf\\xe9"}
+        assert http.post(CHAT, asked).status == 200
+        for page in ("/v1/models", "/props", "/api/tags", "/metrics"):
+            assert http.get(page).status == 200
+        assert "caf\\xe9.gguf" in http.get("/v1/models").json["data"][0]["x_zinc"]["aliases"]
+        server.models.activate("other", path)
 
 
 def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: Path) -> None:

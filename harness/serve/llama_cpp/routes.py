@@ -10,6 +10,7 @@ from flask import g, request
 
 from contract.errors import RequestError
 from contract.types import Tenant
+from harness.console import text_of_name
 from harness.serve.answers import Json
 from harness.serve.caller import Caller, in_names_of
 from harness.serve.data_lines import encode
@@ -53,7 +54,12 @@ class LlamaCppHandlers:
         served = service_of_request().model.adapters
         scales = dict(served.defaults)
         return [
-            {"id": n, "name": one.name, "path": one.path.name, "scale": scales.get(n, 0.0)}
+            {
+                "id": n,
+                "name": one.name,
+                "path": text_of_name(one.path.name),
+                "scale": scales.get(n, 0.0),
+            }
             for n, one in enumerate(served.named)
         ]
 
