@@ -43,7 +43,8 @@ class ServerClient:
     def __post_init__(self) -> None:
         try:
             parts = self._url_parts
-            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+            host = (parts.hostname or "").encode("idna")
+            usable = parts.scheme in ("http", "https") and host and parts.port != 0
         except ValueError:
             usable = False
         if not usable:

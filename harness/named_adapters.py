@@ -7,6 +7,7 @@ from pathlib import Path
 
 from contract.errors import RequestError
 from contract.lazy_dataclass import dataclass
+from harness.console import text_of_name
 
 Scales = tuple[tuple[int, float], ...]
 
@@ -41,7 +42,7 @@ def _named(text: str) -> NamedAdapter:
     if not file or (given and not name):
         raise ValueError(text)
     found = Path(file).expanduser()
-    return NamedAdapter(name or found.stem, found, float(scale))
+    return NamedAdapter(text_of_name(name or found.stem), found, float(scale))
 
 
 def _is_number(text: str) -> bool:

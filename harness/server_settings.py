@@ -7,6 +7,7 @@ from harness.setting_kinds import (
     DIR,
     FILE,
     QUEUE_DEPTH,
+    UTF_8,
     Setting,
     integer,
     names,
@@ -44,7 +45,7 @@ SERVER = (
     ),
     Setting(
         "alias",
-        names("NAME"),
+        names("NAME", "names in UTF-8", UTF_8),
         "",
         "further name by which requests may call the model; '*' accepts every name. May be "
         "given several times",

@@ -28,6 +28,8 @@ DISK_CACHE_BYTES = 10 * 10**9
 """Most bytes of a disk cache whose size the user leaves open."""
 QUEUE_DEPTH = 256
 """Most requests that wait for a slot, where the user leaves it open."""
+UTF_8 = "[^\ud800-\udfff]+"
+"""A pattern of all texts but those of bytes that are no UTF-8."""
 COUNT_SUFFIX = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 """Factors of counts of tokens: 32K is 32,768."""
 BYTE_UNITS = {"": 1000, "i": 1024}

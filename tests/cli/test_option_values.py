@@ -12,6 +12,7 @@ import pytest
 from harness.cli.main import build_parser
 from harness.cli.parser import Parser, actions
 from harness.cli.tools_command import TOOLS
+from harness.named_adapters import named_adapters
 from harness.settings_table import SETTINGS
 from tests.cli.test_bad_input import Zinc, refused
 
@@ -126,6 +127,14 @@ def test_a_flag_that_another_leaves_without_effect_is_refused(
     zinc: Zinc, words: tuple[str, ...], said: str
 ) -> None:
     refused(zinc("run", "hi", "--model", "x.gguf", *words), said)
+
+
+def test_names_that_no_request_could_have_are_refused(zinc: Zinc) -> None:
+    """An argument's bytes that are no UTF-8, and hosts that have no address."""
+    refused(zinc("serve", "--alias", "caf\udce9", "--port", 0), "--alias", "names in UTF-8")
+    for host in ("caf\udce9", "a..b", "a" * 64):
+        refused(zinc("chat", "--server", f"http://{host}"), "not the address of a server")
+    assert named_adapters("caf\udce9.gguf")[0].name == "caf\\xe9"
 
 
 def test_flags_of_the_other_side_of_a_conversation_are_refused(zinc: Zinc) -> None:
