@@ -142,12 +142,15 @@ class Adapters:
             count = len(self.used(scales))
             raise RequestError("lora", f"combines {count} adapters, at most {self.combined} work")
 
-    def reject_unread(self, read: Set[str]) -> None:
-        """Raise UnsupportedModel for the first tensor of an adapter that no projection reads."""
+    def reject_unread(self, read: Set[str], drafting: tuple[str, ...] = ()) -> None:
+        """Raise UnsupportedModel for the first tensor of an adapter that no projection reads. Names
+        of blocks that draft tokens begin with one of ``drafting``."""
         for adapter in self.opened:
             for tensor in adapter.shapes:
                 if tensor not in read:
                     problem = "changes an embedding, the output, a router or a shared expert"
+                    if tensor.startswith(drafting):
+                        problem = "changes a block that drafts tokens"
                     raise _unsupported(adapter.file, tensor + A, problem)
 
     def used(self, scales: Scales) -> Scales:

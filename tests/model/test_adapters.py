@@ -158,6 +158,17 @@ def test_tensors_of_experts_are_refused(synthetic_model: SyntheticModel, tmp_pat
             open_model(model, [path]).graph(Limits(1, 16, 1, adapters=1))
 
 
+def test_tensors_of_a_draft_block_are_refused(
+    synthetic_model: SyntheticModel, tmp_path: Path
+) -> None:
+    model = synthetic_model(**FAMILIES["qwen35-nextn"])
+    with open_gguf(model) as file:
+        drafting = f"blk.{file.require('qwen35.block_count', int) - 1}.ffn_up.weight"
+    path = write_adapter(tmp_path / "a.gguf", model, changed=lambda name: name == drafting)
+    with pytest.raises(ModelFileError, match=r"lora_a: changes a block that drafts tokens; use an"):
+        open_model(model, [path]).graph(Limits(1, 16, 1, adapters=1))
+
+
 def test_a_number_that_is_not_finite_is_an_error(tiny_model_path: Path, tmp_path: Path) -> None:
     path = write_adapter(tmp_path / "a.gguf", tiny_model_path, broken="blk.1.ffn_up.weight.lora_b")
     with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_up\.weight\.lora_b: holds a number"):

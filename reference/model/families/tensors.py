@@ -136,4 +136,4 @@ class ModelTensors:
                 f"is not part of a {architecture} model ({len(unused)} such tensors)",
                 "the file belongs to a variant this build does not know",
             )
-        self.adapters.reject_unread(self.adapted)
+        self.adapters.reject_unread(self.adapted, ignored)
