@@ -211,8 +211,8 @@ SPEED = (
         "draft_model",
         text("NAME"),
         None,
-        "smaller model of the same vocabulary, or EAGLE-3 head of the model, that guesses ahead: a "
-        "file or a name, as for --model; changes speed, never the answer",
+        "smaller model of the same vocabulary, or EAGLE-3 or DFlash head of the model, that "
+        "guesses ahead: a file or a name, as for --model; changes speed, never the answer",
         "none: the draft block of the file guesses, or the prompt",
         aliases=("--model-draft", "-md"),
     ),

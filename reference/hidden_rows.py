@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.ir.graph import BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 
@@ -16,8 +17,12 @@ HIDDEN_TABLE = "state.hidden"
 HIDDEN_PAIRS = "request.hidden_pairs"
 HIDDEN_ROWS = "request.hidden_rows"
 """The table, the rows that a step writes, and the rows that it reads."""
-SHARED_STATES = (HIDDEN_TABLE, "state.slots", "state.recent")
-"""The buffers that a draft block and its model both write."""
+BLOCK_ENDS = "request.block_ends"
+"""The query tokens of a DFlash head's step, each at the last position of its block."""
+HEAD_PAGES = "state.head_kv"
+"""The beginning of the names of the pages of a DFlash head."""
+SHARED_STATES = (HIDDEN_TABLE, HEAD_PAGES, "state.slots", "state.recent")
+"""Beginnings of the names of buffers that a draft block or head and its model both write."""
 
 Indices = NDArray[np.int32]
 
@@ -67,3 +72,14 @@ class HiddenRows:
         pairs = np.empty((len(query), 2), np.int32)
         pairs[:, 0], pairs[:, 1] = tokens, rows
         return pairs
+
+
+def shared_names(graph: Graph, other: Graph) -> set[str]:
+    """The buffers that two graphs of one model have in common."""
+    fixed = (BufferKind.WEIGHT, BufferKind.CONSTANT)
+    return {
+        name
+        for name, decl in other.buffers.items()
+        if graph.buffers.get(name) == decl
+        and (decl.kind in fixed or name.startswith(SHARED_STATES))
+    }

@@ -25,7 +25,7 @@ from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.adapter_inputs import ADAPTER_SCALES, AdapterInputs
 from reference.expert_outputs import expert_buffers, expert_outputs
-from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_ROWS, SHARED_STATES, HiddenRows
+from reference.hidden_rows import BLOCK_ENDS, HIDDEN_PAIRS, HIDDEN_ROWS, HiddenRows, shared_names
 from reference.limits import Limits
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
@@ -71,9 +71,10 @@ class StepInput:
     rows whose digests are requested, None if none are.
 
     ``hidden_rows`` int32[tokens] and ``hidden_pairs`` int32[rows, 2] are the rows of the table of
-    hidden states that a draft block reads and writes. ``adapters`` ADAPTERS[tokens, combined] are
-    those of each token, or None. A ``plain`` step has no drafts, nor hidden states a block reads;
-    an ``unread`` one requests no outputs and is not collected."""
+    hidden states that a draft block reads and writes; ``block_ends`` QUERY_TOKEN[tokens] is what a
+    DFlash head reads. ``adapters`` ADAPTERS[tokens, combined] are those of each token, or None. A
+    ``plain`` step has no drafts, nor what a block or head reads; an ``unread`` one requests
+    no outputs and is not collected."""
 
     query: NDArray[np.void]
     output_rows: NDArray[np.int32]
@@ -85,6 +86,7 @@ class StepInput:
     page_versions: NDArray[np.int64] | None = None
     hidden_rows: NDArray[np.int32] | None = None
     hidden_pairs: NDArray[np.int32] | None = None
+    block_ends: NDArray[np.void] | None = None
     digested: NDArray[np.int32] | None = None
     adapters: NDArray[np.void] | None = None
     plain: bool = False
@@ -190,6 +192,7 @@ class ModelRunner(ContextManager):
         self._bias = self._optional_input("request.bias", LOGIT_BIAS)
         self._hidden_rows = self._optional_input(HIDDEN_ROWS, np.int32)
         self._hidden_pairs = self._optional_input(HIDDEN_PAIRS, np.int32, -1, 2)
+        self._block_ends = self._optional_input(BLOCK_ENDS, QUERY_TOKEN)
         self._hidden = HiddenRows.of(limits)
         self._digested = self._optional_input("request.digested", np.int32)
         ids = self._optional_input(ADAPTER_IDS, np.int32)
@@ -354,6 +357,8 @@ class ModelRunner(ContextManager):
         """Write which hidden states the step reads and stores: by default those of its tokens."""
         if self._hidden_rows is not None and inputs.hidden_rows is not None:
             self._hidden_rows[: len(inputs.hidden_rows)] = inputs.hidden_rows
+        if self._block_ends is not None and inputs.block_ends is not None:
+            self._block_ends[: len(inputs.block_ends)] = inputs.block_ends
         if self._hidden_pairs is not None and drafts:
             if (pairs := inputs.hidden_pairs) is None:
                 pairs = self._hidden.written(inputs.query)
@@ -367,16 +372,6 @@ class ModelRunner(ContextManager):
     def _optional_input(self, name: str, dtype: Any, *shape: int) -> NDArray[Any] | None:
         found = self._input(name, dtype) if name in self.graph.buffers else None
         return found.reshape(shape) if found is not None and shape else found
-
-
-def shared_names(graph: Graph, other: Graph) -> set[str]:
-    """The buffers that two graphs of one model have in common."""
-    return {
-        name
-        for name, decl in other.buffers.items()
-        if graph.buffers.get(name) == decl
-        and (decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT) or name in SHARED_STATES)
-    }
 
 
 def _in_turn(progress: Progress | None) -> Progress:

@@ -38,5 +38,5 @@ def warm_up(
         layout = HiddenRows.of(limits)
         hidden = np.full(tokens, layout.zeros, np.int32)
         pairs = np.array([(n, layout.drafted(0)) for n in range(rows)], np.int32)
-    step = StepInput(query, outputs, sampling, pages, requested, plain=plain)
+    step = StepInput(query, outputs, sampling, pages, requested, block_ends=query, plain=plain)
     runner.step(replace(step, hidden_rows=hidden, hidden_pairs=pairs))

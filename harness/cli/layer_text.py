@@ -29,9 +29,10 @@ def head_rows(head: Mapping[str, Any]) -> list[tuple[str, str]]:
     layers, tokens = ", ".join(map(str, head["target_layers"])), head["tokens"]
     own = [name for name in ("embedding", "output") if head[f"own_{name}"]]
     return [
-        ("use", "an EAGLE-3 head: give it with --draft-model beside its model"),
+        ("use", f"{head['kind']}: give it with --draft-model beside its model"),
         ("reads", f"the inputs of layers {layers} of a model of width {head['target_hidden']:,}"),
-        ("layers", f"1 of width {head['hidden']:,}"),
+        ("layers", f"{head['layers']} of width {head['hidden']:,}"),
+        ("drafts", f"blocks of {head['block'] - 1} tokens" if head["block"] else "token by token"),
         ("tokens", "all of the model" if tokens is None else f"{tokens:,} of the model's"),
         ("matrices", f"its own {' and '.join(own)}" if own else "the model's"),
         ("weights", format_bytes(head["weights"])),

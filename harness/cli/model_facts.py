@@ -20,6 +20,7 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
+from harness.cli.head_facts import head_facts
 from harness.cli.layer_facts import active_parameters, layer_facts
 from harness.host.drafting import plan_block
 from harness.memory import (
@@ -39,8 +40,8 @@ from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
 from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.config import read_config
 from reference.model.config.vision import SEEING
-from reference.model.eagle import EMBEDDING, OUTPUT, EagleHead, is_head, read_head
 from reference.model.gguf import GgufFile, StringArray, Value
+from reference.model.heads import is_head, read_head
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer
 
@@ -132,7 +133,7 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
     Work is that of one decode token that attends to the planned context. Raises RequestError when
     the model has no such context, or its heads do not allow the requested storage.
 
-    An EAGLE-3 head has a problem, too, and ``head`` says what it drafts for."""
+    A head has a problem, too, and ``head`` says what it drafts for."""
     try:
         if is_head(file):
             return {"problem": "it drafts for a model", "head": head_facts(read_head(file))}
@@ -166,19 +167,6 @@ def run_facts(file: GgufFile, requested: RequestedSizes) -> dict[str, Any]:
         "adapters": adapter_facts(model.adapters),
         "memory": memory,
         "graph": graph_facts(graph, context),
-    }
-
-
-def head_facts(head: EagleHead) -> dict[str, Any]:
-    """The widths and layers of an EAGLE-3 head; ``tokens`` None are those of its model."""
-    return {
-        "target_hidden": head.target_hidden,
-        "target_layers": list(head.layers),
-        "hidden": head.hidden,
-        "tokens": None if head.tokens is None else len(head.tokens),
-        "own_embedding": head.has(EMBEDDING),
-        "own_output": head.has(OUTPUT),
-        "weights": sum(tensor.nbytes for tensor in head.file.tensors.values()),
     }
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from contract.errors import ConfigError
 
-SYNTHETIC = (b"zinc_rt.synth.", b"EAGLE-3 head of ")
+SYNTHETIC = (b"zinc_rt.synth.", b"EAGLE-3 head of ", b"DFlash head of ")
 """One of these in the first METADATA_BYTES of a file says that its weights are random."""
 METADATA_BYTES = 4096
 

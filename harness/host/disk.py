@@ -13,11 +13,12 @@ import psutil
 
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
 from contract.ir.codec import encode
-from harness.file_digests import DIGESTS_FILE, file_digests
+from harness.file_digests import DIGESTS_FILE, file_digests, opened_digest
 from reference.limits import Limits, whole_contexts
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
 from reference.memory.disk.folder import SUBFOLDER, forget_scope
 from reference.memory.prefix import Scope
+from reference.model.dflash import DFlashHead
 from reference.model.open import Model
 
 log = logging.getLogger("zinc_rt.disk")
@@ -51,6 +52,9 @@ def open_disk_cache(folder: Path, max_bytes: int, model: Model, limits: Limits) 
     """The disk cache of a model in ``folder``, up to ``max_bytes``. If the folder cannot be used,
     this is logged and nothing is cached."""
     files = file_digests(model, folder / SUBFOLDER / DIGESTS_FILE)
+    if isinstance(model.head, DFlashHead):
+        # Its keys and values are in the pages too.
+        files += [opened_digest(shard) for shard in model.head.file.shards]
     options = DiskCacheOptions(
         folder,
         max_bytes,

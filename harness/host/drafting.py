@@ -1,5 +1,5 @@
-"""Opens the drafter of a session: prompt lookup, the model's own draft block, an EAGLE-3 head, or a
-smaller model with the same vocabulary."""
+"""Opens the drafter of a session: prompt lookup, the model's own draft block, a head (EAGLE-3 or
+DFlash), or a smaller model with the same vocabulary."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from contract.lazy_dataclass import dataclass
 from contract.tier import Tier
 from harness.memory import plans_of, storage_problem
 from harness.progress import Progress
-from reference.engine.draft_block import DraftBlock, block_limits
 from reference.engine.drafter import Drafter, PromptLookup
+from reference.engine.drafters import drafter_limits, drafter_of
+from reference.hidden_rows import shared_names
 from reference.limits import Limits
 from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
 from reference.model.config import read_config
-from reference.model.eagle import check_head, is_head, read_head
 from reference.model.gguf import open_gguf
+from reference.model.heads import check_head, is_head, read_head
 from reference.model.open import Model
-from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner, shared_names
+from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """A draft model with its sizes and its memory ``plan``. With ``block`` it is the draft block or
-    EAGLE-3 head of the session's model, and the plan counts only what the model does not already
+    head of the session's model, and the plan counts only what the model does not already
     have."""
 
     model: Model
@@ -38,7 +39,7 @@ class Drafting:
 
 
 def open_draft_model(path: Path, target: Model, owned: ExitStack) -> tuple[Model, Model | None]:
-    """Open a draft model's file: returns ``target`` and the draft model, or for an EAGLE-3 head
+    """Open a draft model's file: returns ``target`` and the draft model, or for a head
     ``target`` with that head and None. Raises ModelFileError, UnsupportedModel, and RequestError
     that names the first difference of the vocabularies."""
     # Imported here and below, because most starts have no model that drafts.
@@ -72,7 +73,7 @@ def plan_drafting(draft: Model | None, model: Model, tier: Tier, target: Limits)
 
 def plan_block(model: Model, target: Limits, footprint: FootprintOf, unified: bool) -> Drafting:
     """Sizes and additional memory of a model's draft block; ``target`` are the model's sizes."""
-    limits, head = block_limits(target), model.head
+    limits, head = drafter_limits(target, model.head), model.head
     if head is not None and storage_problem(Model(head.file, head.config), limits.kv_dtype):
         limits = replace(limits, kv_dtype=DEFAULT_KV)
     graph = model.draft_graph(limits)
@@ -129,11 +130,11 @@ def load_drafter(
     listed = [LOG_PROBABILITIES] if target.limits.top_log_probabilities else []
     few = 1 + drafts_of(target, most)
     for tokens in (1, few, *_prompts(target, few)):
-        warm_up(runner, tokens, 1, block=drafting.block)
+        warm_up(runner, tokens, min(tokens, limits.step_rows // limits.slots), block=drafting.block)
         rows = tokens if tokens <= few else 1
         for requested, plain in product(((), *listed), (False, True)):
             warm_up(target, tokens, rows, requested=requested, plain=plain)
-    return DraftBlock(runner) if drafting.block else DraftModel(runner, target.model)
+    return drafter_of(runner) if drafting.block else DraftModel(runner, target.model)
 
 
 def _prompts(target: ModelRunner, few: int) -> list[int]:

@@ -181,7 +181,7 @@ def _traced_tier(
     if prepared.model.adapters.opened:
         raise ConfigError("a trace holds no adapters; leave out --lora or the trace")
     if prepared.model.head is not None:
-        raise ConfigError("a trace holds no EAGLE-3 head; leave out --draft-model or the trace")
+        raise ConfigError("a trace holds no head; leave out --draft-model or the trace")
     from harness.trace.record import record_on
 
     return owned.enter_context(

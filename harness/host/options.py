@@ -15,7 +15,7 @@ from harness.memory import LimitsAt, prompt_steps, room_for_prompts
 from harness.named_adapters import NamedAdapter
 from harness.setting_kinds import DISK_CACHE_BYTES, QUEUE_DEPTH
 from harness.tiers import DEFAULT_OPTIONS, TierOptions
-from reference.engine.draft_block import drafting_limits
+from reference.engine.drafters import drafting_limits
 from reference.engine.options import ENGINE_DEFAULTS
 from reference.limits import DRAFT_STATES, Limits, whole_contexts, with_drafts
 from reference.memory.recurrent import state_bytes
@@ -150,9 +150,7 @@ def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
         options = replace(options, draft=min(options.draft, DRAFT_STATES - 1))
     sizes: LimitsAt = options.limits
     if options.draft:
-        block = options.draft_model is None and model.draft_problem is None
-        block = block or model.head is not None
-        sizes = partial(_drafting_limits, options, block)
+        sizes = partial(_drafting_limits, model, options)
     if options.state_cache is None:
         return sizes
     each = state_bytes(model.graph(sizes(PAGE_TOKENS)))
@@ -160,6 +158,9 @@ def limits_at(model: Model, options: SessionOptions) -> LimitsAt:
     return lambda context: replace(sizes(context), saved_states=states)
 
 
-def _drafting_limits(options: SessionOptions, block: bool, context: int) -> Limits:
+def _drafting_limits(model: Model, options: SessionOptions, context: int) -> Limits:
     limits = options.limits(context)
-    return (drafting_limits if block else with_drafts)(limits, options.draft)
+    block = options.draft_model is None and model.draft_problem is None
+    if block or model.head is not None:
+        return drafting_limits(limits, options.draft, model.head)
+    return with_drafts(limits, options.draft)

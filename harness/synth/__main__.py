@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,18 @@ from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import group_of
 from harness.synth import ARCHITECTURES, size_names, sized_spec, write_synthetic
+from harness.synth.dflash import write_dflash_head
 from harness.synth.eagle import write_eagle_head
 from harness.synth.flags import add_fields
+from harness.synth.spec import SynthSpec
 
 EVERY_COMMAND = ("debug", "silent")
 """Flags that are no fields."""
+HEADS: dict[str, tuple[str, Callable[[Path, SynthSpec], None]]] = {
+    "eagle_out": ("an EAGLE-3 head", write_eagle_head),
+    "dflash_out": ("a DFlash head", write_dflash_head),
+}
+"""Fields of the paths of heads: what is written there, and by what."""
 PROG = "python -m harness.synth"
 EXAMPLES = """\
 examples:
@@ -36,7 +43,7 @@ def build_parser(prog: str = PROG) -> Parser:
         epilog=EXAMPLES,
         argument_default=argparse.SUPPRESS,
     )
-    parser.rare |= {"tokenizer_from", "sparse", "eagle_out"}
+    parser.rare |= {"tokenizer_from", "sparse", *HEADS}
     group = group_of(parser, "model")
     sizes = (*dict.fromkeys(name for arch in ARCHITECTURES for name in size_names(arch)), "custom")
     group.add_argument(
@@ -58,13 +65,14 @@ def build_parser(prog: str = PROG) -> Parser:
     output.add_argument(
         "--out", required=True, type=path_argument, metavar="FILE", help="the GGUF file to write"
     )
-    output.add_argument(
-        "--eagle-out",
-        type=path_argument,
-        default=None,
-        metavar="FILE",
-        help="also write an EAGLE-3 head for the model",
-    )
+    for name, (kind, _) in HEADS.items():
+        output.add_argument(
+            _flag(name),
+            type=path_argument,
+            default=None,
+            metavar="FILE",
+            help=f"also write {kind} for the model",
+        )
     output.add_argument(
         "--sparse",
         action="store_true",
@@ -96,16 +104,23 @@ def main(argv: Sequence[str] | None = None, prog: str = PROG) -> int:
 def _write(args: argparse.Namespace) -> int:
     values = _grouped(vars(args))
     out, tokenizer, size = values.pop("out"), values.pop("tokenizer_from"), values.pop("size")
-    sparse, eagle = values.pop("sparse"), values.pop("eagle_out")
-    given = None if tokenizer is None else Path(tokenizer)
-    check_synthetic("--out", out, given)
-    if eagle is not None:
-        check_synthetic("--eagle-out", eagle, given, out)
+    sparse, heads = values.pop("sparse"), {name: values.pop(name) for name in HEADS}
+    read = [out, None if tokenizer is None else Path(tokenizer)]
+    check_synthetic("--out", out, read[1])
+    for name, path in heads.items():
+        if path is not None:
+            check_synthetic(_flag(name), path, *read)
+            read.append(path)
     spec = sized_spec("tiny" if size == "custom" else size, **values)
     write_synthetic(out, spec, tokenizer_from=tokenizer, sparse=sparse, progress=progress_on())
-    if eagle is not None:
-        write_eagle_head(eagle, spec)
+    for name, path in heads.items():
+        if path is not None:
+            HEADS[name][1](path, spec)
     return 0
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 if __name__ == "__main__":

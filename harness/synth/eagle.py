@@ -33,7 +33,8 @@ from harness.synth.spec import SynthSpec
 from harness.synth.tensors import SynthTensor, rope_divisors, stored_type
 from harness.synth.vocabulary import own_tokenizer
 from reference.model.config.read import EAGLE
-from reference.model.eagle import LAYERS, READ_LAYERS, TOKENS
+from reference.model.draft_head import LAYERS, TOKENS
+from reference.model.eagle import READ_LAYERS
 from reference.model.gguf.types import GGML_TYPES
 from reference.model.gguf.writer import TensorSource, write_gguf
 from reference.quant import FORMATS
@@ -67,7 +68,7 @@ def write_eagle_head(path: str | Path, spec: SynthSpec, form: HeadForm | None = 
     same bytes."""
     planted = spec.eagle_agreement is not None
     form = PLANTED_FORM if planted else form or RANDOM_FORM
-    tokens = _tokens(spec)
+    tokens = head_tokens(spec)
     shapes = _shapes(spec, form, len(tokens))
     sources: dict[str, TensorSource] = {}
     for name, shape in shapes.items():
@@ -132,7 +133,7 @@ def _shapes(spec: SynthSpec, form: HeadForm, tokens: int) -> dict[str, tuple[int
     return shapes
 
 
-def _tokens(spec: SynthSpec) -> NDArray[np.int64]:
+def head_tokens(spec: SynthSpec) -> NDArray[np.int64]:
     """The model's ids of the head's tokens: of a random head every other token, of a planted one
     what follows the tokens for which it shall be right, or half of all if there are none."""
     if spec.eagle_agreement is None or spec.eagle_agreement == 0:

@@ -59,7 +59,7 @@ HELP: Mapping[str, str] = MappingProxyType(
         "nextn_layers": "prediction blocks after the last layer",
         "key_outliers": "size of two outlier channels of every key head; 0 is none",
         "mtp_agreement": "share of the predictions of these blocks that are right, 0 to 1",
-        "eagle_agreement": "share of the predictions of --eagle-out that are right, 0 to 1",
+        "eagle_agreement": "share of the predictions of written heads that are right, 0 to 1",
         "experts.count": "experts of a layer",
         "experts.used": "experts that a token uses",
         "experts.width": "width of an expert",

@@ -96,7 +96,7 @@ class SynthSpec:
     ``window`` limits attention, in all layers of phi3, in every second of gpt-oss, in all but every
     fourth of others; 0 is off. Of ``expert_groups`` of bailingmoe2 a token chooses half.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
-    many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of an EAGLE-3 head. With
+    many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of a head's file. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
     bias of two channels of every KV head, or their norm weight where keys are normed."""
 

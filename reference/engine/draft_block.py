@@ -14,7 +14,7 @@ import numpy as np
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN
-from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens
+from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens, sound_drafts
 from reference.engine.sequence import Sequence
 from reference.hidden_rows import HiddenRows, Indices
 from reference.limits import RING_STEPS, Limits, with_drafts
@@ -206,7 +206,7 @@ class DraftBlock:
         bounded = [self._bounded(one) for one in sequences]
         active = [one for one in bounded if one.limit]
         drafts = iter(ChainedDrafts(self._runner, self._steps(active), len(active)).read())
-        return [_sound(next(drafts) if one.limit else []) for one in bounded]
+        return [sound_drafts(next(drafts) if one.limit else []) for one in bounded]
 
     def begin(self, sequences: Items[DraftRequest]) -> list[Tokens]:
         """Submit the steps of ``draft`` without reading their tokens. Returns the placeholders that
@@ -385,13 +385,6 @@ def placeholders(drafts: int) -> Tokens:
     tokens[-1:] = LAST_TOKEN
     tokens.setflags(write=False)
     return tokens
-
-
-def _sound(drafted: list[int]) -> Tokens:
-    """The drafted tokens before the first row whose logits were not finite."""
-    draft = np.array(drafted, np.int32)
-    broken = np.flatnonzero(draft < 0)
-    return draft[: broken[0]] if len(broken) else draft
 
 
 def _tokens_of(parts: list[_Part]) -> int:

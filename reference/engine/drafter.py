@@ -95,6 +95,13 @@ class ChainedDrafts:
         return self._drafts
 
 
+def sound_drafts(drafted: list[int]) -> Tokens:
+    """The drafted tokens before the first row whose logits were not finite."""
+    draft = np.array(drafted, np.int32)
+    broken = np.flatnonzero(draft < 0)
+    return draft[: broken[0]] if len(broken) else draft
+
+
 class PromptLookup:
     """Proposes what followed the same tokens earlier in the sequence.
 

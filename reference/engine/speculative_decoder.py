@@ -9,6 +9,7 @@ import numpy as np
 
 from contract.types import Clock
 from reference.engine.constraining import allowed_draft
+from reference.engine.dflash import DFlashDrafter
 from reference.engine.draft_block import DraftBlock
 from reference.engine.draft_round import DraftRound
 from reference.engine.drafter import (
@@ -54,10 +55,11 @@ class SpeculativeDecoder:
         self._slot_manager = slot_manager
         self._drafter = drafter
         self._block = drafter if isinstance(drafter, DraftBlock) else None
+        self._follower = drafter if isinstance(drafter, DraftBlock | DFlashDrafter) else None
         self._lookup = drafter if isinstance(drafter, PromptLookup) else None
         self._unread = drafter.unread if isinstance(drafter, ReadsTokens) else nothing_unread
-        if self._block is not None:
-            self._block.attach(slot_manager.table, self._follows)
+        if self._follower is not None:
+            self._follower.attach(slot_manager.table, self._follows)
         self._draft_limit = min(options.draft_tokens, runner.limits.draft_tokens)
         if not self._draft_limit:
             raise ValueError("a drafter needs limits and options with draft_tokens of at least 1")
@@ -108,11 +110,12 @@ class SpeculativeDecoder:
         return self._drafter.ready(sequence.order, sequence.tokens[: sequence.known])
 
     def next_positions(self) -> list[Chunk]:
-        """One chunk for each sequence that waits for drafts: its last known token, whose page a
-        draft block needs, since it writes its keys to the pages of the sequence."""
-        if self._block is None:
+        """The positions of each sequence that waits for drafts at which the drafter writes keys, to
+        the pages of the sequence: the last known token's, and a DFlash head's of all drafts."""
+        if self._follower is None:
             return []
-        return [Chunk(slot, sequence.known - 1, 1) for slot, sequence in self._ready()]
+        whole = self._block is None
+        return [Chunk(n, s.known - 1, 1 + whole * self._drafts_now(s)) for n, s in self._ready()]
 
     def _ready(self) -> list[tuple[int, Sequence]]:
         """The sequences in lockstep whose tokens are all known."""
@@ -168,8 +171,8 @@ class SpeculativeDecoder:
 
     def before_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> int | None:
         """Let a draft block read the hidden states that the next step would overwrite. Returns
-        their number; None if the block does not read that step as well."""
-        return None if self._block is None else self._block.before_step(sequences, chunks)
+        their number; None if no block or head reads that step as well."""
+        return None if self._follower is None else self._follower.before_step(sequences, chunks)
 
     def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
         """Continue after a step over ``chunks`` was submitted."""
@@ -375,8 +378,8 @@ class SpeculativeDecoder:
 
     def _follows(self, sequence: Sequence) -> bool:
         running = len(self._slot_manager.running)
-        limit = self._draft_limit_of(sequence)
-        return self._policy.should_follow(sequence.tenant, running, limit, sequence.known)
+        limit, tokens = self._draft_limit_of(sequence), sequence.known if self._block else 0
+        return self._policy.should_follow(sequence.tenant, running, limit, tokens)
 
     def _history_of(self, sequence: Sequence) -> DraftHistory:
         history = self._histories.get(sequence.order)

@@ -21,8 +21,11 @@ from reference.model.adapters import (
     open_adapter,
 )
 from reference.model.config import ModelConfig, read_config
-from reference.model.eagle import EagleHead, HeadedFile
+from reference.model.dflash import DFlashHead
+from reference.model.draft_head import DraftHead, HeadedFile
+from reference.model.eagle import EagleHead
 from reference.model.families import build_graph
+from reference.model.families.dflash_head import build_dflash_head
 from reference.model.families.draft_block import build_draft_block
 from reference.model.families.eagle_head import build_eagle_head
 from reference.model.families.plain_steps import without_drafts
@@ -42,7 +45,7 @@ class Model:
     file: GgufFile
     config: ModelConfig
     adapters: Adapters = field(default=NO_ADAPTERS, kw_only=True)
-    head: EagleHead | None = field(default=None, kw_only=True)
+    head: DraftHead | None = field(default=None, kw_only=True)
     _cached_graph: dict[Limits, Graph] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -105,8 +108,10 @@ class Model:
     def draft_graph(self, limits: Limits) -> Graph:
         """The verified graph of the head for an engine with ``limits``, or of the draft block."""
         tensors = self._tensors()
-        if self.head is not None:
+        if isinstance(self.head, EagleHead):
             return build_eagle_head(self.config, self.head, tensors, limits)
+        if isinstance(self.head, DFlashHead):
+            return build_dflash_head(self.config, self.head, tensors, limits)
         return build_draft_block(self.config, tensors, limits)
 
     @property

@@ -14,7 +14,7 @@ from contract.ir.source import ONES, WeightSource, parse_source
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
-from reference.model.eagle import ROPE_TABLE, TOKEN_TABLE
+from reference.model.draft_head import ROPE_TABLE, TOKEN_TABLE
 from reference.model.families.latent import MATRIX_OF_HEAD
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale

@@ -1,17 +1,18 @@
-"""Synthetic models with an EAGLE-3 head in a file beside the model's."""
+"""Synthetic models with an EAGLE-3 or DFlash head in a file beside the model's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from harness.synth import sized_spec
+from harness.synth.dflash import BlockForm, write_dflash_head
 from harness.synth.eagle import HeadForm, write_eagle_head
-from reference.model.eagle import read_head
 from reference.model.gguf import open_gguf
+from reference.model.heads import read_head
 from reference.model.open import Model, open_model
 
 
@@ -24,11 +25,26 @@ def head_of(path: Path) -> Path | None:
 def headed_model(
     synthetic_model: Callable[..., Path], form: HeadForm | None = None, **fields: Any
 ) -> Path:
-    """A model of these fields, and its head, which has no other form for the same fields."""
+    """A model of these fields, and its EAGLE-3 head, which has no other form for the same
+    fields."""
     path = synthetic_model(**fields)
     if head_of(path) is None:
         write_eagle_head(path.with_suffix(".head"), sized_spec("tiny", **fields), form)
     return path
+
+
+def block_model(
+    synthetic_model: Callable[..., Path], form: BlockForm | None = None, **fields: Any
+) -> Path:
+    """Another name of a model of these fields, and its DFlash head, of one form for the same
+    fields."""
+    path = synthetic_model(**fields)
+    own = path.with_stem(f"{path.stem}-dflash")
+    with suppress(FileExistsError):
+        own.hardlink_to(path)
+    if head_of(own) is None:
+        write_dflash_head(own.with_suffix(".head"), sized_spec("tiny", **fields), form)
+    return own
 
 
 def open_headed(path: Path, owned: ExitStack) -> Model:

@@ -19,14 +19,15 @@ from contract.records import RECENT_TOKEN
 from contract.tier import Tier
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions, MaskProvider
-from reference.engine.draft_block import DraftBlock, block_limits, drafting_limits
+from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import ChainedDrafts, DraftRequest, Tokens
+from reference.engine.drafters import drafter_limits, drafter_of, drafting_limits
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Computed
 from reference.limits import Limits
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
 from reference.sched.drafts import DraftPolicy
-from tests.engine.headed_models import headed_model, open_headed
+from tests.engine.headed_models import block_model, headed_model, open_headed
 from tests.engine.small_engine import EVERY_TIER as TIERS
 from tests.engine.test_constrained_requests import few, two_residues
 from tests.named_tiers import quick_tier, runner_on
@@ -46,7 +47,8 @@ FAST = [
     *(("qwen35", tier) for tier in ("quick", "late", "opencl")),
     ("qwen35moe", "opencl"),
     *(("qwen3 head", tier) for tier in ("quick", "native", "opencl", "cuda")),
-    ("qwen35 head", "native"),
+    *(("qwen3 dflash", tier) for tier in ("quick", "native", "opencl", "cuda")),
+    *((f"qwen35 {head}", "native") for head in ("head", "dflash")),
 ]
 """Models and the tiers that take less than a second for a hundred steps of them."""
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
@@ -62,8 +64,8 @@ def drafting(
     """The runner of a model, and that of its draft block or head."""
     with ExitStack() as owned:
         model = open_headed(path, owned)
-        whole = drafting_limits(limits, DRAFTS)
-        sizes = block_limits(whole)
+        whole = drafting_limits(limits, DRAFTS, model.head)
+        sizes = drafter_limits(whole, model.head)
         runner = owned.enter_context(ModelRunner(model, tier, whole))
         graph = model.draft_graph(sizes)
         shared = runner.shared_buffers(graph)
@@ -75,8 +77,9 @@ RUNS = [(pair, 1, 20) for pair in FAST]
 RUNS += [(pair, 0, None) for pair in FAST if pair[0] != "glm4moe"]
 """Without steps ahead the pages of glm4moe suffice, and nobody is preempted."""
 RUNS += [(("qwen35", tier), 1, 20) for tier in ("cpu", "vulkan")]
-RUNS += [(("qwen3 head", "cpu"), 1, 20)]
-LONG_RUNS = [pytest.param(("qwen3 head", "vulkan"), 1, 20, marks=pytest.mark.long)]
+HEADS = ("qwen3 head", "qwen3 dflash")
+RUNS += [((head, "cpu"), 1, 20) for head in HEADS]
+LONG_RUNS = [pytest.param((head, "vulkan"), 1, 20, marks=pytest.mark.long) for head in HEADS]
 
 
 @pytest.fixture(scope="module", params=FAST, ids=" on ".join)
@@ -93,7 +96,8 @@ def drafting_model(synthetic_model: SyntheticModel, name: str) -> Path:
     architecture, _, head = name.partition(" ")
     fields = {"architecture": architecture, "quant": "q4_k_m"}
     if head:
-        return headed_model(synthetic_model, **fields, eagle_agreement=0.8)
+        made = block_model if head == "dflash" else headed_model
+        return made(synthetic_model, **fields, eagle_agreement=0.8)
     return synthetic_model(**fields, mtp_agreement=0.8)
 
 
@@ -137,13 +141,13 @@ def run(
 
 def engine_of(runner: ModelRunner, block: ModelRunner | None, **options: Any) -> Engine:
     built = EngineOptions(draft_tokens=DRAFTS, **options)
-    return Engine(runner, built, drafter=None if block is None else DraftBlock(block))
+    return Engine(runner, built, drafter=None if block is None else drafter_of(block))
 
 
 @cache
 def answers_of_cpu(path: Path) -> Events:
     """The answers of the CPU tier without drafts."""
-    limits = drafting_limits(LIMITS, DRAFTS)
+    limits = drafting_limits(LIMITS, DRAFTS, None)
     with runner_on(path, quick_tier, limits) as runner:
         answers = run(engine_of(runner, None, steps_ahead=0, prefix_cache=False), masks=MASKS)
     assert all(answers[one.id][-1].finish_reason is FinishReason.LENGTH for one in REQUESTS)
@@ -205,7 +209,7 @@ def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> 
     assert engine.statistics.speculation.accepted > 10
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen3 head"])
+@pytest.mark.parametrize("name", ["qwen35", *HEADS])
 def test_a_wrong_acceptance_is_caught(
     synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

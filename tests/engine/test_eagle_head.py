@@ -159,13 +159,17 @@ def test_variants_are_refused(synthetic_model: SyntheticModel, tmp_path: Path, k
     refuse(path, changed(path, tmp_path / "head.gguf", {key: value}), error, message)
 
 
-def changed(model: Path, copy: Path, keys: dict[str, object], without: str = "") -> Path:
-    """A copy of a model's head with other keys, and without a tensor."""
+def changed(
+    model: Path, copy: Path, keys: dict[str, object], without: str = "", more: str = ""
+) -> Path:
+    """A copy of a model's head with other keys, without a tensor, and with one ``more``."""
     head = head_of(model)
     assert head is not None
     with open_gguf(head) as file:
         kept = (info for info in file.tensors.values() if info.name != without)
         tensors = {i.name: (i.ggml_type, i.shape, file._view(i).tobytes()) for i in kept}
+        if more:
+            tensors[more] = next(iter(tensors.values()))
         write_gguf(copy, {**file.metadata, **keys}, tensors)  # type: ignore[dict-item]
     return copy
 

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads by llama.cpp, through functions of its library that its binding names partly. To be
+"""Heads by llama.cpp, through functions of its library that its binding names partly. To be
 called in the child process of ``llama_cpp_peer``."""
 
 from __future__ import annotations
@@ -20,6 +20,48 @@ def head_logits(
     import llama_cpp
     from llama_cpp import llama_cpp_ext
 
+    target, target_context, features = _features(model, tokens, layers)
+    drafter, context = _open(head, len(tokens), target_context)
+    llama_cpp_ext.llama_set_embeddings_nextn(context, True, False)
+    _run(llama_cpp.llama_encode, context, None, features)
+    hidden = llama_cpp.llama_model_n_embd(drafter)
+    joined = _copied(llama_cpp_ext.llama_get_embeddings_nextn(context), len(tokens), hidden)
+    _run(llama_cpp.llama_decode, context, tokens[1:], joined[:-1])
+    vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(drafter))
+    logits = _copied(llama_cpp.llama_get_logits(context), len(tokens) - 1, vocab)
+    _free((context, target_context), (drafter, target))
+    return features, logits
+
+
+def block_logits(
+    model: str, head: str, tokens: list[int], layers: list[int], block: list[int]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """The fused rows of ``tokens`` by a DFlash head, float32[len(tokens), ..], and its logits of
+    ``block``, tokens at the positions behind them, without keys of these rows; -inf for tokens that
+    it does not have."""
+    import llama_cpp
+    from llama_cpp import llama_cpp_ext
+
+    target, target_context, features = _features(model, tokens, layers)
+    drafter, context = _open(head, len(tokens) + len(block), target_context)
+    llama_cpp_ext.llama_set_embeddings_nextn(context, True, True)
+    llama_cpp.llama_set_causal_attn(context, False)
+    _run(llama_cpp.llama_encode, context, None, features)
+    hidden = llama_cpp.llama_model_n_embd(drafter)
+    joined = _copied(llama_cpp_ext.llama_get_embeddings_nextn(context), len(tokens), hidden)
+    _run(llama_cpp.llama_decode, context, block, None, first=len(tokens))
+    vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(drafter))
+    logits = _copied(llama_cpp.llama_get_logits(context), len(block), vocab)
+    _free((context, target_context), (drafter, target))
+    return joined, logits
+
+
+def _features(
+    model: str, tokens: list[int], layers: list[int]
+) -> tuple[Any, Any, NDArray[np.float32]]:
+    """The model, its context after ``tokens``, and the inputs of ``layers`` side by side."""
+    import llama_cpp
+
     library = llama_cpp.llama_cpp._lib
     keep = library["_Z30llama_set_embeddings_layer_inpP13llama_contextjb"]
     keep.argtypes = [ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool]
@@ -33,19 +75,16 @@ def head_logits(
     features = np.concatenate(
         [_copied(kept(target_context, layer), len(tokens), width) for layer in layers], axis=1
     )
-    drafter, context = _open(head, len(tokens), target_context)
-    llama_cpp_ext.llama_set_embeddings_nextn(context, True, False)
-    _run(llama_cpp.llama_encode, context, None, features)
-    hidden = llama_cpp.llama_model_n_embd(drafter)
-    joined = _copied(llama_cpp_ext.llama_get_embeddings_nextn(context), len(tokens), hidden)
-    _run(llama_cpp.llama_decode, context, tokens[1:], joined[:-1])
-    vocab = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(drafter))
-    logits = _copied(llama_cpp.llama_get_logits(context), len(tokens) - 1, vocab)
-    for opened in (context, target_context):
+    return target, target_context, features
+
+
+def _free(contexts: tuple[Any, ...], models: tuple[Any, ...]) -> None:
+    import llama_cpp
+
+    for opened in contexts:
         llama_cpp.llama_free(opened)
-    for loaded in (drafter, target):
+    for loaded in models:
         llama_cpp.llama_model_free(loaded)
-    return features, logits
 
 
 def _open(path: str, tokens: int, other: Any) -> tuple[Any, Any]:
@@ -69,8 +108,11 @@ def _open(path: str, tokens: int, other: Any) -> tuple[Any, Any]:
     return model, context
 
 
-def _run(call: Any, context: Any, tokens: list[int] | None, rows: np.ndarray | None) -> None:
-    """Decode or encode ``tokens`` with ``rows`` for each, from position 0 on; all give results."""
+def _run(
+    call: Any, context: Any, tokens: list[int] | None, rows: np.ndarray | None, *, first: int = 0
+) -> None:
+    """Decode or encode ``tokens`` with ``rows`` for each, from position ``first`` on; all give
+    results."""
     import llama_cpp
 
     count = len(tokens if tokens is not None else rows if rows is not None else ())
@@ -82,7 +124,7 @@ def _run(call: Any, context: Any, tokens: list[int] | None, rows: np.ndarray | N
     if values is not None:
         batch.embd = values.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
     for n in range(count):
-        batch.pos[n], batch.n_seq_id[n], batch.logits[n] = n, 1, 1
+        batch.pos[n], batch.n_seq_id[n], batch.logits[n] = first + n, 1, 1
         batch.seq_id[n][0] = 0
     assert call(context, batch) == 0
 

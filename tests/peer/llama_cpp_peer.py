@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.peer.child import Child
-from tests.peer.llama_cpp_heads import head_logits
+from tests.peer.llama_cpp_heads import block_logits, head_logits
 
 NAME = "llama.cpp"
 GGML_TYPE_F32 = 0
@@ -56,6 +56,18 @@ class Peer:
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """What ``llama_cpp_heads.head_logits`` gives."""
         return self._child.call(head_logits, str(path), str(head), list(tokens), list(layers))
+
+    def block_logits(
+        self,
+        path: Path,
+        head: Path,
+        tokens: Sequence[int],
+        layers: Sequence[int],
+        block: Sequence[int],
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """What ``llama_cpp_heads.block_logits`` gives."""
+        given = str(path), str(head), list(tokens), list(layers), list(block)
+        return self._child.call(block_logits, *given)
 
     def quantize(self, source: Path, out: Path, file_type: int) -> Path:
         """Write ``source`` in the mixture ``file_type`` to ``out``, and return that."""

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: llama.cpp reads the same files and computes the same formulas."""
+"""Heads: llama.cpp reads the same files and computes the same formulas."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.engine import test_dflash_head as dflash
 from tests.engine.headed_models import head_of
 from tests.engine.test_eagle_head import MODELS, model_of, truth_of
 from tests.peer.llama_cpp_peer import Peer
@@ -32,3 +33,23 @@ def test_llama_cpp_agrees_with_float64(
     assert np.abs(features - truth.features(TOKENS)).max() < TOLERANCE
     assert np.abs(logits[:, owned] - expected).max() < TOLERANCE
     assert np.abs(logits[:, owned] - truth.draft_logits(TOKENS)[1:]).max() > 100 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", dflash.MODELS)
+def test_llama_cpp_agrees_with_float64_on_blocks(
+    synthetic_model: Callable[..., Path], peer: Peer, name: str
+) -> None:
+    """The rows of the model, and a block without keys of them. Its rows have windows of their own,
+    not that of the block's last row."""
+    path = dflash.model_of(synthetic_model, name)
+    head, truth = head_of(path), dflash.truth_of(path)
+    assert head is not None
+    block = [TOKENS[-1], *[truth.mask] * 5]
+    joined, logits = peer.block_logits(path, head, TOKENS[:-1], truth.read_layers, block)
+    expected = truth.block_logits(TOKENS, 5, kept=False, own_windows=True)
+    owned = np.flatnonzero(np.isfinite(logits).all(axis=0))
+    assert len(owned) == expected.shape[1]
+    assert np.abs(joined - truth.joined(TOKENS)[:-1]).max() < TOLERANCE
+    assert np.abs(logits[1:, owned] - expected).max() < TOLERANCE
+    causal = truth.block_logits(TOKENS, 5, kept=False, causal=True, own_windows=True)
+    assert np.abs(logits[1:, owned] - causal).max() > 100 * TOLERANCE

@@ -38,6 +38,7 @@ def read_common(
     min_kv_heads: int = 1,
     epsilon: str = EPSILON,
     head: HeadReader = read_head_dim,
+    causal: bool = True,
 ) -> ModelConfig:
     """Read a configuration with full attention in every layer and heads of one size; the family's
     reader then replaces what differs.
@@ -45,10 +46,11 @@ def read_common(
     ``layers`` are the blocks of the file without those that predict further tokens (the last
     ``nextn_predict_layers``). ``min_kv_heads`` is the least number of heads for keys and values
     in a layer: 0 for families that have layers without attention. ``epsilon`` is the metadata key
-    of the epsilon of the norms, ``head`` reads the size of heads. Raises ModelFileError or
-    UnsupportedModel naming the key."""
-    if not keys.file.get(keys.key("attention.causal"), bool, True):
-        raise keys.unsupported("attention.causal", "is false", "only causal models are supported")
+    of the epsilon of the norms, ``head`` reads the size of heads, ``causal`` is whether a token
+    sees those before it only. Raises ModelFileError or UnsupportedModel naming the key."""
+    if keys.file.get(keys.key("attention.causal"), bool, causal) is not causal:
+        supported = f"only {'' if causal else 'non-'}causal models are supported"
+        raise keys.unsupported("attention.causal", f"is {str(not causal).lower()}", supported)
     blocks = keys.integer("block_count", 1, MAX_LAYERS)
     layers = blocks - keys.integer("nextn_predict_layers", 0, MAX_LAYERS, 0)
     if layers < 1:

@@ -47,8 +47,8 @@ from reference.model.config.unread import refuse_unread
 from reference.model.config.vision import read_qwen_vl, read_qwen_vl_experts
 from reference.model.gguf import GgufFile
 
-EAGLE = "eagle3"
-"""The architecture of heads, which ``reference.model.eagle`` reads."""
+EAGLE, DFLASH = "eagle3", "dflash"
+"""The architectures of heads, which ``reference.model.heads`` reads."""
 NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "mmproj": (
@@ -64,13 +64,13 @@ NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
             "give the GGUF file of its model, and this file with --lora",
         ),
         "head": (
-            "this is an EAGLE-3 head, which drafts for a model",
+            "this is a head, which drafts for a model",
             "give the GGUF file of its model, and this file with --draft-model",
         ),
     }
 )
 """Kinds of GGUF files that are no language models, and what to do instead."""
-KINDS = MappingProxyType({"clip": "mmproj", EAGLE: "head"})
+KINDS = MappingProxyType({"clip": "mmproj", EAGLE: "head", DFLASH: "head"})
 """Architectures of such files."""
 
 

@@ -218,10 +218,11 @@ def _smoothed(
         e.scale_powers(product, f"{name}_smoothed", layer, powers, y)
 
 
-def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bool) -> View:
-    """Emit the per-head norms the family has, the rotation, and the write of keys and values.
-
-    Returns the queries."""
+def rotate_and_store(
+    e: Emitter, packed: View, layer: int, *, query_key_norm: bool, pages: View | None = None
+) -> View:
+    """Emit the per-head norms the family has, the rotation, and the write of keys and values, to
+    ``pages`` if given. Returns the queries."""
     config = e.config
     size = config.head_dims[layer]
     powers = e.tensors.powers.get(layer)
@@ -234,7 +235,7 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
         rope_table=e.rope_table(layer),
         query=e.query,
         page_table=e.page_table,
-        kv=kv_pages(e, layer),
+        kv=pages or kv_pages(e, layer),
         heads=config.heads[layer],
         kv_heads=config.kv_heads[layer],
         head_dim=size,
@@ -273,17 +274,20 @@ def kv_pages(e: Emitter, layer: int) -> View:
     return e.builder.buffer(f"state.kv[{owner}]", BufferKind.STATE, e.limits.kv_dtype, shape)
 
 
-def attend(e: Emitter, q: View, layer: int) -> View:
-    """Causal attention, limited to the layer's window and with its sinks if it has them."""
+def attend(
+    e: Emitter, q: View, layer: int, *, pages: View | None = None, query: View | None = None
+) -> View:
+    """Causal attention, limited to the layer's window and with its sinks if it has them. The
+    positions of ``query``, if given, are those up to which its tokens see ``pages``."""
     config, sinks = e.config, "attn_sinks.weight"
     has_sinks = config.sinks and e.has(sinks, layer)
     return e.builder.emit(
         Opcode.FLASH_ATTN_BATCHED,
         f"attention[{layer}]",
         q=q,
-        kv=kv_pages(e, layer),
+        kv=pages or kv_pages(e, layer),
         page_table=e.page_table,
-        query=e.query,
+        query=query or e.query,
         sinks=e.parameters(sinks, layer, config.heads[layer]) if has_sinks else None,
         heads=config.heads[layer],
         kv_heads=config.kv_heads[layer],

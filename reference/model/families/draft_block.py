@@ -18,9 +18,10 @@ from reference.hidden_rows import HIDDEN_ROWS
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import attention, gated_attention
-from reference.model.families.emitter import Emitter, file_name, label, open_step
+from reference.model.families.emitter import Emitter, file_name, label
 from reference.model.families.feed_forward import add_feed_forward
 from reference.model.families.latent import latent_attention
+from reference.model.families.step_ends import open_step
 from reference.model.families.tensors import ModelTensors
 
 T = TypeVar("T")

@@ -8,15 +8,11 @@ lies at the token's position."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from contract.dtypes import I32
-from contract.errors import ModelFileError
-from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.ir.graph import Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.eagle import EMBEDDING, OUTPUT, TOKEN_TABLE, TOKENS, EagleHead
+from reference.model.eagle import EagleHead
 from reference.model.families.attention import (
     PROJECTIONS,
     attend,
@@ -25,10 +21,11 @@ from reference.model.families.attention import (
     rotate_and_store,
     widths,
 )
-from reference.model.families.auxiliary_states import FUSE, FUSE_NORM, head_tensors
 from reference.model.families.draft_block import read_hidden
-from reference.model.families.emitter import Emitter, open_step
+from reference.model.families.emitter import Emitter
 from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.head_parts import finish_head, head_embedding, head_emitters
+from reference.model.families.step_ends import open_step
 from reference.model.families.tensors import ModelTensors
 
 
@@ -38,38 +35,13 @@ def build_eagle_head(
     """The graph of a head; ``tensors`` are those of its model, which it uses where it has no
     embedding or output matrix. Raises ModelFileError for a missing tensor or a wrong shape,
     UnsupportedModel for a tensor that no formula reads."""
-    builder, own = GraphBuilder(f"{target.architecture} eagle3"), head_tensors(head)
-    own.head = head
-    vocab = target.vocab if head.tokens is None else len(head.tokens)
-    e = Emitter(builder, replace(head.config, vocab=vocab), own, limits)
-    of_target = Emitter(builder, target, tensors, limits)
-    joined, g = _joined(e, _embedding(e, of_target))
+    builder = GraphBuilder(f"{target.architecture} eagle3")
+    e, of_target = head_emitters(builder, target, head, tensors, limits)
+    joined, g = _joined(e, head_embedding(e, of_target))
     x = add_feed_forward(e, g, _attention(e, joined), 0, "ffn_norm")
     x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=e.output_rows)
     e.store_hidden(x, "rows")
-    matrix = e.output_weight() if head.has(OUTPUT) else of_target.output_weight()
-    table = None
-    if head.tokens is not None:
-        table = builder.buffer(TOKEN_TABLE, BufferKind.CONSTANT, I32, (vocab,))
-    e.logits(e.norm(x, "output_norm"), matrix, table)
-    own.reject_unused(head.config.architecture, (FUSE, FUSE_NORM, TOKENS))
-    return builder.build()
-
-
-def _embedding(e: Emitter, target: Emitter) -> View:
-    """The embedding table: the head's own or the model's."""
-    if not e.has(EMBEDDING):
-        return target.weight("token_embd", None, target.config.vocab, target.config.hidden)
-    rows = e.tensors.tensors[EMBEDDING].shape[0]
-    if rows < target.config.vocab:
-        raise ModelFileError(
-            e.tensors.path,
-            f"tensor {EMBEDDING}",
-            f"has {rows} rows, the model has {target.config.vocab} tokens",
-            "take the head of this model",
-        )
-    name, hidden = "model.eagle3_embd.weight", e.config.hidden
-    return e.tensors.weight(e.builder, name, EMBEDDING, rows, hidden)
+    return finish_head(e, of_target, head, x)
 
 
 def _joined(e: Emitter, table: View) -> tuple[View, View]:
@@ -81,7 +53,7 @@ def _joined(e: Emitter, table: View) -> tuple[View, View]:
     joined = builder.scratch("scratch.joined", "tokens", 2 * hidden)
     e.norm(embedded, "attn_norm", 0, y=joined[0:hidden])
     normed = e.norm(g, "attn_norm_2", 0, y=joined[hidden : 2 * hidden])
-    return joined, normed if head is not None and head.normed_residual else g
+    return joined, normed if isinstance(head, EagleHead) and head.normed_residual else g
 
 
 def _attention(e: Emitter, joined: View) -> View:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from contract.arithmetic import digest_words
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
-from contract.ir.inputs import STEP_BUFFER
 from contract.ir.source import ONES, RowSlice, WeightSource
 from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
-from reference.limits import Limits, mask_words
+from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.config.rope import GROWTH_TABLE
+from reference.model.dflash import DFlashHead
 from reference.model.families.auxiliary_states import copy_auxiliary_state, fuse_auxiliary_states
+from reference.model.families.block_keys import write_block_keys
 from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
+from reference.model.families.step_ends import emit_tokens, open_step
 from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID, CLAMPED, RELU = 0, 1, 2, 3, 4
@@ -78,12 +79,12 @@ class Emitter:
     ) -> View:
         """The matrix ``name``; ``tensor`` and ``rows`` say where it is part of another tensor."""
         stored = file_name(f"{tensor or name}.weight", layer)
-        logical = f"model.{label(f'{name}.weight', layer)}"
+        logical = f"{self.tensors.owner}.{label(f'{name}.weight', layer)}"
         return self.tensors.weight(self.builder, logical, stored, *shape, rows=rows)
 
     def parameters(self, name: str, layer: int | None, *shape: int, powers: Channels = ()) -> View:
         """The F32 tensor ``name`` (given with its suffix), with columns times powers of two."""
-        logical, stored = f"model.{label(name, layer)}", file_name(name, layer)
+        logical, stored = f"{self.tensors.owner}.{label(name, layer)}", file_name(name, layer)
         return self.tensors.parameters(self.builder, logical, stored, *shape, powers=powers)
 
     def vector(
@@ -91,7 +92,7 @@ class Emitter:
     ) -> View:
         """An F32 matrix of the file, or ``rows`` of it, as a vector of its elements; ``stored``
         is the name of a tensor of which it is a part."""
-        logical = f"model.{label(name, layer)}"
+        logical = f"{self.tensors.owner}.{label(name, layer)}"
         file = file_name(stored or name, layer)
         return self.tensors.vector(self.builder, logical, file, *shape, rows=rows)
 
@@ -100,8 +101,9 @@ class Emitter:
     ) -> View:
         """Emit x with each column times a power of two."""
         source = str(WeightSource(ONES, powers=powers))
+        logical = f"{self.tensors.owner}.{label(name, layer)}"
         factors = self.builder.buffer(
-            f"model.{label(name, layer)}", BufferKind.WEIGHT, F32, (len(powers),), source=source
+            logical, BufferKind.WEIGHT, F32, (len(powers),), source=source
         )
         return self.builder.emit(
             Opcode.SCALE_COLUMNS, label(name, layer), x=x, factors=factors, y=y
@@ -240,7 +242,7 @@ class Emitter:
         return self.builder.request("request.output_rows", "rows")
 
     def auxiliary_state(self, x: View, layer: int) -> None:
-        """Emit the copy of a layer's input where an EAGLE-3 head reads it."""
+        """Emit the copy of a layer's input where a head reads it."""
         if self.tensors.head is not None:
             copy_auxiliary_state(self.builder, self.tensors.head, x, layer, self.config.hidden)
 
@@ -249,14 +251,24 @@ class Emitter:
         builder, config = self.builder, self.config
         if self.limits.hidden_rows:
             self.auxiliary_state(x, config.layers)
-            head = self.tensors.head
-            of_head = head and fuse_auxiliary_states(builder, head, config.hidden)
-            self.store_hidden(of_head or self.norm(x, self.final_norm), "tokens")
+            self._keep_states(x)
         x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
         if self.limits.hidden_states:
             # A node of its own, which steps leave out that are not asked for it.
             self.norm(x, self.final_norm, y=builder.output(HIDDEN_STATES, "rows", config.hidden))
         self.logits(self.norm(x, self.final_norm), self.output_weight())
+
+    def _keep_states(self, x: View) -> None:
+        """Emit what a draft block or head reads of the step's tokens, which outlives the step."""
+        head = self.tensors.head
+        if head is None:
+            self.store_hidden(self.norm(x, self.final_norm), "tokens")
+            return
+        fused = fuse_auxiliary_states(self.builder, head, self.config.hidden)
+        if isinstance(head, DFlashHead):
+            write_block_keys(self.builder, head, fused, self.query, self.limits)
+        else:
+            self.store_hidden(fused, "tokens")
 
     @property
     def hidden_table(self) -> View:
@@ -301,90 +313,6 @@ class Emitter:
             y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
         views = logits, rows, self.query, self.resolved
         emit_tokens(builder, self.limits, config.vocab, *views, table)
-
-
-def open_step(builder: GraphBuilder, limits: Limits, query: View, resolved: View) -> None:
-    """Emit LOAD_REQUEST_STATE, which fills in token ids and records each slot's recent tokens."""
-    builder.emit(
-        Opcode.LOAD_REQUEST_STATE,
-        "open_step",
-        query=query,
-        slot_table=_slot_table(builder, limits),
-        recent=_recent(builder, limits),
-        resolved=resolved,
-    )
-    builder.barrier()
-
-
-def emit_tokens(
-    builder: GraphBuilder,
-    limits: Limits,
-    vocab: int,
-    logits: View,
-    rows: View,
-    query: View,
-    resolved: View,
-    table: View | None = None,
-) -> None:
-    """Emit the sampling of every output row, its event in the ring, the slot's new last token, and
-    how many drafted tokens are right where a step has room for some."""
-    allowed = bias = None
-    if limits.masks:
-        allowed = builder.request("request.allowed", limits.masks, mask_words(vocab))
-    if limits.bias_records:
-        bias = builder.request("request.bias", limits.bias_records, 2)
-    token = builder.emit(
-        Opcode.SAMPLE,
-        "sample",
-        logits=logits,
-        sampling=builder.request("request.sampling", "rows", 16),
-        recent=_recent(builder, limits),
-        allowed=allowed,
-        bias=bias,
-    )
-    if table is not None:
-        token = builder.emit(Opcode.MAP_TOKENS, "map_tokens", token=token, table=table)
-    if limits.top_log_probabilities:
-        _emit_log_probabilities(builder, limits.top_log_probabilities, logits, token)
-    written = {"token": token, "output_rows": rows, "query": query}
-    step = builder.request(STEP_BUFFER, 1, 4)
-    ring = builder.output("output.ring", limits.ring_events, 8, dtype=I32)
-    builder.emit(Opcode.STREAM_OUT, "stream_out", **written, step=step, ring=ring)
-    slots = _slot_table(builder, limits)
-    builder.emit(Opcode.STORE_REQUEST_STATE, "close_step", **written, slot_table=slots)
-    # The others are behind the ops that tiers execute together with SAMPLE.
-    if limits.draft_tokens:
-        builder.barrier()
-        verified = {**written, "query": resolved, "step": step, "ring": ring}
-        builder.emit(Opcode.VERIFY_K, "verify", **verified, draft_tokens=limits.draft_tokens)
-    if limits.digests:
-        digest = builder.output("output.row_digest", "rows", digest_words(vocab), dtype=I32)
-        digested = builder.request("request.digested", "rows")
-        builder.emit(
-            Opcode.ROW_DIGEST, "row_digest", logits=logits, digested=digested, digest=digest
-        )
-
-
-def _emit_log_probabilities(builder: GraphBuilder, top: int, logits: View, token: View) -> None:
-    builder.emit(
-        Opcode.LOG_PROBABILITIES,
-        "log_probabilities",
-        logits=logits,
-        token=token,
-        chosen=builder.output("output.log_probability", "rows"),
-        top_ids=builder.output("output.top_ids", "rows", top, dtype=I32),
-        top_logs=builder.output("output.top_log_probabilities", "rows", top),
-        top=top,
-    )
-
-
-def _slot_table(builder: GraphBuilder, limits: Limits) -> View:
-    return builder.buffer("state.slots", BufferKind.STATE, I32, (limits.slots, 8))
-
-
-def _recent(builder: GraphBuilder, limits: Limits) -> View:
-    shape = (limits.slots, limits.recent_tokens)
-    return builder.buffer("state.recent", BufferKind.STATE, I32, shape)
 
 
 def label(name: str, layer: int | None) -> str:

@@ -12,7 +12,7 @@ from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import RowSlice, WeightSource
 from contract.lazy_dataclass import dataclass
 from reference.model.adapters import NO_ADAPTERS, Adapters
-from reference.model.eagle import EagleHead
+from reference.model.draft_head import DraftHead
 from reference.model.families.smooth_keys import Channels, Powers
 from reference.model.gguf import TensorInfo
 
@@ -34,8 +34,13 @@ class ModelTensors:
     parts: dict[str, set[int]] = field(default_factory=dict)
     adapters: Adapters = NO_ADAPTERS
     adapted: set[str] = field(default_factory=set)
-    head: EagleHead | None = None
+    head: DraftHead | None = None
     prefix: str = ""
+
+    @property
+    def owner(self) -> str:
+        """The beginning of the names of weights in graphs."""
+        return "head" if self.prefix else "model"
 
     def has(self, name: str) -> bool:
         """Whether the file holds a tensor of this name."""
