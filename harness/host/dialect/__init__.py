@@ -13,6 +13,7 @@ from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
+    KeyedJsonCalls,
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
@@ -28,6 +29,7 @@ REASONING = (
     Reasoning("<|channel>thought", "<channel|>"),
     Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
+    Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
     Reasoning("<seed:think>", "</seed:think>"),
 )
 
@@ -67,6 +69,8 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return SEED_CALLS if SEED_CALLS.begin in template else XmlCalls()
     if "[TOOL_CALLS]" in template:
         return MistralCalls(named="[ARGS]" in template)
+    if KeyedJsonCalls.begin in template:
+        return KeyedJsonCalls()
     if COMMAND_CALLS.begin in template:
         return COMMAND_CALLS
     if "<TOOLCALL>[" in template:

@@ -227,6 +227,12 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
     powers = e.tensors.powers.get(layer)
     scales = ((), ()) if powers is None else (powers.queries, powers.keys)
     norms = zip(("q_norm", "k_norm"), scales, strict=True) if query_key_norm else ()
+    weights = {
+        name: e.parameters(f"attn_{name}.weight", layer, size, powers=scale)
+        for name, scale in norms
+    }
+    if config.unit_norms and config.ropes[layer].rotates:
+        weights = dict.fromkeys(("q_norm", "k_norm"), e.ones("head", size))
     q = e.builder.emit(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
         f"kv_write[{layer}]",
@@ -240,10 +246,7 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
         head_dim=size,
         neox=int(config.ropes[layer].neox),
         eps=config.rms_eps,
-        **{
-            name: e.parameters(f"attn_{name}.weight", layer, size, powers=scale)
-            for name, scale in norms
-        },
+        **weights,
     )
     e.builder.barrier()
     return _grown(e, q, layer)
@@ -252,7 +255,9 @@ def rotate_and_store(e: Emitter, packed: View, layer: int, *, query_key_norm: bo
 def _grown(e: Emitter, q: View, layer: int) -> View:
     """Queries that grow with their position, where the model's do and the context is so long."""
     growth = e.config.query_growth
-    if growth is None or e.limits.context <= growth.length:
+    if growth is None or e.limits.context + growth.offset <= growth.length:
+        return q
+    if growth.unrotated and e.config.ropes[layer].rotates:
         return q
     return e.builder.emit(
         Opcode.ROPE,
