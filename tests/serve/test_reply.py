@@ -215,8 +215,8 @@ MARKED = st.lists(
     max_size=14,
 ).map("".join)
 SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
-SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls()]
-SYNTAXES += [DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS, KeyedJsonCalls(), None]
+SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls(), DEEPSEEK_CALLS]
+SYNTAXES += [FENCED_CALLS, KIMI_CALLS, KeyedJsonCalls(), None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)

@@ -116,17 +116,14 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
     """The experts with the largest softmax(r Wr + b) and their weights, or those that the family
     chooses by another bias."""
     mixture = _mixture(e)
-    used, choice = mixture.used[layer], "exp_probs_b.bias"
+    used = mixture.used[layer]
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
     weights = e.builder.scratch(f"scratch.moe_weights[{layer}]", "tokens", used)
-    bias = e.parameters(choice, layer, mixture.count) if mixture.choice_bias else None
-    if mixture.sigmoid:
-        bias = e.ones("experts", mixture.count, source=ZEROS)
     gate: dict[str, View | int | None] = {
         "x": r,
         "gate_weight": e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
         "bias": _bias(e, "ffn_gate_inp", layer, mixture.count),
-        "choice_bias": bias,
+        "choice_bias": _choice_bias(e, layer),
         "used": used,
         "renormalize": int(mixture.renormalize),
         "groups": mixture.groups,
@@ -140,6 +137,14 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         read = e.builder.output(expert_output(layer), "tokens", used, dtype=I32)
         e.builder.emit(Opcode.MOE_GATE_TOPK, f"experts[{layer}]", **gate, ids=read)
     return Routing(ids, weights)
+
+
+def _choice_bias(e: Emitter, layer: int) -> View | None:
+    """What is added to sigmoids to choose experts; None where a softmax chooses them."""
+    mixture = _mixture(e)
+    if mixture.sigmoid:
+        return e.ones("experts", mixture.count, source=ZEROS)
+    return e.parameters("exp_probs_b.bias", layer, mixture.count) if mixture.choice_bias else None
 
 
 def experts(
