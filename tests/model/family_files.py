@@ -36,6 +36,7 @@ from tests.model.family_parts import (
     add_shared_expert,
 )
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
+from tests.model.later_layers import APERTUS_KEYS, LLAMA4_KEYS, apertus, llama4
 from tests.model.recurrent_layers import (
     falcon_h1,
     granitehybrid,
@@ -136,9 +137,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
                     "expert_group_count": 2, "expert_group_used_count": 1},
     "exaone-moe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
     "afmoe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
-    "apertus": {"xielu.alpha_p": [0.1, 0.2, 0.3, 0.4], "xielu.alpha_n": 0.5, "xielu.beta": 0.5,
-                "xielu.eps": [-0.125] * 4},
-    "llama4": {**EXPERT_KEYS, "expert_used_count": 1, "interleave_moe_layer_step": 2},
+    "apertus": APERTUS_KEYS,
+    "llama4": LLAMA4_KEYS,
     "hunyuan-moe": {**EXPERT_KEYS, **_SHARED_KEYS},
     "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
@@ -208,23 +208,6 @@ def _seed_oss(file: FamilyFile, layer: int) -> None:
     _qwen2(file, layer)
     name = f"blk.{layer}.{{}}.weight".format
     file.values[name("post_attention_norm")] = file.values.pop(name("ffn_norm"))
-
-
-def _apertus(file: FamilyFile, layer: int) -> None:
-    """Norms of heads, no gates."""
-    _llama(file, layer, norms=True)
-    del file.values[f"blk.{layer}.ffn_gate.weight"]
-
-
-def _llama4(file: FamilyFile, layer: int) -> None:
-    """Experts beside a shared one in every second layer."""
-    _llama(file, layer)
-    if (layer + 1) % file.keys["interleave_moe_layer_step"]:
-        return
-    for name in ("gate", "up", "down"):
-        del file.values[f"blk.{layer}.ffn_{name}.weight"]
-    add_experts(file, layer)
-    add_shared_expert(file, layer, EXPERT_WIDTH)
 
 
 def _granitemoe(file: FamilyFile, layer: int) -> None:
@@ -362,8 +345,8 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
-    "apertus": _apertus,
-    "llama4": _llama4,
+    "apertus": apertus,
+    "llama4": llama4,
     "mistral3": _llama,
     "smollm3": _llama,
     "ernie4_5": _llama,

@@ -214,6 +214,9 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     spoken = dialect_of(command, model.tokenizer)
     assert spoken.calls == COMMAND_CALLS
     assert spoken.reasoning is not None
+    for mark in ("<|eot_id|>", "<|header_start|>"):
+        bare = dialect_of(mark + '{{ tools }}{"name": "", "parameters": {}}', model.tokenizer)
+        assert bare.calls == BareJsonCall()
     keyed = "{{ tools }}<|inner_prefix|><|inner_suffix|><|tools_prefix|>[<|tools_suffix|>"
     spoken = dialect_of(keyed, model.tokenizer)
     assert spoken.calls == KeyedJsonCalls()

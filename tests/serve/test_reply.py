@@ -193,10 +193,8 @@ MARKED = st.lists(
             *("<tool_call>", "</tool_call>", '{"name": "get_weather", "arguments": {', "}}", "}"),
             *('"city": "', '"', "\\", "\n", " ", "x", "<", "</tool", "<think>", "</think>", "é"),
             *("<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
-            *(
-                *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
-                *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
-            ),
+            *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
+            *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
             *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),

@@ -34,6 +34,10 @@ REASONING = (
 )
 
 
+LLAMA_MARKS = ("<|python_tag|>", "<|eot_id|>", "<|header_start|>")
+"""Parts of the templates of Llama 3 and 4."""
+
+
 def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = None) -> Dialect:
     """The dialect of a chat template. ``tool_template`` is the template for conversations with
     tools, if that is another one."""
@@ -81,7 +85,7 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return GlmCalls(form=ON_ONE_LINE if "</arg_key><arg_value>" in template else ON_LINES)
     if "<tool_call>" in template and "arguments" in template:
         return JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-    if "<|python_tag|>" in template or "<|eot_id|>" in template:
+    if any(mark in template for mark in LLAMA_MARKS):
         return BareJsonCall() if '"parameters": ' in template else None
     return None
 
