@@ -7,7 +7,7 @@ from dataclasses import field
 
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.ir.scratch import buffer_bytes, plan_scratch
-from contract.ir.source import ONES, parse_source
+from contract.ir.source import MADE, parse_source
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 
@@ -55,10 +55,10 @@ def declared_footprint(graph: Graph, largest: ShapeKey) -> Footprint:
 
 def owns_upload(decl: BufferDecl) -> bool:
     """True when an upload of ``decl`` needs memory of its own: it is not a plain tensor of the
-    mapped model file, but a constant, a slice of rows, scaled columns, or ones."""
+    mapped model file, but a constant, a slice of rows, scaled columns, ones or zeros."""
     if decl.kind is not BufferKind.WEIGHT:
         return True
     if not decl.source:
         return False
     source = parse_source(decl.source)
-    return source.tensor == ONES or source.rows is not None or bool(source.powers)
+    return source.tensor in MADE or source.rows is not None or bool(source.powers)

@@ -52,3 +52,4 @@ class Opcode(IntEnum):
     SSM_SCAN = 77
     MAP_TOKENS = 78
     HEAD_PRODUCT = 79
+    XIELU = 80

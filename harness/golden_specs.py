@@ -22,6 +22,11 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
         {"quant": "q4_k_m", "rope_scaling": "yarn", "rope_original_context": 8, "tied": False}
         | {"query_growth": 0.25, "yarn_log_multiplier": 1.0},
     ),
+    "apertus": ({"quant": "q4_k_m", "tied": False, "rope_freqs": True},),
+    "llama4": (
+        {"quant": "q4_k_m", "layers": 4, "window": 12, "rope_original_context": 6}
+        | {"query_growth": 0.25, "experts": {"every": 2}},
+    ),
     "smollm3": ({"quant": "q4_k_m", "layers": 5},),
     "granite": ({"quant": "q4_k", "tied": False},),
     "glm4": ({"quant": "q5_k", "tied": False, "qkv_bias": True},),

@@ -31,6 +31,7 @@ from reference.ops.sample import sample
 from reference.ops.soft_cap import soft_cap
 from reference.ops.ssm_gated_norm import ssm_gated_norm
 from reference.ops.swiglu import CLAMPED, RELU, swiglu
+from reference.ops.xielu import xielu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
@@ -114,6 +115,8 @@ def _primitives(make: Make) -> Iterator[VectorCase]:
     yield _case("R2", "log", lambda x: elementary.log(np.abs(x)), x=make((24,), 3))
     yield _case("R2", "log", elementary.log, x=_float(0x3F3504F3, 0x3F3504F2, 0x3F800000, 1 << 23))
     yield _case("R2", "soft_cap", soft_cap, x=make((8,), 6), cap=20.0)
+    four = np.array([0.75, 1.25, 0.5, -1e-6], np.float32)
+    yield _case("R2", "xielu", xielu, x=make((16,), 3), parameters=four)
     for activation in range(3):
         gated = {"gate": make((8,), 3), "up": make((8,), 1), "activation": activation}
         yield _case("R2", "swiglu", swiglu, **gated)

@@ -44,6 +44,10 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
         "architecture": "llama", **SMALL, "qkv_bias": True, "attention_output_bias": True,
     },
     "llama-fused-qkv": {"architecture": "llama", **SMALL, "fused_qkv": True},
+    "apertus": {
+        "architecture": "apertus", **SMALL, "tied": False, "layers": 3, "rope_freqs": True,
+        "rope_base": 1.2e7,
+    },
     "mistral3": {
         "architecture": "mistral3", **SMALL, "tied": False, "rope_base": 1e6,
         "rope_scaling": "yarn", "rope_factor": 16.0, "rope_original_context": 32,
@@ -94,6 +98,23 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
 MIXTURES: Mapping[str, Mapping[str, Any]] = {
     "llama-experts": {"architecture": "llama", **SMALL, "experts": EXPERTS},
     "llama-8-experts": {"architecture": "llama", **SMALL, "experts": {**EXPERTS, "count": 8}},
+    "llama4-experts": {
+        "architecture": "llama4", **SMALL, "layers": 5, "tied": False, "rope_freqs": True,
+        "rope_base": 5e5, "experts": {**EXPERTS, "used": 1, "shared_width": 96},
+    },
+    "llama4-experts-128": {
+        "architecture": "llama4", **SMALL, "layers": 4,
+        "experts": {"count": 128, "used": 1, "width": 32, "shared_width": 32, "every": 2},
+    },
+    "llama4-experts-two": {
+        "architecture": "llama4", **SMALL, "layers": 4,
+        "experts": {"count": 2, "used": 1, "width": 96, "shared_width": 96},
+    },
+    "llama4-experts-chunks": {
+        "architecture": "llama4", **SMALL, "layers": 4, "window": 20,
+        "rope_original_context": 12, "query_growth": 0.3,
+        "experts": {**EXPERTS, "used": 1, "shared_width": 96, "every": 2},
+    },
     "qwen3moe": {"architecture": "qwen3moe", **SMALL, "experts": EXPERTS},
     "qwen3moe-untied-fused-qkv": {
         "architecture": "qwen3moe", **SMALL, "tied": False, "fused_qkv": True,

@@ -271,7 +271,7 @@ class AttentionPhase:
         one["kind"] = ATTENTION_KIND
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         for name in ("heads", "kv_heads", "window"):
-            one[name] = size_of(part, "flash_attn_part", name)
+            one[name] = np.int32(size_of(part, "flash_attn_part", name))
         one["slots"], one["divided_from"] = self.slots, DIVIDED_FROM
         one["scale"] = real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):

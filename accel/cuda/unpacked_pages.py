@@ -89,7 +89,7 @@ def unpack_rule(ops: Remaining, device: Device) -> Replacement | None:
             "DTYPE": op.dtype.ggml_id,
             "HEAD_DIM": sizes["head_dim"],
             "KV_HEADS": sizes["kv_heads"],
-            "WINDOW": sizes["window"],
+            "WINDOW": max(sizes["window"], 0),  # Of chunks all pages are unpacked.
             **operand_indices(ops, 0, "KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         },
     )

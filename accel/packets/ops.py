@@ -234,6 +234,7 @@ OPS = (
         source="expert_topk",
     ),
     op("map_tokens", "int token, int table, int *mapped", "rows", items="rows"),
+    elementwise("xielu", "rows x, parameters"),
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 

@@ -194,6 +194,7 @@ RULES: Mapping[Opcode, Rule] = MappingProxyType(
         Opcode.SCALE: _elementwise,
         Opcode.BIAS_ADD: _elementwise,
         Opcode.SOFT_CAP: _elementwise,
+        Opcode.XIELU: _elementwise,
         Opcode.SWIGLU: _elementwise,
         Opcode.SAMPLE: _sample,
         Opcode.LOG_PROBABILITIES: _log_probabilities,

@@ -49,6 +49,7 @@ BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "scale": ("x", "y"),
         "bias_add": ("x", "bias", "y"),
         "soft_cap": ("x", "y"),
+        "xielu": ("x", "y"),
         "swiglu": ("gate", "up", "y"),
         "expert_bias": ("x", "bias", "y"),
         "expert_sum": ("products", "residual", "y"),

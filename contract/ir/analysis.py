@@ -136,7 +136,7 @@ class FeedForward(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LayerKind:
-    """The kind of one layer. ``window`` is in positions, 0 without a sliding window."""
+    """The kind of one layer. ``window`` is in positions, those of a chunk if below 0; 0 is all."""
 
     layer: int
     mixer: Mixer
@@ -170,7 +170,9 @@ def _layer_kind(layer: int, nodes: Sequence[Node]) -> LayerKind:
         mixer = Mixer.NONE
     experts = any(node.opcode in EXPERTS for node in nodes)
     dense = any(
-        node.opcode is Opcode.SWIGLU and node.params["activation"] != SIGMOID for node in nodes
+        node.opcode is Opcode.XIELU
+        or (node.opcode is Opcode.SWIGLU and node.params["activation"] != SIGMOID)
+        for node in nodes
     )
     feed_forward = {
         (False, False): FeedForward.NONE,

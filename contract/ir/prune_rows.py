@@ -41,6 +41,7 @@ ROW_BY_ROW = frozenset(
         Opcode.HEAD_PRODUCT,
         Opcode.ADD,
         Opcode.SCALE,
+        Opcode.XIELU,
         Opcode.SCALE_COLUMNS,
         Opcode.BIAS_ADD,
         Opcode.SWIGLU,

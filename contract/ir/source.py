@@ -5,7 +5,8 @@
   matrices in one tensor by head, by expert or by halves.
 - ``blk.0.attn_qkv.weight[0:512/768][0:64/128]`` applies the second slice to the rows of the first.
 - ``blk.0.attn_k_norm.weight*2^(0x63,-2x1)`` is 63 binary32 numbers times 2^0 and one times 2^-2.
-- ``1*2^(...)`` is a row of the powers themselves, ``1`` a matrix of ones; no tensor is read."""
+- ``1*2^(...)`` is a row of the powers themselves, ``1`` a matrix of ones, ``0`` one of zeros; no
+  tensor is read."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ _TEXT = re.compile(
 _RUN = re.compile(r"(-?\d+)x(\d+)")
 KNOWN_SOURCES = 4096
 """The sources parsed last that are kept: opening a model asks for each several times."""
-ONES = "1"
-"""The tensor name that means ones."""
+ONES, ZEROS = "1", "0"
+"""The tensor names that mean ones and zeros."""
+MADE = (ONES, ZEROS)
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

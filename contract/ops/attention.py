@@ -14,6 +14,8 @@ EXP2_FLOPS = 9
 exponent."""
 SCORE_FLOPS = EXP2_FLOPS + 9
 """Operations per score: 2 for x, 1 for u, 1 for the maximum, 2 for d, 2 for w, 1 for l."""
+WINDOW_MAX = 1 << 24
+"""Most positions of a window or of a chunk."""
 SCALE_BITS = 20
 """Rule R6 overflows nowhere for scales between 2^-20 and 2^20."""
 ATTENTION_PARAMS = (
@@ -21,20 +23,26 @@ ATTENTION_PARAMS = (
     KV_HEADS,
     HEAD_DIM,
     Param("scale", float, "multiplies q.k", minimum=2.0**-SCALE_BITS),
-    Param("window", int, "positions attended, itself included; 0 is all", 0, 0),
+    Param(
+        "window",
+        int,
+        "positions attended, itself included; 0 is all; -n is those of its chunk of n",
+        0,
+        -WINDOW_MAX,
+    ),
     Param("soft_cap", float, "cap * tanh(s / cap); 0 is off", 0.0, 0.0),
 )
 ATTENTION_FORMULA = (
     "softmax(scale q k^T) v over the slot's positions up to the query token's, with window the "
-    "last of them; head h reads KV head floor(h kv_heads / heads); sinks[h] is one more score of "
-    "head h, without a value"
+    "last of them, below 0 those from the last multiple of -window on; head h reads KV head "
+    "floor(h kv_heads / heads); sinks[h] is one more score of head h, without a value"
 )
 ROPE_FLOPS = 6
 """Operations per pair of channels."""
 
 
 def _attended(work: Work) -> int:
-    window = work["window"]
+    window = abs(work["window"])
     return min(work.context, window) if window else work.context
 
 

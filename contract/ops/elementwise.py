@@ -8,6 +8,7 @@ from typing import Any
 from contract.opcodes import Opcode
 from contract.ops.common import (
     ACTIVATION_FUNCTION,
+    EXP_FLOPS,
     GATED_FORMULA,
     TANH_FLOPS,
     each,
@@ -21,6 +22,10 @@ def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) ->
     if dims["factors"] in (1, dims["width"]):
         return None
     return f"{dims['factors']} factors for {dims['width']} columns"
+
+
+def _four_parameters(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
+    return None if dims["four"] == 4 else f"{dims['four']} parameters, not 4"
 
 
 def _spec(
@@ -64,6 +69,15 @@ ELEMENTWISE = (
         rule="R0 R2",
         formula="y = cap * tanh(x / cap)",
         per_element=TANH_FLOPS + 2,
+    ),
+    _spec(
+        Opcode.XIELU,
+        f"{X}, parameters[four]",
+        rule="R0 R2",
+        formula="p, n, b, e = parameters; y = (p x) x + b x where x > 0, else "
+        "((exp(min(x, e)) - 1) - x) n + b x",
+        per_element=EXP_FLOPS + 5,
+        constraint=_four_parameters,
     ),
     _spec(Opcode.BIAS_ADD, f"{X}, bias[width]", formula="y = x + bias"),
     _spec(

@@ -255,11 +255,18 @@ def case_sample(logits, **more):
     return {"tokens": np.array([sample(logits, at, **more) for at in range(100, 108)])}
 
 
+def case_xielu(x, parameters):
+    p, n, b, e = parameters
+    below = ((rules.exp(np.where(x > e, e, x)) - F(1)) - x) * n
+    return np.where(x > 0, (p * x) * x, below) + b * x
+
+
 OPS = {
     "binary16": lambda x: np.clip(x, F(-65504), F(65504)).astype(np.float16).view(np.uint16),
     "log": lambda x: rules.log(np.abs(x)),
     "exp": rules.exp, "sigmoid": rules.sigmoid, "silu": rules.silu, "tanh": rules.tanh,
     "softplus": rules.softplus, "gelu": rules.gelu, "swiglu": case_swiglu,
+    "xielu": case_xielu,
     "soft_cap": lambda x, cap: F(cap) * rules.tanh(x / F(cap)),
     "sum": rules.total_of, "rms_norm": case_norm, "quantize": case_quantize,
     "rotary_table": rules.rotary_table, "rope": case_rope, "product": case_product,

@@ -70,7 +70,8 @@ def _attention(config: ModelConfig, layer: int, kv_dtype: DType) -> dict[str, An
         "heads": config.heads[layer],
         "kv_heads": config.kv_heads[layer],
         "head_dim": config.head_dims[layer],
-        "window": config.windows[layer],
+        "window": abs(config.windows[layer]),
+        "chunked": config.windows[layer] < 0,
         "owns_kv": owns,
         "kv_per_token": 2 * config.kv_heads[layer] * row_bytes if owns else 0,
         "rope": _rope(config.ropes[layer]),
@@ -124,7 +125,7 @@ def _feed_forward(model: Model, layer: int) -> dict[str, Any]:
     # With experts, families differ in the meaning of the metadata's width, so look at the tensor.
     dense = f"blk.{layer}.ffn_down.weight" in model.file.tensors
     facts: dict[str, Any] = {"width": config.feed_forward[layer] if dense else 0}
-    if mixture is not None and layer >= mixture.leading_dense:
+    if mixture is not None and not mixture.is_dense(layer):
         facts["experts"] = mixture.count
         facts["experts_used"] = mixture.used[layer]
         facts["expert_width"] = mixture.widths[layer]

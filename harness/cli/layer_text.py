@@ -64,7 +64,7 @@ def _drafts(drafts: Mapping[str, Any]) -> str:
 def _attention(entry: Mapping[str, Any]) -> str:
     parts = [f"{_heads(entry)} of {entry['head_dim']}"]
     if entry["window"]:
-        parts.append(f"window {entry['window']:,}")
+        parts.append(f"{'chunks of' if entry['chunked'] else 'window'} {entry['window']:,}")
     if not entry["owns_kv"]:
         parts.append("keys and values of an earlier layer")
     else:

@@ -231,6 +231,8 @@ STRATEGIES: dict[Opcode, Strategy] = {
             _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
             _heads("spans", DECODE_SPANS, 2, 1, 32, scale=0.2),
             _heads("spans-window", DECODE_SPANS, 2, 2, 16, scale=0.25, window=1000),
+            _heads("chunk", DECODE_MANY, 3, 1, 64, scale=0.125, window=-37),
+            _heads("spans-chunk", DECODE_SPANS, 2, 2, 16, scale=0.25, window=-1100),
             _heads("sinks", DECODE_MANY, 4, 2, 64, NONE, scale=0.125),
             _heads(
                 "sinks-window-cap", DECODE_MANY, 6, 1, 32, NONE, scale=0.2, window=65, soft_cap=9.0
@@ -254,12 +256,16 @@ STRATEGIES: dict[Opcode, Strategy] = {
             _heads("empty", EMPTY, 2, 1, 16, scale=0.25),
             _heads("spans", CHUNK_SPANS, 2, 1, 32, scale=0.2),
             _heads("spans-window", CHUNK_SPANS, 2, 2, 16, scale=0.25, window=1000),
+            _heads("mixed-chunk", MIXED, 4, 2, 128, scale=0.09, window=-19),
+            _heads("long-chunk", CHUNK_LONG, 2, 1, 64, scale=0.125, window=-48),
+            _heads("spans-chunk", CHUNK_SPANS, 2, 2, 16, scale=0.25, window=-1100),
             _heads("sinks", MIXED, 4, 2, 64, NONE, scale=0.125),
             _heads("sinks-window-cap", MIXED, 6, 1, 32, NONE, scale=0.2, window=65, soft_cap=9.0),
         )
     ),
     Opcode.ADD: grid("tokens width", *WIDE),
     Opcode.SCALE: grid("tokens width", *WIDE, factor=0.1),
+    Opcode.XIELU: grid("tokens width four", *((*sizes, 4) for sizes in WIDE)),
     Opcode.SOFT_CAP: grid("rows width", *WIDE, cap=30.0),
     Opcode.BIAS_ADD: grid("tokens width", *WIDE),
     Opcode.SWIGLU: activations("tokens width", *WIDE, silu=""),

@@ -113,7 +113,7 @@ def counted(names: Iterable[str]) -> str:
 
 def kind_of(layer: Mapping[str, Any]) -> str:
     """The kind of one layer of a document in words."""
-    window = f" over {layer['window']:,} positions" if layer["window"] else ""
+    window = f" over {abs(layer['window']):,} positions" if layer["window"] else ""
     return f"{layer['mixer']}{window}, {layer['feed_forward']}"
 
 

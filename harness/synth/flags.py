@@ -65,6 +65,7 @@ HELP: Mapping[str, str] = MappingProxyType(
         "experts.width": "width of an expert",
         "experts.shared_width": "width of the expert that every token uses; 0 is none",
         "experts.fused": "store an expert's gate and up matrices as one",
+        "experts.every": "one layer of this many has experts (llama4)",
         "recurrent.interval": "one layer of this many is full attention instead",
         "recurrent.state": "channels of a key and of a value",
         "recurrent.key_heads": "key heads",

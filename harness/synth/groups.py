@@ -13,13 +13,15 @@ class ExpertSpec:
     """Routed feed-forward networks, ``used`` of ``count`` a token, each ``width`` wide.
 
     ``shared_width`` is that of the expert every token uses, 0 for none. With ``fused`` the gate and
-    up matrices of an expert are one, ``ffn_gate_up_exps``."""
+    up matrices of an expert are one, ``ffn_gate_up_exps``. Every ``every``-th layer has experts,
+    which llama4 may have in fewer than all."""
 
     count: int = 8
     used: int = 2
     width: int = 64
     shared_width: int = 0
     fused: bool = False
+    every: int = 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
-from harness.synth.spec import COHERES, COUNTED, FALCON_H1, LEADING, NEMOTRONS, ROUTED, SynthSpec
+from harness.synth.spec import (
+    COHERES,
+    COUNTED,
+    FALCON_H1,
+    LEADING,
+    LLAMA4,
+    NEMOTRONS,
+    ROUTED,
+    SynthSpec,
+)
 from reference.model.config.vision import SEEING
 
 RMS_EPSILON = 1e-6
@@ -19,6 +28,12 @@ WEIGHT_SCALE = 2.5
 """The factor of the experts' weights in glm4moe, and in deepseek2 with a sigmoid."""
 DEEPSTACK = 3
 """How many layers of qwen3vl add parts of an image."""
+ORIGINAL = "rope.scaling.original_context_length"
+GROWTH_LENGTH = {LLAMA4: "attention.temperature_length"}
+"""The key of the positions after which queries grow, where it is not ORIGINAL."""
+XIELU_FIRST = {"alpha_p": 0.2, "alpha_n": 0.4, "beta": 0.5, "eps": -0.25}
+"""The numbers of xIELU of the first layer; others have more by XIELU_STEP."""
+XIELU_STEP = 0.0625
 ROPE_SECTIONS = (11, 11, 10, 0)
 """Rotary pairs for time, height and width; text uses the same angle for all three."""
 
@@ -84,7 +99,7 @@ def _rope_keys(spec: SynthSpec) -> dict[str, Any]:
         keys["rope.scaling.factor"] = spec.rope_factor
         keys["rope.scaling.original_context_length"] = spec.rope_original_context
     if spec.query_growth:
-        keys["rope.scaling.original_context_length"] = spec.rope_original_context
+        keys[GROWTH_LENGTH.get(spec.architecture, ORIGINAL)] = spec.rope_original_context
         keys["attention.temperature_scale"] = spec.query_growth
     if spec.yarn_log_multiplier:
         keys["rope.scaling.yarn_log_multiplier"] = spec.yarn_log_multiplier
@@ -103,6 +118,17 @@ def _image_keys(spec: SynthSpec) -> dict[str, Any]:
     return keys if spec.architecture == "qwen2vl" else keys | {"n_deepstack_layers": DEEPSTACK}
 
 
+def shared_keys(spec: SynthSpec) -> dict[str, Any]:
+    """The keys that have no architecture's name before them."""
+    if spec.architecture != "apertus":
+        return {}
+    layers = range(spec.blocks)
+    return {
+        f"xielu.{name}": [first + XIELU_STEP * layer for layer in layers]
+        for name, first in XIELU_FIRST.items()
+    }
+
+
 def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     keys: dict[str, Any] = {"expert_count": experts.count, "expert_used_count": experts.used}
     # Experts of these architectures have the width that the key of dense layers gives; some have
@@ -112,6 +138,8 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["feed_forward_length"] = experts.width
     if not like_dense:
         keys["expert_feed_forward_length"] = experts.width
+    if spec.architecture == LLAMA4:
+        keys["interleave_moe_layer_step"] = experts.every
     if spec.architecture in LEADING:
         keys["leading_dense_block_count"] = spec.leading_dense
     if spec.architecture in (*LEADING, "minimax-m2"):
@@ -124,7 +152,7 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
             keys["expert_group_used_count"] = spec.latent.groups_used
     if spec.architecture in COUNTED:
         keys["expert_shared_count"] = experts.shared_width // experts.width
-    if experts.shared_width and spec.architecture not in COUNTED:
+    if experts.shared_width and spec.architecture not in (*COUNTED, LLAMA4):
         keys["expert_shared_feed_forward_length"] = experts.shared_width
     scaled = spec.latent is not None and not spec.latent.softmax
     if spec.expert_groups > 1:

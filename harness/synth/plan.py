@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from contract.dtypes import F32, DType
 from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
-from harness.synth.metadata import architecture_keys
+from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
 from harness.synth.spec import FALCON_H1, SynthSpec
 from harness.synth.tensors import VECTOR_KINDS, SynthTensor, with_types
@@ -156,6 +156,7 @@ def _config(spec: SynthSpec) -> ModelConfig:
         listed = [spec.is_recurrent(block) for block in range(spec.blocks)]
         keys["attention.recurrent_layers"] = listed
     metadata = {f"{spec.architecture}.{key}": value for key, value in keys.items()}
+    metadata |= shared_keys(spec)
     tensors: dict[str, TensorSource] = {"token_embd.weight": (F32, (spec.vocab, 1), HOLE)}
     divisors = ("rope_freqs",) if spec.rope_freqs else ()
     for name in LONG_ROPE if spec.long_rope else divisors:

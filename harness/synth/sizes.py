@@ -37,6 +37,8 @@ _DENSE_SIZES: Mapping[str, Mapping[str, Any]] = {
 }
 _64_EXPERTS = {"count": 64, "used": 8, "width": 256}
 
+_LLAMA4_EXPERTS = {"used": 1, "width": 8192, "shared_width": 8192}
+
 FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     **dict.fromkeys(DENSE, _DENSE_SIZES),
     "qwen3moe": {"1b": _shape(16, 1024, 16, **_QWEN3 | {"kv_heads": 4}, experts=_64_EXPERTS)},
@@ -76,6 +78,15 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         | {"latent": {**_LATENT, "query_rank": 1536}, "rope_base": 5e4, **_YARN_40}
         | {"rope_factor": 32.0, "yarn_log_multiplier": 0.1, "leading_dense": 1, "tied": False}
         | {"experts": {"count": 384, "used": 8, "width": 2048, "shared_width": 2048}},
+    },
+    "llama4": {
+        size: _shape(48, 5120, 40, kv_heads=8, head_dim=128, feed_forward=16384, vocab=202048)
+        | {"context": context, "rope_base": 5e5, "rope_freqs": divided, "tied": False}
+        | {"experts": {**_LLAMA4_EXPERTS, "count": count, "every": every}}
+        for size, context, divided, count, every in (
+            ("109b-a17b", 10485760, True, 16, 1),
+            ("400b-a17b", 1048576, False, 128, 2),
+        )
     },
     "lfm2": {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
@@ -147,6 +158,12 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "7b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=14336, vocab=128167)
         | {"context": 262144}
     },
+    "apertus": {
+        "8b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=21504, vocab=131072)
+        | {"context": 65536, "rope_base": 1.2e7, "rope_freqs": True, "tied": False},
+        "70b": _shape(80, 8192, 64, kv_heads=8, head_dim=128, feed_forward=43008, vocab=131072)
+        | {"context": 65536, "rope_base": 1.2e7, "rope_freqs": True, "tied": False},
+    },
     "falcon-h1": {
         "0.5b": _shape(36, 1024, 8, kv_heads=2, head_dim=64, feed_forward=2048, vocab=32784)
         | {"context": 16384, "rope_base": 1e11}
@@ -173,6 +190,7 @@ GLM-4.5 Air, those of LFM 2 differ in the layers that attend; 1b has about a bil
 others are the families' own published ones."""
 
 _NEEDED: Mapping[str, Mapping[str, Any]] = {
+    "llama4": {"experts": {"shared_width": 64, "used": 1}},
     "granite": {"scales": {}},
     "granitemoe": {"scales": {}, "experts": {}},
     "phi3": {"fused_qkv": True},

@@ -26,13 +26,15 @@ GENERATOR_VERSION = 1
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
-    "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl",
+    "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl", "apertus",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
     "hunyuan-moe", "dots1", "qwen3vlmoe", "bailingmoe2", "exaone-moe", "afmoe",
+    "llama4",
 )  # fmt: skip
+LLAMA4 = "llama4"
 MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", "deepseek2")
 ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
 LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2", *ROUTED)
@@ -47,11 +49,13 @@ COHERES = ("command-r", "cohere2")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 FALCON_H1 = "falcon-h1"
 MAMBAS = ("granitehybrid", *NEMOTRONS, FALCON_H1)
+DIVIDED = ("llama", "llama4", "apertus", "exaone4", "exaone-moe")
+"""Architectures whose frequencies may have divisors."""
 GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
-    "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", *ROUTED,
+    "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED,
     *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
 )  # fmt: skip
 
@@ -66,6 +70,7 @@ MINIMUM: Mapping[str, int] = {
     "vocab": 300,  # 256 bytes, the special tokens and a few merges fit in every vocabulary
     "layers": 1, "hidden": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "context": 1,
     "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
+    "experts.every": 1,
     "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
     "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
     "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
@@ -242,6 +247,8 @@ GROUPS: Mapping[str, type] = {
     "scales": Scales,
 }
 """Fields of a specification that are specifications themselves, with their types."""
+LATER = {"experts": {"every": 1}, "mamba": {"inner": 0, "normed": True}}
+"""Fields of groups that came later, with the values that are left out."""
 
 
 def spec_of(values: Mapping[str, Any]) -> SynthSpec:
@@ -268,7 +275,12 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
         "long_rope": False, "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
         "leading_dense": 0, "logit_scale": 1.0, "head_norms": False, "expert_groups": 1,
     }  # fmt: skip
-    return {k: v for k, v in asdict(spec).items() if k not in absent or v != absent[k]}
+    given = asdict(spec)
+    for group, later in LATER.items():
+        if given[group] is not None:
+            kept = (name for name in given[group] if given[group][name] != later.get(name, ...))
+            given[group] = {name: given[group][name] for name in tuple(kept)}
+    return {k: v for k, v in given.items() if k not in absent or v != absent[k]}
 
 
 def refused(name: str, value: object, accepted: str) -> ConfigError:
@@ -349,7 +361,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
 def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object, str]]:
     """The rules of fields that few architectures have."""
     for name, having in (
-        ("query_growth", ("mistral3",)),
+        ("query_growth", ("mistral3", LLAMA4)),
         ("yarn_log_multiplier", ("mistral3", "deepseek2")),
     ):
         value = getattr(spec, name)
@@ -361,7 +373,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "expert_groups", grouped, f"1 for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
     needed = architecture in ("gpt-oss", "cohere2", "exaone-moe", "afmoe")
-    windowed = needed or architecture in ("phi3", "olmo2", "exaone4")
+    windowed = needed or architecture in ("phi3", "olmo2", "exaone4", LLAMA4)
     yield "window", spec.window and not windowed, f"0 for {architecture}"
     yield "window", not spec.window and needed, f"at least 1 for {architecture}"
     scaled = spec.logit_scale != 1.0 and architecture not in COHERES
@@ -370,18 +382,19 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
     whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2", "afmoe")
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
-    divided = spec.rope_freqs and architecture not in ("llama", "exaone4", "exaone-moe")
+    divided = spec.rope_freqs and architecture not in DIVIDED
     yield "rope_freqs", divided, f"False for {architecture}"
 
 
 def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str, object, str]]:
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
-    needed |= architecture in ("nemotron_h_moe", "hunyuan-moe")
+    needed |= architecture in ("nemotron_h_moe", "hunyuan-moe", LLAMA4)
     either = architecture in ("granitehybrid", "granitemoe", *COUNTED)
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
     uneven = architecture in COUNTED and experts.shared_width % experts.width
     yield "experts.shared_width", uneven, f"a multiple of {experts.width} for {architecture}"
+    yield "experts.every", experts.every > 1 and architecture != LLAMA4, f"1 for {architecture}"
     unfused = experts.fused and architecture not in (*HYBRIDS, "gemma4")
     yield "experts.fused", unfused, f"False for {architecture}"

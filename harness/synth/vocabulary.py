@@ -25,6 +25,8 @@ PRE_TOKENIZER = {
     "falcon-h1": "falcon-h1",
     **{name: name for name in ("minimax-m2", "bailingmoe2", "exaone-moe", "afmoe")},
     "deepseek2": "deepseek-v3",
+    "apertus": "tekken",
+    "llama4": "llama4",
     "mistral3": "tekken",
     "seed_oss": "seed-coder",
     "smollm3": "llama-bpe",

@@ -10,7 +10,7 @@ from typing import Any
 from contract.dtypes import F32
 from harness.progress import SILENT, Progress
 from harness.synth.draw import Bytes
-from harness.synth.metadata import architecture_keys
+from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.plan import plan_tensors
 from harness.synth.spec import EXPERTS_QUANT, GENERATOR_VERSION, MIXED_QUANT, SynthSpec
 from harness.synth.tensors import SynthTensor, tensor_data
@@ -80,5 +80,6 @@ def model_metadata(spec: SynthSpec) -> dict[str, Any]:
         "general.file_type": FILE_TYPES["f32" if spec.expand_to_f32 else spec.quant],
         "general.quantization_version": 2,
         "zinc_rt.synth.generator_version": GENERATOR_VERSION,
+        **shared_keys(spec),
         **{f"{spec.architecture}.{k}": value for k, value in architecture_keys(spec).items()},
     }

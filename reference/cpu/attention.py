@@ -24,6 +24,7 @@ from reference.exact.attention_rows import (
     attention_output,
     broken_where,
     exp2,
+    first_visible,
     is_too_large,
     merge,
     power_of_two,
@@ -192,7 +193,7 @@ def _attend(
     m, unit = rows.m.astype(np.float64), power_of_two(rows.exponent - bits - KV_ROW_BITS)
     row_positions = np.repeat(positions, group)
     last = int(positions.max()) // KV_TILE * KV_TILE + KV_TILE
-    first = max(0, int(positions.min()) + 1 - shape.window) if shape.window else 0
+    first = first_visible(int(positions.min()), shape.window)
     step = min(
         CACHED_ELEMENTS // (rows.exponent.size * max(head_dim, KV_TILE)),
         WIDENED_ELEMENTS // (kv_heads * head_dim * KV_TILE),
@@ -227,7 +228,9 @@ def _visible(at: slice, row_positions: NDArray[np.int32], window: int) -> NDArra
     """The positions each row sees, bool [tiles, 64, rows]; None when every row sees all of them."""
     column = np.arange(at.start, at.stop, dtype=np.int32)[:, None]
     visible = column <= row_positions
-    if window:
+    if window < 0:
+        visible &= column >= row_positions // -window * -window
+    elif window:
         visible &= column > row_positions - window
     return None if visible.all() else visible.reshape(-1, KV_TILE, len(row_positions))
 

@@ -152,3 +152,10 @@ def attention_output(sums: Partial) -> Float32:
     """The attention output (o 2^-23) / l; +0 if |o| < 2^-20."""
     y = (sums.output * OUTPUT_SCALE) / sums.total[..., None]
     return np.where(np.abs(sums.output) < OUTPUT_LIMIT, np.float32(0.0), y)
+
+
+def first_visible(position: int, window: int) -> int:
+    """The first position that a query at ``position`` attends to."""
+    if window < 0:
+        return position // -window * -window
+    return max(0, position + 1 - window) if window else 0

@@ -136,12 +136,13 @@ def unrotated_table(context: int, rotary_dim: int) -> NDArray[np.float32]:
     return table
 
 
-def growth_table(context: int, length: int, factor: float) -> NDArray[np.float32]:
-    """The table of the angle 0 whose cosine is 1 + factor ln(1 + floor(position / length)), for one
-    pair: a rotation by it multiplies two channels by the cosine."""
-    steps = [1.0 + factor * _ln(1.0 + step) for step in range((context - 1) // length + 1)]
+def growth_table(context: int, length: int, factor: float, offset: int = 0) -> NDArray[np.float32]:
+    """The table of the angle 0 whose cosine is 1 + factor ln(1 + floor((position + offset) /
+    length)), for one pair: a rotation by it multiplies two channels by the cosine."""
+    end = context + offset
+    steps = [1.0 + factor * _ln(1.0 + step) for step in range((end - 1) // length + 1)]
     table = np.zeros((context, 2, 1), np.float32)
-    table[:, 0, 0] = np.repeat(np.array(steps, np.float32), length)[:context]
+    table[:, 0, 0] = np.repeat(np.array(steps, np.float32), length)[offset:end]
     return table
 
 

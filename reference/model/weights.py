@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
-from contract.ir.source import ONES, WeightSource, parse_source
+from contract.ir.source import MADE, WeightSource, parse_source
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
 from reference.model.draft_head import ROPE_TABLE, TOKEN_TABLE
+from reference.model.families.feed_forward import XIELU
 from reference.model.families.latent import MATRIX_OF_HEAD
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
@@ -29,9 +30,10 @@ def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``, uint8[rows, row_bytes]; a view of the file if
     possible. Raises ModelFileError when a scale or an element of a float type is not finite."""
     source = parse_source(decl.source)
-    if source.tensor == ONES:
+    if source.tensor in MADE:
         shape = decl.shape if len(decl.shape) > 1 else (1, *decl.shape)
-        return source.scaled(np.ones([int(size) for size in shape], np.float32)).view(np.uint8)
+        made = np.full([int(size) for size in shape], float(source.tensor), np.float32)
+        return source.scaled(made).view(np.uint8)
     data = _stored(file, decl, source)
     broken = _first_broken(decl.dtype, data)
     if broken is not None:
@@ -47,7 +49,7 @@ def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
 def unchecked_weight(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
-    made = source.powers or source.tensor == ONES
+    made = source.powers or source.tensor in MADE
     return weight_bytes(file, decl) if made else _stored(file, decl, source)
 
 
@@ -58,9 +60,12 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     context = int(decl.shape[0])
     if decl.name == MATRIX_OF_HEAD:
         return np.arange(context, dtype="<i4").reshape(1, -1).view(np.uint8)
+    if decl.name.startswith(XIELU):
+        layer = int(decl.name.removeprefix(XIELU)[1:-1])
+        return np.array([model.config.xielu[layer]], "<f4").view(np.uint8)
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
-        grown = growth_table(context, growth.length, growth.factor)
+        grown = growth_table(context, growth.length, growth.factor, growth.offset)
         return grown.reshape(-1, 1).view(np.uint8)
     file, ropes = model.file, model.config.ropes
     if model.head is not None and decl.name in (ROPE_TABLE, TOKEN_TABLE):

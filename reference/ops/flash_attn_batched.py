@@ -18,6 +18,7 @@ from reference.exact.attention_rows import (
     attention_output,
     broken_where,
     exp2,
+    first_visible,
     is_too_large,
     merge,
     power_of_two,
@@ -49,7 +50,8 @@ def flash_attn_batched(
     soft_cap: float = 0.0,
     sinks: Float32 | None = None,
 ) -> Float32:
-    """softmax(scale q k^T) v over positions (position - window, position] of each token's slot.
+    """softmax(scale q k^T) v over positions (position - window, position] of each token's slot, or
+    those of its chunk of -window positions.
 
     ``q`` is [tokens, heads * head_dim]; head h reads KV head h // (heads / kv_heads). ``sinks``
     f32[heads] adds to each head's softmax one score that has no value. Positions are cut at
@@ -61,7 +63,7 @@ def flash_attn_batched(
     score = partial(_scores, bits=bits, scale=np.float32(scale), soft_cap=np.float32(soft_cap))
     y = np.empty((len(q), heads, head_dim), np.float32)
     for token, (_, slot, position, _) in enumerate(query):
-        first = max(0, position + 1 - window) if window else 0
+        first = first_visible(int(position), window)
         keys, values = _gather(kv, page_table[slot], position + 1)
         for head in range(heads):
             row, kv_head = queries[token, head], head // (heads // kv_heads)

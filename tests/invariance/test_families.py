@@ -31,6 +31,7 @@ SyntheticModel = Callable[..., Path]
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16), "mistral3": ("q4_k_m", F16), "smollm3": ("q4_k_m", F16),
+    "llama4-experts-chunks": ("q8_0", F16), "apertus": ("q8_0", F16),
     "granite": ("f32", F32), "glm4-biases": ("q8_0", F16), "phi3-window": ("q4_k_m", F16),
     "olmo2-windows": ("q5_1", F32), "command-r": ("f32", F32), "cohere2": ("q4_k_m", F16),
     "qwen3moe": ("f32", F32), "qwen3moe-untied-fused-qkv": ("q5_1", F16),

@@ -60,8 +60,11 @@ class FamilyFile:
         return {
             "general.architecture": self.architecture,
             "tokenizer.ggml.tokens": [f"token {n}" for n in range(VOCAB)],
-            **{f"{self.architecture}.{key}": value for key, value in self.keys.items()},
+            **{self._whole(key): value for key, value in self.keys.items()},
         }
+
+    def _whole(self, key: str) -> str:
+        return key if key.startswith("xielu.") else f"{self.architecture}.{key}"
 
     def write(self, path: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> Path:
         """The file with ``changed`` metadata, F32 but for values of another width."""

@@ -36,6 +36,7 @@ from tests.model.family_parts import (
     add_shared_expert,
 )
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
+from tests.model.later_layers import APERTUS_KEYS, LLAMA4_KEYS, apertus, llama4
 from tests.model.recurrent_layers import (
     falcon_h1,
     granitehybrid,
@@ -136,6 +137,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
                     "expert_group_count": 2, "expert_group_used_count": 1},
     "exaone-moe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
     "afmoe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
+    "apertus": APERTUS_KEYS,
+    "llama4": LLAMA4_KEYS,
     "hunyuan-moe": {**EXPERT_KEYS, **_SHARED_KEYS},
     "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
@@ -342,6 +345,8 @@ def _gemma4(file: FamilyFile, layer: int) -> None:
 
 _LAYERS = {
     "llama": _llama,
+    "apertus": apertus,
+    "llama4": llama4,
     "mistral3": _llama,
     "smollm3": _llama,
     "ernie4_5": _llama,

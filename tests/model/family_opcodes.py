@@ -84,6 +84,23 @@ ROUTED = {
 COMPOSITION: dict[str, dict[str, int]] = {
     "llama": DENSE_DECODER,
     "ernie4_5": DENSE_DECODER,
+    "apertus": {
+        **DENSE_DECODER,
+        "rms_norm_fused_mlp_gate_up": 0,
+        "swiglu": 0,
+        "xielu": LAYERS,
+        "rms_norm": LAYERS + 1,
+        "matmul": 3 * LAYERS,
+    },
+    "llama4": {
+        **STEP,
+        **PROJECTED,
+        **dict.fromkeys((*EXPERTS, "shared_expert", "scale", "bias_add"), HALF),
+        "rms_norm_fused_mlp_gate_up": HALF,
+        "swiglu": LAYERS,
+        "matmul": LAYERS + 2 * HALF,
+        "add": LAYERS,
+    },
     "mistral3": DENSE_DECODER,
     "smollm3": DENSE_DECODER,
     "exaone4": {

@@ -170,6 +170,11 @@ def without_sinks(oracle: Any) -> None:
     oracle._sinks = lambda prefix: np.full(oracle.heads, -np.inf)
 
 
+def first_size(oracle: Any) -> Callable[[str, int], float]:
+    size = oracle.size
+    return lambda name, layer: size(name, 0)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "interleaved pairs taken for halves": ("llama", spoil_pairs),
     "queries that do not grow": ("mistral3",
@@ -237,6 +242,21 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "experts of Nemotron chosen by their weights": ("nemotron_h_moe", without_choice),
     "no scan beside attention": (
         "falcon-h1", lambda oracle: setattr(oracle, "_mamba", lambda h, prefix: 0.0 * h),
+    ),
+    "the numbers of the first layer in all": (
+        "apertus", lambda oracle: setattr(oracle, "size", first_size(oracle)),
+    ),
+    "windows for chunks": (
+        "llama4-experts-chunks", lambda oracle: setattr(oracle, "_chunk", lambda: 72),
+    ),
+    "queries of Llama 4 that do not grow": (
+        "llama4-experts-chunks", spoil_key("attention.temperature_scale", lambda factor: 0.0),
+    ),
+    "heads that are not normed": (
+        "llama4-experts", lambda oracle: setattr(oracle, "normed", False),
+    ),
+    "inputs that are not weighted": (
+        "llama4-experts", lambda oracle: setattr(oracle, "weights", np.ones_like),
     ),
     "no biases of Seed": ("seed_oss", without("blk.1.attn_q.bias")),
     "a softmax of the chosen": ("lfm2moe", softmax_weights),

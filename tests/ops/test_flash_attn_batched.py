@@ -47,15 +47,17 @@ def queries(seed: int, tokens: int, heads: int, head_dim: int) -> NDArray[np.flo
 
 
 @pytest.mark.parametrize("head_dim", [1, 16, 17, 40])
-@pytest.mark.parametrize("window", [0, 1, 63, 64, 65])
+@pytest.mark.parametrize("window", [0, 1, 63, 64, 65, -1, -63, -64, -128])
 def test_scalar_rule(head_dim: int, window: int) -> None:
     """Every bit at positions around the tile cuts."""
     sequence = random_sequence(head_dim, 130, 1, head_dim)
     positions = [0, 62, 63, 64, 127, 128, 129]
-    q = queries(window, len(positions), 1, head_dim)
+    q = queries(abs(window), len(positions), 1, head_dim)
     got = attend([sequence], [(0, p) for p in positions], q, 1, scale=0.3, window=window)
     for row, position in enumerate(positions):
         first = max(0, position + 1 - window) if window else 0
+        if window < 0:
+            first = position - position % -window
         keys, values = sequence.keys[: position + 1, 0], sequence.values[: position + 1, 0]
         assert got[row, 0].tolist() == scalar_attention(q[row, 0], keys, values, first, 0.3)
 

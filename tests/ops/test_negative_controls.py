@@ -42,6 +42,7 @@ R1 no saturation | KV_WRITE_BATCHED | unsaturated | exact.kv_storage.stored
 R6 scale before rounding | KV_WRITE_BATCHED | unrounded_scale | exact.kv_storage.stored
 R6 reciprocal of the scale | KV_WRITE_BATCHED | reciprocal_blocks | exact.kv_storage.stored
 R2 library exp in silu | SWIGLU | numpy_exp | exact.elementary.exp
+R2 library exp in xIELU | XIELU | numpy_exp | ops.xielu.exp
 R2 library tanh | SOFT_CAP | np.tanh | ops.soft_cap.tanh
 R2 library exp in a convolution | SSM_CONV1D | numpy_exp | exact.elementary.exp
 R2 library log | SSM_DELTA_NET | np.log | exact.elementary.log

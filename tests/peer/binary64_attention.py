@@ -36,6 +36,8 @@ def _attention(
         stored = np.moveaxis(loaded(kv[pages]), 1, 0)
         flat = stored.reshape(2, -1, shape.kv_heads, shape.head_dim)
         first = max(0, position + 1 - shape.window) if shape.window else 0
+        if shape.window < 0:
+            first = position - position % -shape.window
         keys, values = flat[:, first : position + 1]
         for head in range(shape.heads):
             attended = softmax_attention(

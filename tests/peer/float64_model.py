@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.peer.float64_apertus import Float64Apertus
 from tests.peer.float64_cohere import Float64Cohere
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_falcon_h1 import Float64FalconH1
@@ -14,6 +15,7 @@ from tests.peer.float64_hybrid import Float64Hybrid
 from tests.peer.float64_latent import Float64Latent
 from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
+from tests.peer.float64_llama4 import Float64Llama4
 from tests.peer.float64_mistral import Float64Mistral
 from tests.peer.float64_mixture import Float64Mixture, Float64Routed
 from tests.peer.float64_nemotron import Float64Nemotron
@@ -25,6 +27,8 @@ ORACLES = {
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("exaone4", "granitemoe", "internlm2", "minicpm"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
+    "llama4": Float64Llama4,
+    "apertus": Float64Apertus,
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
     "deepseek2": Float64Latent,

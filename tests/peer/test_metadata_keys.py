@@ -31,10 +31,15 @@ TOKENS = [(11 + 17 * n) % 256 for n in range(28)]
 LIMITS = Limits(slots=1, context=64, pages=4)
 BETAS = ("rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow")
 OURS_ALONE = {(name, "attention.sliding_window") for name in ("phi3", "exaone4")}
+OURS_ALONE |= {
+    ("llama4", f"attention.{key}")
+    for key in ("sliding_window", "temperature_length", "temperature_scale")
+}
 OURS_ALONE |= {(name, beta) for name in READERS if name != "mistral3" for beta in BETAS}
 OURS_ALONE |= {("bailingmoe2", "expert_group_used_count")}
 """llama.cpp leaves out Phi's window and that of small EXAONEs, and YaRN's betas of all but
-Ministral. It ends where a token chooses every group."""
+Ministral. It ends where a token chooses every group, and has one chunk and growth for all of
+Llama 4."""
 
 
 def accepted(source: Path, changed: Mapping[str, Any], bare: Path) -> bool:

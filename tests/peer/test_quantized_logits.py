@@ -37,6 +37,7 @@ MODELS = {
     **dict.fromkeys(("exaone4", "ernie4_5", "seed_oss"), Limit()),
     **dict.fromkeys(("granitemoe-experts-shared", "minimax-m2-experts"), Limit()),
     **dict.fromkeys(("qwen2moe-experts", "olmoe-experts", "nemotron_h"), Limit()),
+    "llama4-experts-two": Limit(), "apertus": Limit(),
     "nemotron_h_moe": ROUTED_HYBRID, "falcon-h1": Limit(), "falcon-h1-norms": Limit(),
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),

@@ -27,9 +27,11 @@ GELU_TABLE_TOLERANCE = 5e-3
 DEEP_GELU_TABLE_TOLERANCE = 2e-2
 """The same through 62 layers."""
 
-NOT_IN_PEER = ("llama-per-layer-widths", "phi3-window", "exaone4-windows")
+NOT_IN_PEER = (
+    *("llama-per-layer-widths", "phi3-window", "exaone4-windows", "llama4-experts-chunks"),
+)
 """llama.cpp takes the first layer's width for all layers of a llama, leaves out Phi's window, and
-EXAONE's but for 64 layers."""
+EXAONE's but for 64 layers, and has chunks of 8,192 positions for all of Llama 4."""
 ENTRIES = {**FAMILIES, **DEEP}
 EPSILON_UNREAD = ("qwen2vl",)
 """Architectures whose epsilon llama.cpp does not read and takes for 0."""

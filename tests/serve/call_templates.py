@@ -25,6 +25,12 @@ NEMOTRON = (
     "{% for t in m.tool_calls %}{{ t.function | tojson }}{{ ', ' if not loop.last }}{% endfor %}]"
     "</TOOLCALL>{% else %}[INST]{{ m.content }}[/INST]{% endif %}{% endfor %}{{ tools or '' }}"
 )
+APERTUS = (
+    "{% for m in messages %}<|{{ m.role }}_start|>{% if m.tool_calls %}<|tools_prefix|>["
+    "{% for t in m.tool_calls %}{{ '{\"' + t.function.name + '\": ' }}"
+    "{{ t.function.arguments | tojson }}}{{ ', ' if not loop.last }}{% endfor %}]<|tools_suffix|>"
+    "{% else %}{{ m.content }}{% endif %}<|{{ m.role }}_end|>{% endfor %}{{ tools or '' }}"
+)
 GLM = (
     "{% for m in messages %}<|{{ m.role }}|>\n{% for t in m.tool_calls or [] %}"
     "<tool_call>{{ t.function.name }}{% for key, value in t.function.arguments.items()"

@@ -18,6 +18,7 @@ from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
+    KeyedJsonCalls,
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
@@ -49,6 +50,7 @@ SYNTAXES: dict[str, CallSyntax] = {
     "function gemma": FUNCTION_GEMMA,
     "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
     "command": COMMAND_CALLS,
+    "apertus": KeyedJsonCalls(),
     "lfm2": PythonCalls(),
     "llama": BareJsonCall(),
     "mistral": MistralCalls(),
@@ -211,6 +213,13 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     command = "{{ tools }}<|START_THINKING|><|END_THINKING|><|START_ACTION|>[<|END_ACTION|>"
     spoken = dialect_of(command, model.tokenizer)
     assert spoken.calls == COMMAND_CALLS
+    assert spoken.reasoning is not None
+    for mark in ("<|eot_id|>", "<|header_start|>"):
+        bare = dialect_of(mark + '{{ tools }}{"name": "", "parameters": {}}', model.tokenizer)
+        assert bare.calls == BareJsonCall()
+    keyed = "{{ tools }}<|inner_prefix|><|inner_suffix|><|tools_prefix|>[<|tools_suffix|>"
+    spoken = dialect_of(keyed, model.tokenizer)
+    assert spoken.calls == KeyedJsonCalls()
     assert spoken.reasoning is not None
     bare = "{{ tools }}<start_function_call>call:{{ name }}<end_function_call>"
     assert dialect_of(bare, model.tokenizer).calls == FUNCTION_GEMMA

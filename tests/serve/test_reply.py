@@ -17,6 +17,7 @@ from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
+    KeyedJsonCalls,
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
@@ -38,6 +39,7 @@ from reference.model.chat_template import ChatTemplate
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES
 from tests.serve.call_templates import (
+    APERTUS,
     DEEPSEEK,
     FENCED,
     GLM,
@@ -75,6 +77,7 @@ WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "glm": (GlmCalls(form=ON_ONE_LINE), lambda: GLM, "<|assistant|>\n", "", 2),
     "deepseek": (DEEPSEEK_CALLS, lambda: DEEPSEEK, "<|assistant|>", "", 2),
     "fenced deepseek": (FENCED_CALLS, lambda: FENCED, "<|assistant|>", "", 2),
+    "apertus": (KeyedJsonCalls(), lambda: APERTUS, "assistant_start|>", "<|assistant_end|>", 2),
     "kimi": (KIMI_CALLS, lambda: KIMI, "<|assistant|>", "", 2),
     "lfm2": (PythonCalls(), lambda: LFM2, "assistant\n", "<|im_end|>", 2),
     "mistral": (MistralCalls(), lambda: MISTRAL, "[/INST]", "", 2),
@@ -190,10 +193,8 @@ MARKED = st.lists(
             *("<tool_call>", "</tool_call>", '{"name": "get_weather", "arguments": {', "}}", "}"),
             *('"city": "', '"', "\\", "\n", " ", "x", "<", "</tool", "<think>", "</think>", "é"),
             *("<function=get_weather>", "</function>", "<parameter=city>", "</parameter>"),
-            *(
-                *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
-                *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
-            ),
+            *("<|tool_call>", "call:get_weather{", "<tool_call|>", '<|"|>', "[TOOL_CALLS]"),
+            *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
             *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
@@ -204,16 +205,16 @@ MARKED = st.lists(
             *(
                 DEEPSEEK_CALLS.end,
                 "<TOOLCALL>",
-                "</TOOLCALL>",
-                '[{"name": "get_weather", "arguments": {}}]',
+                *("</TOOLCALL>", '[{"name": "get_weather", "arguments": {}}]'),
+                *("<|tools_prefix|>", '[{"get_weather": {}}]', "<|tools_suffix|>"),
             ),
         ]
     ),
     max_size=14,
 ).map("".join)
 SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
-SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls()]
-SYNTAXES += [DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS, None]
+SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls(), DEEPSEEK_CALLS]
+SYNTAXES += [FENCED_CALLS, KIMI_CALLS, KeyedJsonCalls(), None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)

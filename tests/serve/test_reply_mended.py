@@ -14,6 +14,7 @@ from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
+    KeyedJsonCalls,
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
@@ -200,6 +201,8 @@ def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
             return f"[TOOL_CALLS]write[ARGS]{arguments}"
         case MistralCalls():
             return f'[TOOL_CALLS][{{"name": "write", "arguments": {arguments}}}]'
+        case KeyedJsonCalls():
+            return f'<|tools_prefix|>[{{"write": {arguments}}}]<|tools_suffix|>'
         case JsonListCalls():
             return f'<TOOLCALL>[{{"name": "write", "arguments": {arguments}}}]</TOOLCALL>'
     return f'<tool_call>\n{{"name": "write", "arguments": {arguments}}}\n</tool_call>'

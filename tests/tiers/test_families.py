@@ -23,6 +23,8 @@ OPENCL, VULKAN, METAL, CUDA = "opencl", "vulkan", "metal-simulated", "cuda"
 
 MODELS = {
     "llama-8-experts": ("q4_k_m", F16),
+    "llama4-experts-chunks": ("q4_k_m", F16),
+    "apertus": ("q4_k_m", F16),
     "mistral3": ("q4_k_m", F16),
     "smollm3": ("q4_k_m", F16),
     "granite": ("q4_0", Q8_0),

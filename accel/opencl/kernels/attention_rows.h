@@ -73,7 +73,9 @@ static inline const GLOBAL uchar *coded_page(const KV_HEAD *head, uint position)
            coded_record(head->dtype, head->head_dim, head->kv_heads, page, head->kv_head);
 }
 
+// Of a window, or of a chunk whose size is negative.
 static inline uint first_visible(uint position, uint window) {
+    if (window > 0x80000000u) return position - position % (0u - window);
     return window && position + 1 > window ? position + 1 - window : 0;
 }
 

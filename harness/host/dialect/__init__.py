@@ -13,6 +13,7 @@ from harness.host.dialect.json_calls import (
     BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
+    KeyedJsonCalls,
     MistralCalls,
 )
 from harness.host.dialect.python_calls import PythonCalls
@@ -28,8 +29,13 @@ REASONING = (
     Reasoning("<|channel>thought", "<channel|>"),
     Reasoning("[THINK]", "[/THINK]"),
     Reasoning("<|START_THINKING|>", "<|END_THINKING|>"),
+    Reasoning("<|inner_prefix|>", "<|inner_suffix|>"),
     Reasoning("<seed:think>", "</seed:think>"),
 )
+
+
+LLAMA_MARKS = ("<|python_tag|>", "<|eot_id|>", "<|header_start|>")
+"""Parts of the templates of Llama 3 and 4."""
 
 
 def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = None) -> Dialect:
@@ -67,6 +73,8 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return SEED_CALLS if SEED_CALLS.begin in template else XmlCalls()
     if "[TOOL_CALLS]" in template:
         return MistralCalls(named="[ARGS]" in template)
+    if KeyedJsonCalls.begin in template:
+        return KeyedJsonCalls()
     if COMMAND_CALLS.begin in template:
         return COMMAND_CALLS
     if "<TOOLCALL>[" in template:
@@ -77,7 +85,7 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return GlmCalls(form=ON_ONE_LINE if "</arg_key><arg_value>" in template else ON_LINES)
     if "<tool_call>" in template and "arguments" in template:
         return JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
-    if "<|python_tag|>" in template or "<|eot_id|>" in template:
+    if any(mark in template for mark in LLAMA_MARKS):
         return BareJsonCall() if '"parameters": ' in template else None
     return None
 

@@ -1,5 +1,5 @@
-"""Calls in JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron, Command R7B), without marks
-(Llama 3), or after a token (Mistral)."""
+"""Calls in JSON: in tags (Hermes, Qwen), as a list in tags (Nemotron, Command R7B, Apertus),
+without marks (Llama 3), or after a token (Mistral)."""
 
 from __future__ import annotations
 
@@ -127,6 +127,48 @@ COMMAND_CALLS = JsonListCalls(
     "<|START_ACTION|>", "<|END_ACTION|>", ("tool_name", "parameters"), numbered=True
 )
 """The calls of Command R7B."""
+
+
+@dataclass(frozen=True)
+class KeyedJsonCalls(CallSyntax):
+    """Apertus: ``[{NAME: {...}}, ...]`` in tags."""
+
+    begin: str = "<|tools_prefix|>"
+    end: str | None = "<|tools_suffix|>"
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        try:
+            values = strict_loads(body)
+        except (ValueError, RecursionError):
+            return None
+        calls = []
+        for value in values if isinstance(values, list) else [values]:
+            if (
+                not isinstance(value, dict)
+                or len(value) != 1
+                or not value.keys() <= functions.keys()
+            ):
+                return None
+            ((name, arguments),) = value.items()
+            text = object_text(arguments)
+            if text is None:
+                return None
+            calls.append(Call(name, text))
+        # An empty list is text.
+        return calls or None
+
+    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+        assert self.end is not None
+        one = choice([f"call_{n}" for n in range(len(functions))])
+        more = f' (", " {one})*' if many else ""
+        heads = [literal(f'{{"{each.name}": ') for each in functions]
+        return [
+            f'calls: "[" {one}{more} "]" {marks.written(self.end)}',
+            *(
+                f"call_{n}: {heads[n]} {json_rule(each.parameters)} {literal('}')}"
+                for n, each in enumerate(functions)
+            ),
+        ]
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,12 @@ class Keys:
             self.file.path, f"key {self.key(name)}", problem, "the file was converted wrongly"
         )
 
+    def file_error(self, key: str, problem: str) -> ModelFileError:
+        """The same for a key without the architecture's name."""
+        return ModelFileError(
+            self.file.path, f"key {key}", problem, "the file was converted wrongly"
+        )
+
     def unsupported(self, name: str, problem: str, supported: str) -> UnsupportedModel:
         """The error for a value that this build does not implement."""
         return UnsupportedModel(self.file.path, f"key {self.key(name)}", problem, supported)

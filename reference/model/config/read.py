@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from contract.errors import UnsupportedModel
+from reference.model.config.apertus import read_apertus
 from reference.model.config.cohere import read_cohere2, read_command_r
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import (
@@ -40,6 +41,7 @@ from reference.model.config.hybrid import (
 )
 from reference.model.config.keys import Keys
 from reference.model.config.latent import read_deepseek2
+from reference.model.config.llama4 import read_llama4
 from reference.model.config.mixtures import read_afmoe, read_bailingmoe2, read_exaone_moe
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
@@ -155,6 +157,8 @@ def _qwen3next(keys: Keys) -> ModelConfig:
 
 READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "llama": _llama,
+    "llama4": read_llama4,
+    "apertus": read_apertus,
     "mistral3": read_mistral3,
     "smollm3": read_smollm3,
     "granite": read_granite,

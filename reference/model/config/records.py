@@ -38,11 +38,13 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class QueryGrowth:
-    """The growth of queries with their position: 1 + factor ln(1 + floor(position /
-    length))."""
+    """The growth of queries with their position: 1 + factor ln(1 + floor((position + offset) /
+    length)); with ``unrotated`` in layers that do not rotate alone."""
 
     length: int
     factor: float
+    offset: int = 0
+    unrotated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,12 @@ class Experts:
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
-    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
-    ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
-    ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
-    ``leading_dense`` layers have a dense block instead. Experts are of ``groups``, of which a token
-    chooses ``groups_used`` first."""
+    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them; with
+    ``sigmoid`` they are without one. ``weight_scale`` multiplies the weights of chosen experts,
+    which are divided by their sum if ``renormalize``; with ``weighs_inputs`` a weight multiplies
+    what its expert reads. Unless ``gated`` an expert has no gate, but squares what is positive. The
+    first ``leading_dense`` layers, and all but every ``every``-th, have a dense block instead.
+    Experts are of ``groups``, of which a token chooses ``groups_used`` first."""
 
     count: int
     used: tuple[int, ...]
@@ -71,6 +74,13 @@ class Experts:
     leading_dense: int = 0
     groups: int = 1
     groups_used: int = 1
+    every: int = 1
+    sigmoid: bool = False
+    weighs_inputs: bool = False
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer has a dense block instead."""
+        return layer < self.leading_dense or (layer + 1) % self.every != 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,14 +168,16 @@ class Mamba:
 class ModelConfig:
     """Decoder hyperparameters. Tuples have one entry per layer.
 
-    ``layers`` is the number of layers a token passes through; ``blocks`` also counts the drafting
-    blocks after them. ``windows`` are positions attended to, 0 for all. ``kv_layers`` is the layer
-    whose keys and values a layer reads. ``feed_forward`` is the width of the dense block, 0 when
-    the file gives none. ``residual_scale`` multiplies what a block adds to the residual stream,
-    ``logit_scale`` every logit. ``logit_cap`` bounds logits, ``score_cap`` scores; 0 is off.
-    ``per_layer_width`` is the width of Gemma 4's per-layer embeddings, 0 without them. With
-    ``sinks`` layers may have attention sinks. ``query_growth`` multiplies rotated queries; None
-    leaves them as they are."""
+    ``layers`` is the number of layers a token passes through; ``blocks`` also counts the
+    drafting blocks after them. ``windows`` are positions attended to, 0 for all, below 0 those
+    of chunks that begin at multiples of as many. ``kv_layers`` is the layer whose keys and
+    values a layer reads. ``feed_forward`` is the width of the dense block, 0 when the file gives
+    none. ``residual_scale`` multiplies what a block adds to the residual stream, ``logit_scale``
+    every logit. ``logit_cap`` bounds logits, ``score_cap`` scores; 0 is off. ``per_layer_width``
+    is the width of Gemma 4's per-layer embeddings, 0 without them. With ``sinks`` layers may
+    have attention sinks. With ``unit_norms`` queries and keys of layers that rotate are normed
+    without a weight. ``xielu`` are the parameters of xIELU of layers without gates.
+    ``query_growth`` multiplies rotated queries; None leaves them as they are."""
 
     architecture: str
     name: str
@@ -195,6 +207,8 @@ class ModelConfig:
     score_cap: float = 0.0
     per_layer_width: int = 0
     sinks: bool = False
+    unit_norms: bool = False
+    xielu: tuple[tuple[float, ...], ...] = ()
     query_growth: QueryGrowth | None = None
 
     def is_recurrent(self, layer: int) -> bool:

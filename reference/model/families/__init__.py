@@ -31,6 +31,8 @@ def _later(module: str, *names: str) -> Family:
 
 FAMILIES: Mapping[str, Family] = {
     "llama": Decoder().build,
+    "llama4": Decoder().build,
+    "apertus": Decoder(query_key_norm=True).build,
     "mistral3": Decoder().build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,

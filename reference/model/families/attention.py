@@ -225,9 +225,6 @@ def rotate_and_store(
     ``pages`` if given. Returns the queries."""
     config = e.config
     size = config.head_dims[layer]
-    powers = e.tensors.powers.get(layer)
-    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
-    norms = zip(("q_norm", "k_norm"), scales, strict=True) if query_key_norm else ()
     q = e.builder.emit(
         Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE,
         f"kv_write[{layer}]",
@@ -241,19 +238,32 @@ def rotate_and_store(
         head_dim=size,
         neox=int(config.ropes[layer].neox),
         eps=config.rms_eps,
-        **{
-            name: e.parameters(f"attn_{name}.weight", layer, size, powers=scale)
-            for name, scale in norms
-        },
+        **_head_norms(e, layer, query_key_norm),
     )
     e.builder.barrier()
     return _grown(e, q, layer)
 
 
+def _head_norms(e: Emitter, layer: int, query_key_norm: bool) -> dict[str, View]:
+    """The weights of the norms of heads: of the file, or ones."""
+    size, names = e.config.head_dims[layer], ("q_norm", "k_norm")
+    if e.config.unit_norms and e.config.ropes[layer].rotates:
+        return dict.fromkeys(names, e.ones("head", size))
+    powers = e.tensors.powers.get(layer)
+    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
+    return {
+        name: e.parameters(f"attn_{name}.weight", layer, size, powers=scale)
+        for name, scale in zip(names, scales, strict=True)
+        if query_key_norm
+    }
+
+
 def _grown(e: Emitter, q: View, layer: int) -> View:
     """Queries that grow with their position, where the model's do and the context is so long."""
     growth = e.config.query_growth
-    if growth is None or e.limits.context <= growth.length:
+    if growth is None or e.limits.context + growth.offset <= growth.length:
+        return q
+    if growth.unrotated and e.config.ropes[layer].rotates:
         return q
     return e.builder.emit(
         Opcode.ROPE,

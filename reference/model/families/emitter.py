@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from contract.dtypes import F32, I32
 from contract.ir.graph import BufferKind, GraphBuilder, View
-from contract.ir.source import ONES, RowSlice, WeightSource
+from contract.ir.source import ONES, ZEROS, RowSlice, WeightSource
 from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
@@ -125,15 +125,17 @@ class Emitter:
             y=y,
         )
 
+    def ones(self, kind: str, *shape: int, source: str = ONES) -> View:
+        """A weight of ones, one of each ``kind`` in a graph; or of zeros."""
+        name = f"model.{'zeros' if source == ZEROS else 'ones'}_{kind}"
+        return self.builder.buffer(name, BufferKind.WEIGHT, F32, shape, source=source)
+
     def centred(self, x: View, name: str, layer: int | None = None) -> View:
         """Emit x minus the mean of its row: with an RMS norm behind it, a layer norm.
 
         The sum of a row and its copy to all columns are products with ones."""
         hidden = self.config.hidden
-        row, column = (
-            self.builder.buffer(f"model.ones_{kind}", BufferKind.WEIGHT, F32, shape, source=ONES)
-            for kind, shape in (("row", (1, hidden)), ("column", (hidden, 1)))
-        )
+        row, column = self.ones("row", 1, hidden), self.ones("column", hidden, 1)
         emit = self.builder.emit
         total = emit(Opcode.MATMUL, label(f"{name}_sum", layer), x=x, weight=row)
         factor = -1.0 / hidden

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contract.dtypes import I32
-from contract.ir.graph import View
-from contract.ir.source import RowSlice
+from contract.dtypes import F32, I32
+from contract.ir.graph import BufferKind, View
+from contract.ir.source import ZEROS, RowSlice
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
 from reference.expert_outputs import expert_output
 from reference.model.config import Experts
-from reference.model.families.emitter import SILU, Emitter
+from reference.model.families.emitter import RELU, SILU, Emitter
 
 FUSED_GATES = "ffn_up"
 """The tensor that holds gate rows, then up rows, in families that fuse them."""
@@ -33,6 +33,8 @@ class Gates:
 
 
 PLAIN_GATES = Gates()
+XIELU = "constant.xielu"
+"""The four parameters of xIELU of a layer, whose number the name ends with."""
 
 
 def add_feed_forward(
@@ -55,7 +57,7 @@ def feed_forward(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates
 
 def _is_dense(e: Emitter, layer: int) -> bool:
     mixture = e.config.experts
-    return mixture is None or layer < mixture.leading_dense
+    return mixture is None or mixture.is_dense(layer)
 
 
 def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:
@@ -67,7 +69,10 @@ def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Ga
 
 
 def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAIN_GATES) -> View:
-    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm), or of x without a norm."""
+    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm), or of x without a norm; of a family with
+    xIELU Wdown xielu(Wup h)."""
+    if e.config.xielu:
+        return _ungated(e, x, layer, norm)
     width, hidden = e.config.feed_forward[layer], e.config.hidden
     rows: tuple[RowSlice | None, RowSlice | None] = (None, None)
     if gates.fused:
@@ -97,18 +102,28 @@ def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAI
     return e.linear(gated, "ffn_down", layer, hidden, width)
 
 
+def _ungated(e: Emitter, x: View, layer: int, norm: str | None) -> View:
+    """Wdown xielu(Wup h) of h = rms(x, norm), or of x without a norm."""
+    width, hidden = e.config.feed_forward[layer], e.config.hidden
+    h = e.norm(x, norm, layer) if norm else x
+    up = e.linear(h, "ffn_up", layer, width, hidden)
+    four = e.builder.buffer(f"{XIELU}[{layer}]", BufferKind.CONSTANT, F32, (4,))
+    y = e.builder.emit(Opcode.XIELU, f"xielu[{layer}]", x=up, parameters=four)
+    return e.linear(y, "ffn_down", layer, hidden, width)
+
+
 def route(e: Emitter, r: View, layer: int) -> Routing:
     """The experts with the largest softmax(r Wr + b) and their weights, or those that the family
     chooses by another bias."""
     mixture = _mixture(e)
-    used, choice = mixture.used[layer], "exp_probs_b.bias"
+    used = mixture.used[layer]
     ids = e.builder.scratch(f"scratch.moe_ids[{layer}]", "tokens", used, dtype=I32)
     weights = e.builder.scratch(f"scratch.moe_weights[{layer}]", "tokens", used)
     gate: dict[str, View | int | None] = {
         "x": r,
         "gate_weight": e.weight("ffn_gate_inp", layer, mixture.count, e.config.hidden),
         "bias": _bias(e, "ffn_gate_inp", layer, mixture.count),
-        "choice_bias": e.parameters(choice, layer, mixture.count) if mixture.choice_bias else None,
+        "choice_bias": _choice_bias(e, layer),
         "used": used,
         "renormalize": int(mixture.renormalize),
         "groups": mixture.groups,
@@ -124,6 +139,14 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
     return Routing(ids, weights)
 
 
+def _choice_bias(e: Emitter, layer: int) -> View | None:
+    """What is added to sigmoids to choose experts; None where a softmax chooses them."""
+    mixture = _mixture(e)
+    if mixture.sigmoid:
+        return e.ones("experts", mixture.count, source=ZEROS)
+    return e.parameters("exp_probs_b.bias", layer, mixture.count) if mixture.choice_bias else None
+
+
 def experts(
     e: Emitter,
     h: View,
@@ -134,6 +157,8 @@ def experts(
 ) -> View:
     """The weighted sum of the chosen experts, added to ``residual`` if given."""
     mixture, hidden = _mixture(e), e.config.hidden
+    if mixture.weighs_inputs:
+        h, routing = _weighed(e, h, layer, routing)
     count, used, width = mixture.count, mixture.used[layer], mixture.widths[layer]
     gate_weight, up_weight = _gate_and_up(e, layer, count, width)
     up = e.builder.scratch(f"scratch.moe_up[{layer}]", "tokens", used, width)
@@ -167,6 +192,18 @@ def experts(
         expert_scale=e.parameters(scale, layer, count) if has_scale else None,
         residual=residual,
     )
+
+
+def _weighed(e: Emitter, h: View, layer: int, routing: Routing) -> tuple[View, Routing]:
+    """The input of each token's only expert times its weight, and the weight 1 of the result."""
+    emit, hidden = e.builder.emit, e.config.hidden
+    column = e.ones("column", hidden, 1)
+    wide = emit(Opcode.MATMUL, f"moe_wide[{layer}]", x=routing.weights, weight=column)
+    # What is positive times the input: weights are.
+    x = emit(Opcode.SWIGLU, f"moe_weighed[{layer}]", gate=wide, up=h, activation=RELU)
+    zero = emit(Opcode.SCALE, f"moe_zero[{layer}]", x=routing.weights, factor=0.0)
+    one = emit(Opcode.BIAS_ADD, f"moe_one[{layer}]", x=zero, bias=e.ones("weight", 1))
+    return x, Routing(routing.ids, one)
 
 
 def shared_expert(e: Emitter, h: View, layer: int, residual: View) -> View:
