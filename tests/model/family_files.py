@@ -132,6 +132,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
                 "leading_dense_block_count": 1},
     "dots1": _ROUTED_KEYS,
     "minicpm": _GRANITE_KEYS,
+    "ernie4_5-moe": {**EXPERT_KEYS, **_SHARED_KEYS, "leading_dense_block_count": 1,
+                     "interleave_moe_layer_step": 1},
     "bailingmoe2": {**_ROUTED_KEYS, "rope.dimension_count": HEAD_DIM // 2,
                     "expert_group_count": 2, "expert_group_used_count": 1},
     "exaone-moe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
@@ -233,6 +235,18 @@ def _dots1(file: FamilyFile, layer: int) -> None:
         return
     _qwen3moe(file, layer)
     add_shared_expert(file, layer, EXPERT_WIDTH)
+    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
+
+
+def _ernie_moe(file: FamilyFile, layer: int) -> None:
+    """Experts beside a shared one of another width in all but the first layer."""
+    if layer < file.keys["leading_dense_block_count"]:
+        _llama(file, layer)
+        return
+    add_attention(file, layer)
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_experts(file, layer)
+    add_shared_expert(file, layer, SHARED_WIDTH)
     file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
 
 
@@ -369,6 +383,7 @@ _LAYERS = {
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
     "dots1": _dots1,
+    "ernie4_5-moe": _ernie_moe,
     "bailingmoe2": _bailingmoe2,
     "exaone-moe": _dots1,
     "afmoe": _afmoe,

@@ -52,7 +52,8 @@ class Experts:
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
-    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them.
+    ``choice_bias`` experts are weighted by a sigmoid, or with ``softmax`` by one as without a bias,
+    and a bias is added to choose them.
     ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
     ``renormalize``. Unless ``gated`` an expert has no gate, but squares what is positive. The first
     ``leading_dense`` layers have a dense block instead. Experts are of ``groups``, of which a token
@@ -65,6 +66,7 @@ class Experts:
     shared_gate: bool = True
     biases: bool = False
     choice_bias: bool = False
+    softmax: bool = False
     renormalize: bool = True
     gated: bool = True
     weight_scale: float = 1.0
