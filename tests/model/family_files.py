@@ -36,6 +36,7 @@ from tests.model.family_parts import (
     add_shared_expert,
 )
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
+from tests.model.mixture_layers import afmoe, bailingmoe2, dots1, ernie_moe
 from tests.model.recurrent_layers import (
     falcon_h1,
     granitehybrid,
@@ -228,44 +229,6 @@ def _qwen3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer, norms=True)
 
 
-def _dots1(file: FamilyFile, layer: int) -> None:
-    """Norms of heads; experts beside a shared one in all but the first layer."""
-    if layer < file.keys["leading_dense_block_count"]:
-        _qwen3(file, layer)
-        return
-    _qwen3moe(file, layer)
-    add_shared_expert(file, layer, EXPERT_WIDTH)
-    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
-
-
-def _ernie_moe(file: FamilyFile, layer: int) -> None:
-    """Experts beside a shared one of another width in all but the first layer."""
-    if layer < file.keys["leading_dense_block_count"]:
-        _llama(file, layer)
-        return
-    add_attention(file, layer)
-    file.vector(f"blk.{layer}.ffn_norm")
-    add_experts(file, layer)
-    add_shared_expert(file, layer, SHARED_WIDTH)
-    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
-
-
-def _bailingmoe2(file: FamilyFile, layer: int) -> None:
-    """Queries, keys and values are one tensor."""
-    _dots1(file, layer)
-    prefix = f"blk.{layer}.attn"
-    parts = (f"{prefix}_{name}.weight" for name in "qkv")
-    file.stack(f"{prefix}_qkv.weight", *parts)
-
-
-def _afmoe(file: FamilyFile, layer: int) -> None:
-    """Gates of heads, and norms after the blocks, too."""
-    _dots1(file, layer)
-    file.rows(f"blk.{layer}.attn_gate", HEADS * HEAD_DIM)
-    for name in ("post_attention_norm", "post_ffw_norm"):
-        file.vector(f"blk.{layer}.{name}")
-
-
 def _hunyuan_moe(file: FamilyFile, layer: int) -> None:
     """Experts beside a shared one without a gate."""
     _qwen3moe(file, layer)
@@ -382,11 +345,11 @@ _LAYERS = {
     "falcon-h1": falcon_h1,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
-    "dots1": _dots1,
-    "ernie4_5-moe": _ernie_moe,
-    "bailingmoe2": _bailingmoe2,
-    "exaone-moe": _dots1,
-    "afmoe": _afmoe,
+    "dots1": dots1,
+    "ernie4_5-moe": ernie_moe,
+    "bailingmoe2": bailingmoe2,
+    "exaone-moe": dots1,
+    "afmoe": afmoe,
     "internlm2": _llama,
     "minicpm": _llama,
     "hunyuan-dense": _qwen3,
