@@ -109,6 +109,7 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "ernie4_5": ({"quant": "q8_0"},),
     "exaone4": ({"quant": "q4_k_m", "tied": False, "layers": 5, "window": 12, "rope_freqs": True},),
     "granitemoe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
+    "ernie4_5-moe": ({"quant": "q4_k_m", "experts": {"width": 96, "shared_width": 64}},),
     "bailingmoe2": ({"quant": "q4_k_m", "tied": False, "expert_groups": 4},),
     "exaone-moe": ({"quant": "q8_0", "tied": False, "layers": 5, "window": 12},),
     "afmoe": ({"quant": "q4_k_m", "layers": 5, "window": 12},),

@@ -168,6 +168,10 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "dots1", **SMALL, "kv_heads": 4, "layers": 3, "tied": False,
         "leading_dense": 1, "experts": {**EXPERTS, "used": 10, "shared_width": 192},
     },
+    "ernie4_5-moe-experts": {
+        "architecture": "ernie4_5-moe", **SMALL, "layers": 3, "leading_dense": 1, "rope_base": 5e5,
+        "experts": {**SHARED, "used": 8},
+    },
     "bailingmoe2-experts": {
         "architecture": "bailingmoe2", **SMALL, "layers": 3, "tied": False, "rope_base": 6e5,
         "leading_dense": 1, "expert_groups": 4,

@@ -229,7 +229,7 @@ OPS = (
     op(
         "expert_choice",
         "rows logits, bias, rows *s, rows int *ids, rows *weights",
-        "tokens experts used renormalize groups groups_used",
+        "tokens experts used weighting groups groups_used",
         groups="tokens",
         source="expert_topk",
     ),

@@ -12,6 +12,8 @@ from contract.dtypes import F32
 from contract.ir.nodes import Node
 from contract.opcodes import Opcode
 
+RENORMALIZE, SOFTMAX = 1, 2
+"""Bits of the size ``weighting``: packets have as many sizes as the op with the most of them."""
 CHUNK_WORDS = 3
 """32-bit words of the CHUNK record of ``accel/kernels/chunks.k``."""
 
@@ -30,7 +32,8 @@ def _gate_topk(low: Lowering, node: Node) -> None:
     if "choice_bias" in node.operands:
         bias = low.tensor(node.operands["choice_bias"])
         s = low.new(f"{node.name}.s", tokens.maximum, columns)
-        low.lower(node, "expert_choice", bias=bias, s=s, private="logits")
+        weighting = RENORMALIZE * dims["renormalize"] + SOFTMAX * dims["softmax"]
+        low.lower(node, "expert_choice", bias=bias, s=s, weighting=weighting, private="logits")
         return
     p = low.new(f"{node.name}.p", tokens.maximum, columns)
     low.lower(node, "expert_topk", p=p, private="logits")

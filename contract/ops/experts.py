@@ -76,10 +76,12 @@ EXPERTS = (
             Param("renormalize", int, "whether a sum divides weights", 1, 0, ("no", "yes")),
             Param("groups", int, "of consecutive experts; with choice_bias alone", 1, 1),
             Param("groups_used", int, "groups a token chooses experts of", 1, 1),
+            Param("softmax", int, "whether p is one with choice_bias, too", 0, 0, ("no", "yes")),
         ),
         rule="R0 R2 R3 R4 R5 R7",
         formula="logits = x gate_weight^T + bias; without choice_bias p = softmax(logits), ids = "
-        "the used largest of p; with it p = sigmoid(logits), ids = those of p + choice_bias; "
+        "the used largest of p; with it p = sigmoid(logits), unless softmax, ids = those of "
+        "p + choice_bias; "
         "weights = p[ids] / max(sum(p[ids]), 2^-14), or p[ids] unless renormalize; with groups the "
         "ids are of the groups_used whose two largest p + choice_bias have the largest sums",
         flops=_routing_flops,

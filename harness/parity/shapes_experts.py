@@ -42,6 +42,8 @@ def _gate_topk(dtype: DType | None) -> tuple[OpShape, ...]:
                 ((3, 10, short, 10), 2, 2),
             )
         ),
+        *(_routing(size, absent, softmax=1) for size, absent in biased),
+        _routing((3, 12, short, 4), ("bias",), softmax=1, groups=3, groups_used=2),
     )
 
 
@@ -50,7 +52,9 @@ def _routing(size: tuple[int, int, int, int], absent: tuple[str, ...], **params:
     tokens, experts, hidden, used = size
     label = f"{tokens}x{experts}x{hidden}" + ("" if "choice_bias" in absent else "-chosen")
     given = {"tokens": tokens, "experts": experts, "hidden": hidden, "used": used, **params}
-    label += "-whole" if "renormalize" in params else f"-{params['groups']}" if params else ""
+    label += "-whole" if "renormalize" in params else ""
+    label += f"-{params['groups']}" if "groups" in params else ""
+    label += "-softmax" if "softmax" in params else ""
     return OpShape(label, given, absent=frozenset(absent))
 
 

@@ -142,7 +142,9 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["interleave_moe_layer_step"] = experts.every
     if spec.architecture in LEADING:
         keys["leading_dense_block_count"] = spec.leading_dense
-    if spec.architecture in (*LEADING, "minimax-m2"):
+    if spec.architecture == "ernie4_5-moe":
+        keys["interleave_moe_layer_step"] = 1
+    elif spec.architecture in (*LEADING, "minimax-m2"):
         keys["expert_gating_func"] = SIGMOID_GATING
     if spec.latent is not None:
         softmax = spec.latent.softmax

@@ -158,6 +158,8 @@ def _config(spec: SynthSpec) -> ModelConfig:
     metadata = {f"{spec.architecture}.{key}": value for key, value in keys.items()}
     metadata |= shared_keys(spec)
     tensors: dict[str, TensorSource] = {"token_embd.weight": (F32, (spec.vocab, 1), HOLE)}
+    if spec.architecture == "ernie4_5-moe":
+        tensors[f"blk.{spec.leading_dense}.exp_probs_b.bias"] = (F32, (1,), HOLE)
     divisors = ("rope_freqs",) if spec.rope_freqs else ()
     for name in LONG_ROPE if spec.long_rope else divisors:
         tensors[f"{name}.weight"] = (F32, (spec.head_dim // 2,), HOLE)

@@ -138,6 +138,11 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "30b-a3b": _shape(48, 2048, 32, **_QWEN3 | {"kv_heads": 4, "context": 262144})
         | {"experts": {"count": 128, "used": 8, "width": 768}, "rope_base": 5e6, "tied": False}
     },
+    "ernie4_5-moe": {
+        "21b-a3b": _shape(28, 2560, 20, kv_heads=4, head_dim=128, feed_forward=12288, vocab=103424)
+        | {"context": 131072, "rope_base": 5e5, "leading_dense": 1}
+        | {"experts": {"count": 64, "used": 6, "width": 1536, "shared_width": 3072}}
+    },
     "bailingmoe2": {
         "16b-a1b": _shape(20, 2048, 16, kv_heads=4, head_dim=128, feed_forward=5120, vocab=157184)
         | {"context": 32768, "rope_base": 6e5, "leading_dense": 1, "tied": False}
@@ -204,6 +209,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek2": {"latent": {}, "layers": 3, "experts": {"shared_width": 64}, "leading_dense": 1},
     "dots1": {"experts": {"shared_width": 64}, "leading_dense": 1, "kv_heads": 4},
     "minicpm": {"scales": {}},
+    "ernie4_5-moe": {"experts": {}, "leading_dense": 1},
     "bailingmoe2": {"experts": {"shared_width": 64}, "leading_dense": 1, "fused_qkv": True},
     "exaone-moe": {"experts": {"shared_width": 64}, "leading_dense": 1, "window": 32},
     "afmoe": {"experts": {"shared_width": 64}, "leading_dense": 1, "window": 32},

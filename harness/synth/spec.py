@@ -32,12 +32,12 @@ WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
     "hunyuan-moe", "dots1", "qwen3vlmoe", "bailingmoe2", "exaone-moe", "afmoe",
-    "llama4",
+    "llama4", "ernie4_5-moe",
 )  # fmt: skip
 LLAMA4 = "llama4"
 MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", "deepseek2")
 ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
-LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2", *ROUTED)
+LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2", "ernie4_5-moe", *ROUTED)
 """Architectures whose first layers may have no experts."""
 COUNTED = ("glm4moe", "dots1", "deepseek2", *ROUTED)
 """Architectures whose files count shared experts, each as wide as the others."""
@@ -55,7 +55,7 @@ GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
 GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
-    "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED,
+    "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED, "ernie4_5-moe",
     *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
 )  # fmt: skip
 
@@ -390,7 +390,7 @@ def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str,
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
     needed |= architecture in ("nemotron_h_moe", "hunyuan-moe", LLAMA4)
-    either = architecture in ("granitehybrid", "granitemoe", *COUNTED)
+    either = architecture in ("granitehybrid", "granitemoe", "ernie4_5-moe", *COUNTED)
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
     uneven = architecture in COUNTED and experts.shared_width % experts.width

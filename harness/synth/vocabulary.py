@@ -20,7 +20,7 @@ MERGES = (
 )  # fmt: skip
 PRE_TOKENIZER = {
     **dict.fromkeys(("llama", "ernie4_5", "granite", "granitemoe", "granitehybrid"), "smollm"),
-    **dict.fromkeys(("internlm2", "minicpm"), "smollm"),
+    **dict.fromkeys(("internlm2", "minicpm", "ernie4_5-moe"), "smollm"),
     "exaone4": "exaone4",
     "falcon-h1": "falcon-h1",
     **{name: name for name in ("minimax-m2", "bailingmoe2", "exaone-moe", "afmoe")},

@@ -82,7 +82,8 @@ def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, 
             logits += bound["bias"]
         used, renormalize = int(params["used"]), bool(params["renormalize"])
         groups = int(params["groups"]), int(params["groups_used"])
-        found = routing(logits, used, bound.get("choice_bias"), renormalize, *groups)
+        how = bool(params["softmax"])
+        found = routing(logits, used, bound.get("choice_bias"), renormalize, *groups, how)
         bound["ids"][...], bound["weights"][...] = found
 
     def gate_up(bound: Operands, params: Parameters) -> None:

@@ -23,20 +23,24 @@ def moe_gate_topk(
     renormalize: int = 1,
     groups: int = 1,
     groups_used: int = 1,
+    softmax: int = 0,
     bias: NDArray[np.float32] | None = None,
     choice_bias: NDArray[np.float32] | None = None,
 ) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
     """p = softmax(x gate_weight^T + bias); the ``used`` largest p, divided by their sum if
     ``renormalize`` is 1 (rules R4, R7).
 
-    With ``choice_bias`` p is the sigmoid, and the largest p + choice_bias are chosen, of
-    ``groups_used`` of the ``groups`` of experts if there are several. x is [tokens, hidden], both
-    biases [experts]. Returns logits [tokens, experts], then the ids and weights of
+    With ``choice_bias`` p is the sigmoid unless ``softmax`` is 1, and the largest p + choice_bias
+    are chosen, of ``groups_used`` of the ``groups`` of experts if there are several. x is [tokens,
+    hidden], both biases [experts]. Returns logits [tokens, experts], then the ids and weights of
     ``route`` or ``choose``."""
     logits = matmul(gate_weight.blocks, gate_weight.dtype, x)
     if bias is not None:
         logits = logits + bias
-    return (logits, *routing(logits, used, choice_bias, bool(renormalize), groups, groups_used))
+    choice = routing(
+        logits, used, choice_bias, bool(renormalize), groups, groups_used, bool(softmax)
+    )
+    return (logits, *choice)
 
 
 def routing(
@@ -46,12 +50,13 @@ def routing(
     renormalize: bool,
     groups: int = 1,
     groups_used: int = 1,
+    softmax: bool = False,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
     """The experts of each token and their weights: of ``choose`` with ``choice_bias``, else of
     ``route``, which knows no groups."""
     if choice_bias is None:
         return route(logits, used, renormalize)
-    return choose(logits, used, choice_bias, renormalize, groups, groups_used)
+    return choose(logits, used, choice_bias, renormalize, groups, groups_used, softmax)
 
 
 def route(
@@ -65,9 +70,7 @@ def route(
     max(sum of the used p, 2^-14), where the sum adds from left to right in that order, or p itself
     unless ``renormalize``. A token whose largest logit is NaN or infinite gets experts 0, 1, ...
     with NaN weights."""
-    exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
-    p = exponentials / sum_axis(exponentials)[:, None]
-    p[p < SMALLEST_NORMAL] = 0.0
+    p = _softmax(logits)
     ids = np.argsort(-p, axis=-1, kind="stable")[:, :used].astype(np.int32)
     return ids, _weights(p, ids, renormalize)
 
@@ -79,14 +82,16 @@ def choose(
     renormalize: bool = True,
     groups: int = 1,
     groups_used: int = 1,
+    softmax: bool = False,
 ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """The experts with the largest p + choice_bias, p = sigmoid(logits), and their weights.
+    """The experts with the largest p + choice_bias and their weights: p = sigmoid(logits), or that
+    of ``route`` with ``softmax``.
 
     ids are ordered by falling p + choice_bias, equal ones by rising index; choice_bias and the sum
     count as +0 below 2^-126, as a device may flush them. Of several ``groups`` the experts of all
     but the ``groups_used`` best have the lowest finite number instead. The weights are those of
     ``route``. A token with a sum that is not finite gets experts 0, 1, ... with NaN weights."""
-    p = sigmoid(logits)
+    p = _softmax(logits) if softmax else sigmoid(logits)
     sums = score = _flushed(p + _flushed(choice_bias))
     if groups > 1:
         score = np.where(_of_best_groups(sums, groups, groups_used), sums, LOWEST)
@@ -96,6 +101,14 @@ def choose(
     weights = _weights(p, ids, renormalize)
     weights[broken] = np.nan
     return ids, weights
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The probability of each expert, +0 below 2^-126."""
+    exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
+    p: NDArray[np.float32] = exponentials / sum_axis(exponentials)[:, None]
+    p[p < SMALLEST_NORMAL] = 0.0
+    return p
 
 
 @np.errstate(invalid="ignore", over="ignore")

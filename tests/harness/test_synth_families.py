@@ -42,7 +42,8 @@ PUBLISHED = {
     ("minimax-m2", "229b-a10b"): 228.690, ("olmoe", "7b-a1b"): 6.919,
     ("qwen2moe", "14b-a2.7b"): 14.316, ("qwen2vl", "7b"): 7.616,
     ("qwen3vlmoe", "30b-a3b"): 30.532, ("bailingmoe2", "16b-a1b"): 16.256,
-    ("exaone-moe", "236b-a23b"): 236.571, ("afmoe", "26b-a3b"): 26.124,
+    ("ernie4_5-moe", "21b-a3b"): 21.825, ("exaone-moe", "236b-a23b"): 236.571,
+    ("afmoe", "26b-a3b"): 26.124,
     ("hunyuan-dense", "7b"): 7.505, ("gemma2", "2b"): 2.614,
     ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
 }  # fmt: skip
@@ -88,6 +89,7 @@ LATER = {
     "dots1": "20fc3a5b85249284a24340c3d4f85fc0618bef7672237ad716cf4a6f37681c0a",
     "qwen3vlmoe": "4e0e668f67fe54edfa00b06a811c6613359dc95404a3a52c92ed3dbfe2a1bb52",
     "bailingmoe2": "461847956b1a44be0b33f02d1859fdc92bc8928e824811a5d57d7cf04548c0dc",
+    "ernie4_5-moe": "516a3f3c9a528f1d220816eb47779b54e9c89525c89d15e915f3571e1740cdc3",
     "exaone-moe": "897595347de4cf2e40eb0bb7c08033839330d967093d010dfc61d3da3d009473",
     "afmoe": "6d5e91d5b75c8a6be69bad7d4f512d88b924d9aa293ec2be35cc182800f21022",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",

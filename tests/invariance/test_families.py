@@ -39,6 +39,7 @@ MODELS = {
     "minimax-m2-experts": ("q8_0", F16), "ernie4_5": ("q8_0", F16), "seed_oss": ("q4_k_m", F16),
     "qwen2moe-experts": ("q4_k_m", F16), "olmoe-experts": ("f32", F32),
     "gpt-oss-experts": ("mxfp4_moe", F16), "glm4moe-experts": ("q8_0", F16),
+    "ernie4_5-moe-experts": ("q8_0", F16),
     "bailingmoe2-experts": ("q8_0", F16), "exaone-moe-experts": ("q8_0", F16),
     "afmoe-experts": ("q4_k_m", F16),
     "qwen2vl": ("q8_0", F16), "qwen3vl": ("q4_k_m", F16), "qwen3vlmoe-experts": ("q8_0", F16),

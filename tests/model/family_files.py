@@ -37,6 +37,7 @@ from tests.model.family_parts import (
 )
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
 from tests.model.later_layers import APERTUS_KEYS, LLAMA4_KEYS, apertus, llama4
+from tests.model.mixture_layers import afmoe, bailingmoe2, dots1, ernie_moe
 from tests.model.recurrent_layers import (
     falcon_h1,
     granitehybrid,
@@ -133,6 +134,8 @@ _KEYS: Mapping[str, dict[str, Any]] = {
                 "leading_dense_block_count": 1},
     "dots1": _ROUTED_KEYS,
     "minicpm": _GRANITE_KEYS,
+    "ernie4_5-moe": {**EXPERT_KEYS, **_SHARED_KEYS, "leading_dense_block_count": 1,
+                     "interleave_moe_layer_step": 1},
     "bailingmoe2": {**_ROUTED_KEYS, "rope.dimension_count": HEAD_DIM // 2,
                     "expert_group_count": 2, "expert_group_used_count": 1},
     "exaone-moe": {**_ROUTED_KEYS, "attention.sliding_window": WINDOW},
@@ -227,32 +230,6 @@ def _minimax_m2(file: FamilyFile, layer: int) -> None:
 
 def _qwen3(file: FamilyFile, layer: int) -> None:
     _llama(file, layer, norms=True)
-
-
-def _dots1(file: FamilyFile, layer: int) -> None:
-    """Norms of heads; experts beside a shared one in all but the first layer."""
-    if layer < file.keys["leading_dense_block_count"]:
-        _qwen3(file, layer)
-        return
-    _qwen3moe(file, layer)
-    add_shared_expert(file, layer, EXPERT_WIDTH)
-    file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
-
-
-def _bailingmoe2(file: FamilyFile, layer: int) -> None:
-    """Queries, keys and values are one tensor."""
-    _dots1(file, layer)
-    prefix = f"blk.{layer}.attn"
-    parts = (f"{prefix}_{name}.weight" for name in "qkv")
-    file.stack(f"{prefix}_qkv.weight", *parts)
-
-
-def _afmoe(file: FamilyFile, layer: int) -> None:
-    """Gates of heads, and norms after the blocks, too."""
-    _dots1(file, layer)
-    file.rows(f"blk.{layer}.attn_gate", HEADS * HEAD_DIM)
-    for name in ("post_attention_norm", "post_ffw_norm"):
-        file.vector(f"blk.{layer}.{name}")
 
 
 def _hunyuan_moe(file: FamilyFile, layer: int) -> None:
@@ -373,10 +350,11 @@ _LAYERS = {
     "falcon-h1": falcon_h1,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
-    "dots1": _dots1,
-    "bailingmoe2": _bailingmoe2,
-    "exaone-moe": _dots1,
-    "afmoe": _afmoe,
+    "dots1": dots1,
+    "ernie4_5-moe": ernie_moe,
+    "bailingmoe2": bailingmoe2,
+    "exaone-moe": dots1,
+    "afmoe": afmoe,
     "internlm2": _llama,
     "minicpm": _llama,
     "hunyuan-dense": _qwen3,

@@ -244,7 +244,7 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "swiglu": 1 + HALF,
         "matmul": 2 + 1 + 2 * HALF,
     },
-    **dict.fromkeys(("dots1", "exaone-moe"), ROUTED),
+    **dict.fromkeys(("dots1", "exaone-moe", "ernie4_5-moe"), ROUTED),
     "bailingmoe2": {
         **ROUTED,
         "rms_norm_fused_qkv": 0,

@@ -276,6 +276,10 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "residuals of MiniCPM whole": ("minicpm", lambda oracle: setattr(oracle, "residual", 1.0)),
     "heads of dots that are not normed": ("dots1-experts", without("blk.1.attn_q_norm.weight")),
+    "experts of ERNIE chosen by their weights": ("ernie4_5-moe-experts", without_choice),
+    "no shared expert of ERNIE": (
+        "ernie4_5-moe-experts", without("blk.1.ffn_gate_shexp.weight"),
+    ),
     "Ling's experts of any group": (
         "bailingmoe2-experts", spoil_key("expert_group_used_count", lambda used: 4),
     ),

@@ -12,8 +12,9 @@ import pytest
 from contract.errors import ModelFileError, UnsupportedModel
 from tests.model.family_file import HIDDEN, config_of
 from tests.model.family_files import family_file
-from tests.model.family_parts import EXPERT_WIDTH, EXPERTS, HEAD_DIM, LAYERS, WINDOW
+from tests.model.family_parts import EXPERT_WIDTH, EXPERTS, HEAD_DIM, LAYERS, SHARED_WIDTH, WINDOW
 from tests.model.test_dense_config import with_keys
+from tests.model.test_family_graphs import graph_of
 
 ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
 GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
@@ -27,6 +28,21 @@ def test_experts_are_chosen_by_a_bias_behind_dense_layers(tmp_path: Path, family
     assert mixture is not None
     assert (mixture.choice_bias, mixture.shared_gate, mixture.leading_dense) == (True, False, 1)
     assert (mixture.weight_scale, mixture.renormalize) == (2.5, False)
+
+
+def test_a_softmax_weights_ernies_experts(tmp_path: Path) -> None:
+    """With a bias or without one."""
+    file = family_file("ernie4_5-moe")
+    mixture = config_of(file, tmp_path).experts
+    assert mixture is not None
+    assert (mixture.choice_bias, mixture.softmax, mixture.leading_dense) == (True, True, 1)
+    assert (mixture.shared_width, mixture.shared_gate) == (SHARED_WIDTH, False)
+    for layer in range(1, LAYERS):
+        del file.values[f"blk.{layer}.exp_probs_b.bias"]
+    mixture = config_of(file, tmp_path).experts
+    assert mixture is not None
+    assert (mixture.choice_bias, mixture.softmax) == (False, False)
+    graph_of(file, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -75,6 +91,11 @@ def test_a_list_of_windows_may_leave_draft_blocks_out(tmp_path: Path, entries: i
     [
         *((family, "expert_gating_func", 4, UnsupportedModel) for family in ROUTED),
         *((family, "expert_count", 0, ModelFileError) for family in ROUTED),
+        ("ernie4_5-moe", "expert_gating_func", 2, UnsupportedModel),
+        ("ernie4_5-moe", "interleave_moe_layer_step", 2, UnsupportedModel),
+        ("ernie4_5-moe", "interleave_moe_layer_step", None, ModelFileError),
+        ("ernie4_5-moe", "expert_weights_norm", False, UnsupportedModel),
+        ("ernie4_5-moe", "expert_weights_scale", 2.5, UnsupportedModel),
         ("bailingmoe2", "expert_gating_func", None, ModelFileError),
         ("bailingmoe2", GROUPS, EXPERTS - 2, ModelFileError),
         ("bailingmoe2", GROUPS, EXPERTS, ModelFileError),
@@ -90,7 +111,9 @@ def test_a_list_of_windows_may_leave_draft_blocks_out(tmp_path: Path, entries: i
 def test_what_a_family_does_not_compute_is_refused_by_name(
     tmp_path: Path, family: str, key: str, value: Any, error: type[Exception]
 ) -> None:
-    file = with_keys(family, {key: value, **({"expert_used_count": 0} if value == 0 else {})})
+    file = with_keys(
+        family, {key: value, **({"expert_used_count": 0} if key == "expert_count" else {})}
+    )
     if value is None:
         del file.keys[key]
     with pytest.raises(error, match=rf"{family}\.{re.escape(key)}"):

@@ -157,6 +157,27 @@ def test_a_bias_of_the_choice_weights_nothing() -> None:
     assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-6, atol=0)
 
 
+def test_a_bias_of_the_choice_beside_a_softmax() -> None:
+    """Softmaxes in binary64 weight what the largest p + bias choose; a broken row is alone."""
+    rng = np.random.default_rng(9)
+    logits = 3 * rng.standard_normal((9, 40), dtype=np.float32)
+    bias = (0.2 * rng.standard_normal(40)).astype(np.float32)
+    ids, weights = choose(logits, 5, bias, softmax=True)
+    p = np.exp(logits.astype(np.float64))
+    p /= p.sum(axis=1, keepdims=True)
+    order = np.argsort(-(p + bias), axis=1)[:, :5]
+    chosen = np.take_along_axis(p, order, axis=1)
+    assert (ids == order).all()
+    assert (ids != choose(logits, 5, bias)[0]).any()
+    assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-6, atol=0)
+    logits[4, 7] = np.inf
+    with np.errstate(invalid="ignore"):
+        broken = choose(logits, 5, bias, softmax=True)
+    assert broken[0][4].tolist() == [0, 1, 2, 3, 4]
+    assert np.isnan(broken[1][4]).all()
+    assert (np.delete(broken[0], 4, 0) == np.delete(ids, 4, 0)).all()
+
+
 @pytest.mark.parametrize("choice_bias", [None, np.arange(12, dtype=np.float32)])
 def test_weights_that_are_not_renormalized(choice_bias: Float32 | None) -> None:
     """The same experts, weighted by their probabilities among all, or by their sigmoids."""

@@ -170,7 +170,7 @@ class Float64Llama:
     def _turned(self, x: Float64, angle: Float64) -> Float64:
         pairs = angle.shape[-1]
         turn = np.cos(angle) + 1j * np.sin(angle)
-        if self.architecture in ("llama", "llama4", "ernie4_5"):
+        if self.architecture in ("llama", "llama4", "ernie4_5", "ernie4_5-moe"):
             pair = x[..., 0::2] + 1j * x[..., 1::2]
             turned = pair * turn
             return np.stack([turned.real, turned.imag], axis=-1).reshape(x.shape)

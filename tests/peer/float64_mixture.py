@@ -1,4 +1,5 @@
-"""Mixtures of experts in plain float64: glm4moe, minimax-m2, bailingmoe2, exaone-moe, afmoe."""
+"""Mixtures of experts in plain float64: glm4moe, minimax-m2, ernie4_5-moe, bailingmoe2, exaone-moe,
+afmoe."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_lfm2 import chosen_by_bias
-from tests.peer.float64_llama import Float64, Float64Llama, sigmoid
+from tests.peer.float64_llama import Float64, Float64Llama, log_softmax, sigmoid
 
 
 class Float64Mixture(Float64Llama):
@@ -21,6 +22,16 @@ class Float64Mixture(Float64Llama):
 
     def _choice_bias(self, name: str) -> Float64:
         return self._matrix(name).reshape(-1)
+
+
+class Float64Ernie(Float64Mixture):
+    """A softmax weights experts."""
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        p = np.exp(log_softmax(logits))
+        bias = self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
+        used = np.argsort(-(p + bias), axis=-1, kind="stable")
+        return p, used[:, : self._key("expert_used_count")]
 
 
 class Float64Routed(Float64Dense):

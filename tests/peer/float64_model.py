@@ -17,7 +17,7 @@ from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_llama4 import Float64Llama4
 from tests.peer.float64_mistral import Float64Mistral
-from tests.peer.float64_mixture import Float64Mixture, Float64Routed
+from tests.peer.float64_mixture import Float64Ernie, Float64Mixture, Float64Routed
 from tests.peer.float64_nemotron import Float64Nemotron
 
 ORACLES = {
@@ -32,6 +32,7 @@ ORACLES = {
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
     "deepseek2": Float64Latent,
+    "ernie4_5-moe": Float64Ernie,
     **dict.fromkeys(("bailingmoe2", "exaone-moe", "afmoe"), Float64Routed),
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Float64Nemotron),

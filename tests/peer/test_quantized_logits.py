@@ -46,6 +46,7 @@ MODELS = {
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
     **dict.fromkeys(("gemma", "gemma2", "hunyuan-dense", "hunyuan-moe-experts"), Limit()),
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe-experts"), Limit()),
+    "ernie4_5-moe-experts": Limit(),
     **dict.fromkeys(("bailingmoe2-experts", "exaone-moe-experts", "afmoe-experts"), Limit()),
     **dict.fromkeys(("dots1-experts", "internlm2", "minicpm"), Limit()),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),

@@ -44,6 +44,7 @@ MODELS = {
     "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),
     "gpt-oss-experts-yarn": ("mxfp4_moe", F16),
+    "ernie4_5-moe-experts": ("q4_k_m", F16),
     "bailingmoe2-experts": ("q4_k_m", F16),
     "exaone-moe-experts": ("q4_k_m", F16),
     "afmoe-experts": ("q4_k_m", F16),

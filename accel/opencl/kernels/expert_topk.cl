@@ -13,6 +13,8 @@
 #define CHOSEN (-INFINITY)
 #define LOWEST as_float(0xFF7FFFFFu)
 #define MAX_GROUPS 64
+#define RENORMALIZE_BIT 1u
+#define SOFTMAX_BIT 2u
 
 INLINE float probability(float exponential, float sum) {
     const float p = divide1(exponential, sum);
@@ -56,6 +58,16 @@ static float sum_of_row(const GLOBAL float *x, uint count) {
     return fold_end(&fold);
 }
 
+// exp(logits - their largest), in p; their sum.
+static float exponentials(const GLOBAL float *logits, GLOBAL float *p, uint experts) {
+    const float largest = largest_of_row(logits, experts);
+    for (uint k = 0; k < experts; k += 16) {
+        const int count = (int)(experts - k);
+        store_partial(exp16(load_padded(logits + k, count) - largest), p + k, count);
+    }
+    return sum_of_row(p, experts);
+}
+
 void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(expert_topk);
     const SHARE mine = share(op.tokens, 1, worker, workers);
@@ -64,12 +76,7 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
         GLOBAL float *p = op.p + (ulong)token * op.p_stride;
         GLOBAL int *ids = op.ids + (ulong)token * op.ids_stride;
         GLOBAL float *weights = op.weights + (ulong)token * op.weights_stride;
-        const float largest = largest_of_row(logits, op.experts);
-        for (uint k = 0; k < op.experts; k += 16) {
-            const int count = (int)(op.experts - k);
-            store_partial(exp16(load_padded(logits + k, count) - largest), p + k, count);
-        }
-        const float sum = sum_of_row(p, op.experts);
+        const float sum = exponentials(logits, p, op.experts);
         if (sum != sum) {
             route_nowhere(ids, weights, op.used);
             continue;
@@ -85,11 +92,11 @@ void op_expert_topk(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uin
     }
 }
 
-// EXPERT_CHOICE: p = sigmoid of a row of logits; the `used` largest p + bias, weighted by p
-// (rules R2, R7).
+// EXPERT_CHOICE: p = sigmoid of a row of logits, or its softmax; the `used` largest p + bias, weighted
+// by p (rules R2, R4, R7).
 //
 // operands: logits, bias, s, ids, weights
-// sizes:    tokens, experts, used, renormalize, groups, groups_used
+// sizes:    tokens, experts, used, weighting, groups, groups_used
 // s is scratch [tokens, experts + used]: p + bias of each expert, CHOSEN where it was chosen, and behind
 // the experts p of what was chosen. Of several groups of experts those are chosen from whose two largest
 // p + bias have the largest sums; the experts of the others have LOWEST. A row with a p + bias that is not finite gets ids 0, 1, ... and NaN
@@ -131,8 +138,13 @@ void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
         GLOBAL float *s = op.s + (ulong)token * op.s_stride;
         GLOBAL int *ids = op.ids + (ulong)token * op.ids_stride;
         GLOBAL float *weights = op.weights + (ulong)token * op.weights_stride;
-        for (uint k = 0; k < op.experts; k++)
-            s[k] = flushed(sigmoid1(logits[k]) + flushed(op.bias[k]));
+        const bool softmax = op.weighting & SOFTMAX_BIT;
+        const float sum = softmax ? exponentials(logits, s, op.experts) : 0.0f;
+        const float maximum = softmax ? largest_of_row(logits, op.experts) : 0.0f;
+        for (uint k = 0; k < op.experts; k++) {
+            const float p = softmax ? probability(s[k], sum) : sigmoid1(logits[k]);
+            s[k] = flushed(p + flushed(op.bias[k]));
+        }
         if (op.groups > 1) keep_best_groups(s, op.experts, op.groups, op.groups_used);
         bool whole = true;
         for (uint rank = 0; rank < op.used && whole; rank++) {
@@ -141,9 +153,11 @@ void op_expert_choice(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
             if (!whole) break;
             ids[rank] = best.id;
             s[best.id] = CHOSEN;
-            s[op.experts + rank] = sigmoid1(logits[best.id]);
+            const float logit = logits[best.id];
+            const float p = softmax ? probability(exp1(logit - maximum), sum) : sigmoid1(logit);
+            s[op.experts + rank] = p;
         }
-        if (whole) weigh(s + op.experts, weights, op.used, op.renormalize);
+        if (whole) weigh(s + op.experts, weights, op.used, op.weighting & RENORMALIZE_BIT);
         else route_nowhere(ids, weights, op.used);
     }
 }

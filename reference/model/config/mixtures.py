@@ -1,5 +1,5 @@
-"""Reads the metadata keys of mixtures whose experts are chosen by a bias: Ling and Ring 2,
-K-EXAONE, Trinity."""
+"""Reads the metadata keys of mixtures whose experts are chosen by a bias: ERNIE 4.5,
+Ling and Ring 2, K-EXAONE, Trinity."""
 
 from __future__ import annotations
 
@@ -10,16 +10,44 @@ from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import WINDOW, rotating_in_windows
 from reference.model.config.experts import (
     GATING,
+    LEADING_DENSE,
     MAX_EXPERTS,
     MAX_GATING,
     SHARED_COUNT,
     SHARED_WIDTH,
     SIGMOID,
+    SOFTMAX,
+    read_experts,
     read_routed_experts,
 )
-from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
+from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import Experts, ModelConfig
-from reference.model.config.rope import read_divided_rope
+from reference.model.config.rope import read_divided_rope, read_llama_rope
+
+STEP = "interleave_moe_layer_step"
+
+
+def read_ernie_moe(keys: Keys) -> ModelConfig:
+    """ERNIE 4.5 with experts, which are weighted by a softmax and chosen by its sum with a bias if
+    the file has one."""
+    config = read_common(keys, read_llama_rope)
+    gating = keys.integer(GATING, 0, MAX_GATING, 0) or SOFTMAX
+    if gating != SOFTMAX:
+        raise keys.unsupported(GATING, f"is {gating}", f"supported is {SOFTMAX}, a softmax")
+    step = keys.integer(STEP, 1, MAX_LAYERS)
+    if step != 1:
+        raise keys.unsupported(STEP, f"is {step}", "supported is 1, experts in every layer")
+    leading = keys.integer(LEADING_DENSE, 0, config.layers, 0)
+    biased = f"blk.{leading}.exp_probs_b.bias" in keys.file.tensors
+    experts = replace(
+        read_experts(keys, config),
+        choice_bias=biased,
+        softmax=biased,
+        leading_dense=leading,
+        shared_width=keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0),
+        shared_gate=False,
+    )
+    return _with_experts(keys, config, experts)
 
 
 def read_bailingmoe2(keys: Keys) -> ModelConfig:

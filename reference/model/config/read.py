@@ -42,7 +42,12 @@ from reference.model.config.hybrid import (
 from reference.model.config.keys import Keys
 from reference.model.config.latent import read_deepseek2
 from reference.model.config.llama4 import read_llama4
-from reference.model.config.mixtures import read_afmoe, read_bailingmoe2, read_exaone_moe
+from reference.model.config.mixtures import (
+    read_afmoe,
+    read_bailingmoe2,
+    read_ernie_moe,
+    read_exaone_moe,
+)
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
@@ -171,6 +176,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "deepseek2": read_deepseek2,
     "glm4moe": _glm4moe,
     "dots1": _glm4moe,
+    "ernie4_5-moe": read_ernie_moe,
     "bailingmoe2": read_bailingmoe2,
     "exaone-moe": read_exaone_moe,
     "afmoe": read_afmoe,

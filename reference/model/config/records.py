@@ -54,12 +54,13 @@ class Experts:
     A token uses ``used[layer]`` experts of width ``widths[layer]``, and additionally one shared
     expert of ``shared_width``, which is 0 when there is none; ``shared_gate`` says whether a gate
     weights the shared expert. With ``biases`` router and experts may have biases. With
-    ``choice_bias`` experts are weighted by a sigmoid, and a bias is added to choose them; with
-    ``sigmoid`` they are without one. ``weight_scale`` multiplies the weights of chosen experts,
-    which are divided by their sum if ``renormalize``; with ``weighs_inputs`` a weight multiplies
-    what its expert reads. Unless ``gated`` an expert has no gate, but squares what is positive. The
-    first ``leading_dense`` layers, and all but every ``every``-th, have a dense block instead.
-    Experts are of ``groups``, of which a token chooses ``groups_used`` first."""
+    ``choice_bias`` experts are weighted by a sigmoid, or with ``softmax`` by one as without a bias,
+    and a bias is added to choose them; with ``sigmoid`` they are weighted by one without a bias.
+    ``weight_scale`` multiplies the weights of chosen experts, which are divided by their sum if
+    ``renormalize``; with ``weighs_inputs`` a weight multiplies what its expert reads. Unless
+    ``gated`` an expert has no gate, but squares what is positive. The first ``leading_dense``
+    layers, and all but every ``every``-th, have a dense block instead. Experts are of ``groups``,
+    of which a token chooses ``groups_used`` first."""
 
     count: int
     used: tuple[int, ...]
@@ -68,6 +69,7 @@ class Experts:
     shared_gate: bool = True
     biases: bool = False
     choice_bias: bool = False
+    softmax: bool = False
     renormalize: bool = True
     gated: bool = True
     weight_scale: float = 1.0

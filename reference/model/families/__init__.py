@@ -40,6 +40,7 @@ FAMILIES: Mapping[str, Family] = {
     "internlm2": Decoder().build,
     "minicpm": Decoder().build,
     "ernie4_5": Decoder().build,
+    "ernie4_5-moe": Decoder().build,
     "exaone4": Decoder(query_key_norm=True, pre_norms=False, post_norms=True).build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
     "phi3": Decoder(fused_gates=True).build,

@@ -128,6 +128,7 @@ def route(e: Emitter, r: View, layer: int) -> Routing:
         "renormalize": int(mixture.renormalize),
         "groups": mixture.groups,
         "groups_used": mixture.groups_used,
+        "softmax": int(mixture.softmax),
     }
     e.builder.emit(Opcode.MOE_GATE_TOPK, f"moe_route[{layer}]", **gate, ids=ids, weights=weights)
     if (factor := mixture.weight_scale) != 1.0:
