@@ -24,8 +24,8 @@ SLOTS_AROUND = 4
 ALONE_TOKENS = 4
 """Most tokens for which every state has a block of its own."""
 STATE_BUFFERS, STORES_CAPABILITY = 2, (9, 0)
-"""States of several tokens in shared memory on their way to global memory, to which they are copied in
-the background."""
+"""States of several tokens in shared memory on their way to global memory, to which they are copied
+in the background."""
 ROWS_AT_ONCE = 4
 """Rows that a warp computes at once."""
 CHUNK_SETS = 1

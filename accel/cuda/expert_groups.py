@@ -82,9 +82,7 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
     return few or _grouping(ops, block, CHUNK_TOKENS, device)
 
 
-def _grouping(
-    ops: Sequence[Op], block: ExpertBlock, rows: int, device: Device
-) -> Grouping | None:
+def _grouping(ops: Sequence[Op], block: ExpertBlock, rows: int, device: Device) -> Grouping | None:
     tokens, pairs = ops[block.norm].count.maximum, _pairs(ops, block)
     experts = ops[block.router].max_sizes()["rows"]
     chunks = min(pairs, experts + pairs // rows)
@@ -94,8 +92,7 @@ def _grouping(
         if _few_gates_shape(ops, block, (rows, chunks), device) is None:
             return None
     elif (
-        _spans(ops, block) > BLOCK_WARPS // 2
-        or _gate_bytes(ops, block, rows) > device.shared_bytes
+        _spans(ops, block) > BLOCK_WARPS // 2 or _gate_bytes(ops, block, rows) > device.shared_bytes
     ):
         return None
     if _down_shape(ops, block, (rows, chunks), device) is None:
@@ -191,8 +188,8 @@ def _passing(
     device: Device,
     tiles: int = 1,
 ) -> _PassingBlocks | None:
-    """``work`` are the tokens of a chunk, and chunks; ``tiles`` those of a warp for each chunk. None
-    if shared memory is too small."""
+    """``work`` are the tokens of a chunk, and chunks; ``tiles`` those of a warp for each chunk.
+    None if shared memory is too small."""
     rows, chunks = work
     slot_bytes = max(map(unit_bytes, formats))
     of_rows = rows * ROW_BYTES * 2 if rows == FOUR_ROWS else rows * (ROW_BYTES + ROW_PADDING)
