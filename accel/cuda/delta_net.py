@@ -19,8 +19,13 @@ STATE_SIZES = (32, 64, 128)
 MAX_HISTORY = 7
 MAX_WARPS, SLOTS_WARPS = 16, 8
 """Most warps of a block that computes one state, and of one that computes many in turn."""
+SLOTS_AROUND = 4
+"""Warps of the latter that compute what stands before and behind the recurrence."""
 ALONE_TOKENS = 4
 """Most tokens for which every state has a block of its own."""
+STATE_BUFFERS, STORES_CAPABILITY = 2, (9, 0)
+"""States of several tokens in shared memory on their way to global memory, to which they are copied
+in the background."""
 ROWS_AT_ONCE = 4
 """Rows that a warp computes at once."""
 CHUNK_SETS = 1
@@ -71,10 +76,10 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not are_unread(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    passing = None if tokens <= ALONE_TOKENS else _passing(ops, device)
-    if passing is not None:
-        return Replacement(len(RUN), (passing,))
-    return Replacement(len(RUN), (_standing(ops),), 4 * tokens * sizes["key_heads"])
+    if tokens > ALONE_TOKENS:
+        passing = _passing(ops, device)
+        return None if passing is None else Replacement(len(RUN), (passing,))
+    return Replacement(len(RUN), (_standing(ops, device),), 4 * tokens * sizes["key_heads"])
 
 
 def _reads_prompts(ops: Remaining, tokens: int) -> bool:
@@ -84,17 +89,25 @@ def _reads_prompts(ops: Remaining, tokens: int) -> bool:
     return bool(rows) and tokens >= 4 * rows[0]
 
 
-def _standing(ops: Remaining) -> KernelLaunch:
+def _standing(ops: Remaining, device: Device) -> KernelLaunch:
     """The launch with a block for every value head of a slot."""
     sizes = ops[NET].max_sizes()
     size, tokens, heads = sizes["state_size"], sizes["tokens"], sizes["value_heads"]
     warps = min(MAX_WARPS, size // ROWS_AT_ONCE)
+    in_background = tokens > 1 and device.capability >= STORES_CAPABILITY
+    buffers = STATE_BUFFERS if in_background else 0
     return KernelLaunch(
         "delta_step",
         (heads, tokens, 1),
         (32 * warps, 1, 1),
-        tokens * (20 * size + FACTOR_BYTES) + 4,
-        {"WARPS": warps, "STATES": sizes["states"], "MAX_TOKENS": tokens, **_operand_macros(ops)},
+        4 * buffers * size * size + tokens * (20 * size + FACTOR_BYTES) + 4,
+        {
+            "WARPS": warps,
+            "STATES": sizes["states"],
+            "MAX_TOKENS": tokens,
+            "BUFFERS": buffers,
+            **_operand_macros(ops),
+        },
     )
 
 
@@ -111,7 +124,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, groups):
         of_token = 4 * (2 + 2 * sharers) * size + FACTOR_BYTES * sharers
         ring = warps * slots * (4 * rows * size + 8)
-        nbytes = ring + group * of_token + 4 * (3 * tokens + 1)
+        nbytes = ring + 2 * group * of_token + 4 * (3 * tokens + 1)
         if at_once * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES:
             break
     else:
@@ -120,7 +133,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     return KernelLaunch(
         "delta_slots",
         (key_heads, min(tokens, blocks), 1),
-        (32 * warps, 1, 1),
+        (32 * (warps + SLOTS_AROUND), 1, 1),
         nbytes,
         {
             "WARPS": warps,

@@ -27,19 +27,27 @@ BLOCK_WARPS = 16
 DOWN_SHAPES = tuple(
     (n, warps, slots) for n, warps in ((2, 8), (1, 16)) for slots in (6, 5, 4, 3, 2)
 )
-"""Blocks of a multiprocessor, warps of a block and units that a warp copies ahead, of a launch that
-passes over chunks, tried in this order."""
+DOWN_TILES = 2
+"""Tiles of a warp for each chunk of FOUR_ROWS tokens, whose h all blocks convert to integers."""
+FEW_GATES_SHAPES = tuple(
+    (n, warps, slots) for n, warps in ((2, 16), (1, 16), (1, 8)) for slots in (4, 3, 2)
+)
+"""Blocks of a multiprocessor, warps of a block and units that a warp copies ahead, of launches that
+pass over chunks, tried in this order."""
 BARRIER_BYTES = 8
 RESERVED_BYTES = 1024
 """Shared memory that the device reserves for each block."""
-ROW_BYTES = 512 + 64 + 32 + 4
-"""Shared memory of a token and unit."""
+ROW_BYTES, ROW_PADDING = 512 + 32 + 4, 64
+"""Shared memory of a token and unit, of a chunk of more than FOUR_ROWS tokens with padding."""
+FOUR_ROWS = 4
+"""Tokens of a chunk whose products have both parts of each as columns."""
 CHUNK_WORDS = 4
 ORDER_THREADS = 1024
 TOTAL_THREADS = 256
-CHUNK_TOKENS = ((64, 8),)
-"""Tokens of a chunk, for steps of at most so many tokens."""
-MAX_CHUNK_TOKENS = 24
+FOUR_ROWS_TOKENS = 64
+"""Most tokens of a step whose chunks have FOUR_ROWS, if those fit."""
+CHUNK_TOKENS = 24
+"""Tokens of other chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +78,31 @@ def grouping(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Grouping 
     tokens = ops[block.norm].count.maximum
     if tokens <= FEW_TOKENS:
         return None
-    rows = next((rows for limit, rows in CHUNK_TOKENS if tokens <= limit), MAX_CHUNK_TOKENS)
-    if _spans(ops, block) > BLOCK_WARPS // 2:
-        return None
-    if _gate_bytes(ops, block, rows) > device.shared_bytes:
-        return None
-    pairs = tokens * ops[block.gates].max_sizes()["used"]
+    few = _grouping(ops, block, FOUR_ROWS, device) if tokens <= FOUR_ROWS_TOKENS else None
+    return few or _grouping(ops, block, CHUNK_TOKENS, device)
+
+
+def _grouping(ops: Sequence[Op], block: ExpertBlock, rows: int, device: Device) -> Grouping | None:
+    tokens, pairs = ops[block.norm].count.maximum, _pairs(ops, block)
     experts = ops[block.router].max_sizes()["rows"]
     chunks = min(pairs, experts + pairs // rows)
     if block.shared_gate is not None:
         chunks += -(-tokens // rows)
+    if rows == FOUR_ROWS:
+        if _few_gates_shape(ops, block, (rows, chunks), device) is None:
+            return None
+    elif (
+        _spans(ops, block) > BLOCK_WARPS // 2 or _gate_bytes(ops, block, rows) > device.shared_bytes
+    ):
+        return None
     if _down_shape(ops, block, (rows, chunks), device) is None:
         return None
     words = 1 + CHUNK_WORDS * chunks + pairs
     return Grouping(rows, chunks, router_words(ops, block), words)
+
+
+def _pairs(ops: Sequence[Op], block: ExpertBlock) -> int:
+    return ops[block.norm].count.maximum * ops[block.gates].max_sizes()["used"]
 
 
 def grouped_launches(
@@ -98,8 +117,9 @@ def grouped_launches(
         "MAX_CHUNKS": grouped.chunks,
         "TABLE_AT": grouped.table_at,
     }
+    gates = _few_gates if grouped.tokens == FOUR_ROWS else _gates
     return (
-        (order_launch(ops, block, macros), _gates(ops, block, grouped, macros, device)),
+        (order_launch(ops, block, macros), gates(ops, block, grouped, macros, device)),
         (_downs(ops, block, grouped, macros, device), total_launch(ops, block)),
     )
 
@@ -116,15 +136,9 @@ def _tiles(product: Op) -> int:
     return -(-product.max_sizes()["rows"] // UNIT_ROWS)
 
 
-def _blocks_at_once(rows: int, nbytes: int, device: Device) -> int:
-    """Blocks of a multiprocessor, which determines the registers of a thread."""
-    fits = 2 * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES
-    return 2 if rows < MAX_CHUNK_TOKENS and fits else 1
-
-
 def _block_bytes(units: int, rows: int, warps: int, formats: Sequence[DType]) -> int:
     ring = SLOTS * (CHUNK_UNITS * max(map(unit_bytes, formats)) + BARRIER_BYTES)
-    return units * rows * ROW_BYTES + warps * ring
+    return units * rows * (ROW_BYTES + ROW_PADDING) + warps * ring
 
 
 def _gate_tiles(ops: Sequence[Op], block: ExpertBlock) -> int:
@@ -154,18 +168,41 @@ class _PassingBlocks:
 def _down_shape(
     ops: Sequence[Op], block: ExpertBlock, work: tuple[int, int], device: Device
 ) -> _PassingBlocks | None:
-    """``work`` are the tokens of a chunk, and chunks; None if shared memory is too small."""
-    downs, (rows, chunks) = ops[block.downs], work
-    slot_bytes = max(map(unit_bytes, formats_of(ops, block.downs, block.shared_down)))
-    for at_once, warps, slots in DOWN_SHAPES:
-        columns = -(-_tiles(downs) // warps)
+    formats = formats_of(ops, block.downs, block.shared_down)
+    tiles = DOWN_TILES if work[0] == FOUR_ROWS else 1
+    return _passing(ops[block.downs], formats, work, DOWN_SHAPES, device, tiles)
+
+
+def _few_gates_shape(
+    ops: Sequence[Op], block: ExpertBlock, work: tuple[int, int], device: Device
+) -> _PassingBlocks | None:
+    formats = formats_of(ops, block.gates, block.shared_gate)
+    return _passing(ops[block.gates], formats, work, FEW_GATES_SHAPES, device)
+
+
+def _passing(
+    product: Op,
+    formats: Sequence[DType],
+    work: tuple[int, int],
+    shapes: Sequence[tuple[int, int, int]],
+    device: Device,
+    tiles: int = 1,
+) -> _PassingBlocks | None:
+    """``work`` are the tokens of a chunk, and chunks; ``tiles`` those of a warp for each chunk.
+    None if shared memory is too small."""
+    rows, chunks = work
+    slot_bytes = max(map(unit_bytes, formats))
+    of_rows = rows * ROW_BYTES * 2 if rows == FOUR_ROWS else rows * (ROW_BYTES + ROW_PADDING)
+    for at_once, warps, slots in shapes:
+        columns = -(-_tiles(product) // (warps * tiles))
         at_a_time = min(chunks, max(1, at_once * device.multiprocessors // columns))
         of_block = -(-chunks // at_a_time)
         ring = warps * slots * (slot_bytes + BARRIER_BYTES)
         table = of_block * 4 * (CHUNK_WORDS + rows)
-        nbytes = _units(downs) * rows * ROW_BYTES + ring + table
+        nbytes = _units(product) * of_rows + ring + table
         if at_once * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES:
             macros = {"SLOTS": slots, "SLOT_BYTES": slot_bytes, "CHUNKS": of_block}
+            macros["TILES"] = tiles
             of_warps = {"WARPS": warps, "BLOCKS_AT_ONCE": at_once}
             return _PassingBlocks((columns, at_a_time, 1), warps, nbytes, macros | of_warps)
     return None
@@ -200,11 +237,31 @@ def _gates(
         nbytes,
         {
             **macros,
-            "BLOCKS_AT_ONCE": _blocks_at_once(grouped.tokens, nbytes, device),
             "SPANS": _spans(ops, block),
             "TILES": tiles,
             "SLOTS": SLOTS,
             "UNITS": _units(gates),
+            **gate_macros(ops, block),
+            **size_indices("matmul", "rows"),
+            **size_indices("swiglu", "activation"),
+        },
+    )
+
+
+def _few_gates(
+    ops: Sequence[Op], block: ExpertBlock, grouped: Grouping, macros: dict[str, int], device: Device
+) -> KernelLaunch:
+    shape = _few_gates_shape(ops, block, (grouped.tokens, grouped.chunks), device)
+    assert shape is not None
+    return KernelLaunch(
+        "expert_few_gates",
+        shape.grid,
+        (32 * shape.warps, 1, 1),
+        shape.shared_bytes,
+        {
+            **macros,
+            **shape.macros,
+            "UNITS": _units(ops[block.gates]),
             **gate_macros(ops, block),
             **size_indices("matmul", "rows"),
             **size_indices("swiglu", "activation"),

@@ -32,8 +32,6 @@ GATHER_BLOCKS = 4
 """Blocks that share the copy of a chunk."""
 TILE_TOKENS, TILE_ROWS = 64, 32
 """Tokens and rows of the router's weight that a block multiplies."""
-COLUMN_PADDING = 4
-"""Floats between two columns of such a tile in shared memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ def _order_macros(memory: _Memory) -> dict[str, int]:
 
 def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     sizes = ops[block.router].max_sizes()
-    columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS + 2 * COLUMN_PADDING)
+    columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS)
     return KernelLaunch(
         "expert_logits",
         (-(-sizes["rows"] // TILE_ROWS), -(-sizes["tokens"] // TILE_TOKENS), 1),

@@ -68,6 +68,31 @@ DEVICE void store_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
     for (int i = 0; i < LANE_KEYS; i++) row[lane % ROW_LANES + ROW_LANES * i] = m[i];
 }
 
+// In chunks of four rows, lane (r, l) holds keys l + 8 (i ^ r) of row r, so that no two lanes read
+// the same bank. Rule R4 adds pairs whose indices differ in one bit, which this order keeps
+// together. Where the keys of i < 4 are; those of i + 4 n are 32 n behind them.
+DEVICE unsigned key_index(int i, int lane) {
+    return lane % ROW_LANES + ROW_LANES * (i ^ lane / ROW_LANES);
+}
+
+DEVICE void take_keys(float (&m)[LANE_KEYS], const float *row, int lane) {
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        const float *keys = row + key_index(i, lane);
+#pragma unroll
+        for (int k = i; k < LANE_KEYS; k += ROWS_AT_ONCE) m[k] = keys[ROW_LANES * (k - i)];
+    }
+}
+
+DEVICE void put_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
+#pragma unroll
+    for (int i = 0; i < ROWS_AT_ONCE; i++) {
+        float *keys = row + key_index(i, lane);
+#pragma unroll
+        for (int k = i; k < LANE_KEYS; k += ROWS_AT_ONCE) keys[ROW_LANES * (k - i)] = m[k];
+    }
+}
+
 // A token's changes to rows: M = g M; r = v - M k; M = M + (b r) k^T, in two halves, of which the
 // first leaves a lane's part of M k.
 template <int N>

@@ -1,8 +1,9 @@
 // SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8). A block
 // computes one key head and the value heads that share it. It takes one slot after the other, with
-// all tokens of the slot, GROUP_TOKENS at a time. Every warp has its own rows of every state. The
+// all tokens of the slot, GROUP_TOKENS at a time. WARPS warps have their own rows of every state. The
 // rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the
 // computation and begin before the previous kernel has ended, since only this kernel writes states.
+// Four more warps meanwhile prepare the tokens of the next pass and gate those of the one before.
 //
 // Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
 // MAX_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
@@ -13,13 +14,16 @@
 #include "delta_token.h"
 #include "queries.h"
 
-#define THREADS (WARPS * WARP_LANES)
+#define AROUND_WARPS 4
+#define AROUND_THREADS (AROUND_WARPS * WARP_LANES)
+#define AROUND_BARRIER 1
+#define THREADS (WARPS * WARP_LANES + AROUND_THREADS)
 #define CHUNK_ROWS (CHUNK_SETS * ROWS_AT_ONCE)
 #define CHUNK_BYTES (CHUNK_ROWS * STATE_SIZE * 4)
 #define WARP_ROWS (STATE_SIZE / WARPS)
 #define HEAD_CHUNKS (WARP_ROWS / CHUNK_ROWS)
 #define GROUP_CHANNELS ((2 + SHARERS) * STATE_SIZE)  // a token's query, key and values
-#define PER_THREAD ((GROUP_CHANNELS + THREADS - 1) / THREADS)
+#define MIXED 2  // channels that a thread convolves at once
 #define NO_TOKEN 0xFFFFFFFFu
 
 // The tokens of a step by slots, in shared memory.
@@ -73,23 +77,6 @@ struct HEADS {
         return head * STATE_SIZE + at % STATE_SIZE;
     }
 };
-
-// In chunks of four rows, lane (r, l) holds keys l + 8 (i ^ r) of row r, so that no two lanes read
-// the same bank. Rule R4 adds pairs whose indices differ in one bit, which this order keeps
-// together.
-DEVICE unsigned key_index(int i, int lane) {
-    return lane % ROW_LANES + ROW_LANES * (i ^ lane / ROW_LANES);
-}
-
-DEVICE void take_keys(float (&m)[LANE_KEYS], const float *row, int lane) {
-#pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) m[i] = row[key_index(i, lane)];
-}
-
-DEVICE void put_keys(const float (&m)[LANE_KEYS], float *row, int lane) {
-#pragma unroll
-    for (int i = 0; i < LANE_KEYS; i++) row[key_index(i, lane)] = m[i];
-}
 
 // A warp's rows of the states of a block's slots, in the order in which they are computed. The
 // tokens of one pass over a state are a group; the next group of a slot begins when the stores of
@@ -145,8 +132,25 @@ struct STATE_ROWS {
     }
 };
 
-// A block's data for the tokens of a pass, and the computations for all of them at a time, with
-// barriers between.
+// The passes of a block in order: a slot's next tokens, or the next slot's first ones.
+struct PASSES {
+    const SLOT_ORDER *order;
+    unsigned item, token;  // NO_TOKEN behind the last
+    bool again;            // the slot of the pass before
+
+    __device__ __forceinline__ void begin(unsigned item_) {
+        item = item_, again = false;
+        token = item < order->slots ? order->first[item] : NO_TOKEN;
+    }
+    __device__ __forceinline__ void advance() {
+        const unsigned behind = order->behind_group(token);
+        if (behind == NO_TOKEN) return begin(item + gridDim.y);
+        token = behind, again = true;
+    }
+};
+
+// A block's data for the tokens of a pass, and the computations for all of them at a time. Two
+// passes are in work at once, each with its own part of the data.
 struct TOKEN_GROUP {
     const LAUNCH &launch;
     HEADS heads;
@@ -157,6 +161,14 @@ struct TOKEN_GROUP {
     FACTORS *factors;  // of them
     unsigned first, count;
 
+    __device__ __forceinline__ TOKEN_GROUP of(unsigned token, unsigned turn) const {
+        TOKEN_GROUP own = *this;
+        own.mixed += turn % 2 * (GROUP_TOKENS * GROUP_CHANNELS);
+        own.read += turn % 2 * (GROUP_TOKENS * SHARERS * STATE_SIZE);
+        own.factors += turn % 2 * (GROUP_TOKENS * SHARERS);
+        own.open(token);
+        return own;
+    }
     __device__ __forceinline__ void open(unsigned token) {
         first = token;
         for (count = 0; count < GROUP_TOKENS && token != NO_TOKEN; count++) token = order->next[token];
@@ -165,56 +177,65 @@ struct TOKEN_GROUP {
         return (const float *)operand_at(launch, operand) + token * stride_at(launch, operand);
     }
 
-    // The convolution and g and b. `kept` are the stored values of the slot's channels, replaced in
-    // `after`.
+    // The convolution. `kept` are the stored values of the slot's channels, replaced in `after`.
     __device__ __forceinline__ void mix(const float *kept, float *after, unsigned channels) const {
-        const unsigned thread = threadIdx.x;
-        float past[PER_THREAD][HISTORY], tap[PER_THREAD][HISTORY + 1];
-#pragma unroll
-        for (int c = 0; c < PER_THREAD; c++) {
-            if (thread + c * THREADS >= GROUP_CHANNELS) break;
-            const unsigned channel = heads.channel(thread + c * THREADS);
-            const float *taps = (const float *)operand_at(launch, CONV_WEIGHT) +
-                                (size_t)channel * (HISTORY + 1);
-#pragma unroll
-            for (int i = 0; i < HISTORY; i++) past[c][i] = kept[(size_t)i * channels + channel];
-#pragma unroll
-            for (int i = 0; i <= HISTORY; i++) tap[c][i] = taps[i];
-        }
-        unsigned token = first;
+        const unsigned thread = threadIdx.x - WARPS * WARP_LANES;
 #pragma unroll 1
-        for (unsigned i = 0; i < count; i++, token = order->next[token]) {
-            const bool starts = queries.starts(token);
-            float now[PER_THREAD];
+        for (unsigned begin = thread; begin < GROUP_CHANNELS; begin += MIXED * AROUND_THREADS) {
+            float past[MIXED][HISTORY], tap[MIXED][HISTORY + 1];
+            unsigned channel[MIXED];
 #pragma unroll
-            for (int c = 0; c < PER_THREAD; c++)
-                if (thread + c * THREADS < GROUP_CHANNELS)
-                    now[c] = row(X, token)[heads.channel(thread + c * THREADS)];
+            for (int c = 0; c < MIXED; c++) {
+                // Behind the last one a thread repeats its first one.
+                const unsigned at = begin + c * AROUND_THREADS;
+                channel[c] = heads.channel(at < GROUP_CHANNELS ? at : begin);
+                const float *taps = (const float *)operand_at(launch, CONV_WEIGHT) +
+                                    (size_t)channel[c] * (HISTORY + 1);
 #pragma unroll
-            for (int c = 0; c < PER_THREAD; c++) {
-                if (thread + c * THREADS >= GROUP_CHANNELS) break;
-                mixed[i * GROUP_CHANNELS + thread + c * THREADS] =
-                    convolved(tap[c], past[c], now[c], starts);
+                for (int i = 0; i < HISTORY; i++)
+                    past[c][i] = kept[(size_t)i * channels + channel[c]];
+#pragma unroll
+                for (int i = 0; i <= HISTORY; i++) tap[c][i] = taps[i];
             }
-            if (thread < THREADS - SHARERS) continue;
-            const unsigned sharer = THREADS - 1 - thread, head = heads.value_head(sharer);
-            factors[i * SHARERS + sharer] =
-                factors_of(row(ALPHA, token)[head], row(BETA, token)[head],
-                           ((const float *)operand_at(launch, DECAY))[head],
-                           ((const float *)operand_at(launch, DT_BIAS))[head], starts);
+            unsigned token = first;
+#pragma unroll 1
+            for (unsigned i = 0; i < count; i++, token = order->next[token]) {
+                const bool starts = queries.starts(token);
+                const float *values = row(X, token);
+                float now[MIXED];
+#pragma unroll
+                for (int c = 0; c < MIXED; c++) now[c] = values[channel[c]];
+#pragma unroll
+                for (int c = 0; c < MIXED; c++) {
+                    const float value = convolved(tap[c], past[c], now[c], starts);
+                    const unsigned at = begin + c * AROUND_THREADS;
+                    if (at < GROUP_CHANNELS) mixed[i * GROUP_CHANNELS + at] = value;
+                }
+            }
+#pragma unroll
+            for (int c = 0; c < MIXED; c++)
+#pragma unroll
+                for (int i = 0; i < HISTORY; i++)
+                    after[(size_t)i * channels + channel[c]] = past[c][i];
         }
-#pragma unroll
-        for (int c = 0; c < PER_THREAD; c++) {
-            if (thread + c * THREADS >= GROUP_CHANNELS) break;
-#pragma unroll
-            for (int i = 0; i < HISTORY; i++)
-                after[(size_t)i * channels + heads.channel(thread + c * THREADS)] = past[c][i];
+    }
+    // g and b, by a thread each.
+    __device__ __forceinline__ void find_factors() const {
+        const unsigned thread = threadIdx.x - WARPS * WARP_LANES;
+        for (unsigned number = thread; number < count * SHARERS; number += AROUND_THREADS) {
+            unsigned token = first;
+            for (unsigned i = 0; i < number / SHARERS; i++) token = order->next[token];
+            const unsigned head = heads.value_head(number % SHARERS);
+            factors[number] = factors_of(row(ALPHA, token)[head], row(BETA, token)[head],
+                                         ((const float *)operand_at(launch, DECAY))[head],
+                                         ((const float *)operand_at(launch, DT_BIAS))[head],
+                                         queries.starts(token));
         }
     }
 
     __device__ __forceinline__ void norm(unsigned warp, int lane) const {
         const PACKET *prepared = packet_of(launch, INPUTS_OP);
-        for (unsigned i = warp; i < 2 * count; i += WARPS) {
+        for (unsigned i = warp; i < 2 * count; i += AROUND_WARPS) {
             float *own = mixed + i / 2 * GROUP_CHANNELS + i % 2 * STATE_SIZE;
             norm_keys(own, own, prepared->real[SSM_DELTA_INPUTS_EPS],
                       prepared->real[SSM_DELTA_INPUTS_QUERY_SCALE], i % 2 == 0, lane);
@@ -260,14 +281,60 @@ struct TOKEN_GROUP {
             for (unsigned sharer = 0; sharer < SHARERS; sharer++) {
                 const unsigned number = i * SHARERS + sharer;
                 const unsigned at = heads.value_head(sharer) * STATE_SIZE;
-                if (number % WARPS == warp)
+                if (number % AROUND_WARPS == warp)
                     gate_row(read + number * STATE_SIZE,
                              (const float *)operand_at(launch, NORM_WEIGHT), row(GATE, token) + at,
                              packet_of(launch, NORM)->real[SSM_GATED_NORM_EPS],
                              (float *)row(Y, token) + at, lane);
             }
     }
+
+    // By the warps around: mixed values and factors, keys normalized.
+    __device__ __forceinline__ void prepare(unsigned channels, unsigned warp, int lane) const {
+        float *const stored = (float *)operand_at(launch, CONV_STATE);
+        const size_t each = (size_t)HISTORY * channels;
+        mix(stored + order->before[first] * each,
+            stored + queries.row_after(first, STATES) * each, channels);
+        find_factors();
+        group_barrier(AROUND_BARRIER);
+        norm(warp, lane);
+    }
 };
+
+// The warps with rows of states: of pass n behind barrier n, in front of barrier n + 1.
+DEVICE void pass_over_states(const TOKEN_GROUP &group, STATE_ROWS &rows, unsigned warp, int lane) {
+    PASSES now = {group.order, 0, NO_TOKEN, false};
+    now.begin(blockIdx.y);
+    PRECEDING_DONE;
+    __syncthreads();
+#pragma unroll 1
+    for (unsigned turn = 0; now.token != NO_TOKEN; turn++) {
+        if (now.again) rows.resume();
+        group.of(now.token, turn)
+            .pass(rows, group.queries.row_after(now.token, STATES), warp, lane);
+        now.advance();
+        __syncthreads();
+    }
+    await_stores();
+}
+
+// The other warps: they prepare pass n in front of barrier n, and gate it behind barrier n + 1.
+DEVICE void stand_around(const TOKEN_GROUP &group, unsigned channels, unsigned warp, int lane) {
+    PASSES now = {group.order, 0, NO_TOKEN, false};
+    now.begin(blockIdx.y);
+    PRECEDING_DONE;
+    unsigned last = NO_TOKEN, before_last = NO_TOKEN;
+#pragma unroll 1
+    for (unsigned turn = 0;; turn++) {
+        if (before_last != NO_TOKEN) group.of(before_last, turn).gate(warp, lane);
+        const bool ends = now.token == NO_TOKEN;
+        if (!ends) group.of(now.token, turn).prepare(channels, warp, lane);
+        if (!ends || turn == 0 || last != NO_TOKEN) __syncthreads();
+        if (ends && last == NO_TOKEN) return;
+        before_last = last, last = now.token;
+        if (!ends) now.advance();
+    }
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     delta_slots(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -275,9 +342,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     float *const rings = (float *)shared;
     COPY_BARRIER *const barriers = (COPY_BARRIER *)(shared + WARPS * SLOTS * CHUNK_BYTES);
     float *const mixed = (float *)(barriers + WARPS * SLOTS);
-    float *const read = mixed + GROUP_TOKENS * GROUP_CHANNELS;
-    FACTORS *const factors = (FACTORS *)(read + GROUP_TOKENS * SHARERS * STATE_SIZE);
-    SLOT_ORDER *const order = (SLOT_ORDER *)(factors + GROUP_TOKENS * SHARERS);
+    float *const read = mixed + 2 * GROUP_TOKENS * GROUP_CHANNELS;
+    FACTORS *const factors = (FACTORS *)(read + 2 * GROUP_TOKENS * SHARERS * STATE_SIZE);
+    SLOT_ORDER *const order = (SLOT_ORDER *)(factors + 2 * GROUP_TOKENS * SHARERS);
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *net = packet_of(launch, NET);
     const HEADS heads = {net->size[SSM_DELTA_NET_KEY_HEADS], net->size[SSM_DELTA_NET_VALUE_HEADS],
@@ -288,6 +355,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     FOLLOWING_MAY_START;
     if (warp == 0) order->find(queries, count_of(launch, net), lane);
+    const bool has_rows = warp < WARPS;
     STATE_ROWS rows = {
         rings + warp * SLOTS * (CHUNK_BYTES / 4),
         barriers + warp * SLOTS,
@@ -296,30 +364,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
         order,
         0, 0, blockIdx.y, NO_TOKEN, 0, false,
     };
-    open_copies(rows.barriers, SLOTS);
+    if (has_rows) open_copies(rows.barriers, SLOTS);
     __syncthreads();
-    rows.begin();
-    TOKEN_GROUP group = {launch, heads, queries, order, mixed, read, factors, 0, 0};
-    PRECEDING_DONE;
-#pragma unroll 1
-    for (unsigned item = blockIdx.y; item < order->slots; item += gridDim.y) {
-        unsigned token = order->first[item];
-        float *const kept = (float *)operand_at(launch, CONV_STATE);
-        const size_t each = (size_t)HISTORY * channels;
-#pragma unroll 1
-        for (bool again = false; token != NO_TOKEN; again = true) {
-            if (again) rows.resume();
-            group.open(token);
-            const unsigned after = queries.row_after(token, STATES);
-            group.mix(kept + order->before[token] * each, kept + after * each, channels);
-            __syncthreads();
-            group.norm(warp, lane);
-            __syncthreads();
-            group.pass(rows, after, warp, lane);
-            __syncthreads();
-            group.gate(warp, lane);
-            token = order->behind_group(token);
-        }
+    const TOKEN_GROUP group = {launch, heads, queries, order, mixed, read, factors, 0, 0};
+    if (has_rows) {
+        rows.begin();
+        pass_over_states(group, rows, warp, lane);
+    } else {
+        stand_around(group, channels, warp - WARPS, lane);
     }
-    await_stores();
 }

@@ -2,11 +2,11 @@
 // TILES tiles of 16 rows of both matrices for one chunk of expert_rows.h; a warp computes a span of
 // one tile of one matrix.
 //
-// Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MAX, BLOCKS_AT_ONCE (blocks
-// of a multiprocessor), MAX_CHUNKS, TABLE_AT, EXPERTS, FORMAT_ID and SHARED_FORMAT; with these
-// operand numbers (see packets.h): M, SCALE, SUMS, which expert_router.cu writes; GATES and UPS; H;
-// and of the shared expert SHARED_GATE, SHARED_UP and SHARED_H, each -1 if absent. PRODUCT,
-// ACTIVATION and SHARED_ACTIVATION are packet numbers, USED is the number of experts of a token.
+// Compiled with SPANS, TILES, SLOTS, UNITS (of a row of x), CHUNK_ROWS_MAX, MAX_CHUNKS, TABLE_AT,
+// EXPERTS, FORMAT_ID and SHARED_FORMAT; with these operand numbers (see packets.h): M, SCALE, SUMS,
+// which expert_router.cu writes; GATES and UPS; H; and of the shared expert SHARED_GATE, SHARED_UP and
+// SHARED_H, each -1 if absent. PRODUCT, ACTIVATION and SHARED_ACTIVATION are packet numbers, USED is
+// the number of experts of a token.
 
 #include "expert_rows.h"
 #include "gate.h"
@@ -56,17 +56,17 @@ DEVICE void gate_rows(const LAUNCH &launch, const EXPERT_TABLE &table, const CHU
     await_parts<0>();
     __syncthreads();
     float total[ROWS / 2] = {};
-    total_of_rows<dtype, SLOTS, ROWS>(run, x, first, (chunk.count + 7) / 8, lane, total);
+    total_of_rows<dtype, SLOTS, ROWS>(run, x, first, CHUNK_ROWS<ROWS>::extent(chunk.count), lane, total);
     __syncthreads();
     float *values = (float *)shared;
 #pragma unroll
     for (int i = 0; i < ROWS / 2; i++)
-        values[VALUE_AT(local, matrix, span, lane / 4 + i / 2 % 2 * 8,
-                        i / 4 * 8 + lane % 4 * 2 + i % 2)] = total[i];
+        values[VALUE_AT(local, matrix, span, CHUNK_ROWS<ROWS>::row_of(i, lane),
+                        CHUNK_ROWS<ROWS>::token_of(i, lane))] = total[i];
     __syncthreads();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
     expert_group_gates(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets,
                        U64 workspace) {
     extern __shared__ __align__(128) unsigned char shared[];

@@ -1,7 +1,8 @@
 // The router's logits of many tokens (rules R3 and R4): products of normalized rows with its float
 // rows. A block computes TILE_TOKENS tokens and TILE_ROWS rows of the router, segment after segment
-// of 256 columns, which it keeps transposed in shared memory. A thread folds columns lane % 8 + 8 k
-// of a segment for four tokens and four rows; eight lanes then fold theirs.
+// of 256 columns, which it keeps transposed in shared memory. A thread folds columns lane % 4 + 4 k
+// of a segment for four tokens and four rows; four lanes then fold theirs. So of the lanes whose loads
+// a multiprocessor joins, 16, half read the same.
 //
 // Compiled with WARPS, TILE_TOKENS, TILE_ROWS (multiples of 32), these operand numbers (see
 // packets.h): X, NORM_WEIGHT, ROUTER, LOGITS; and the packet number PRODUCT. unit_pack_fours.cu has
@@ -12,12 +13,15 @@
 #include "warp.h"
 
 #define THREADS (WARPS * WARP_LANES)
-#define LANES 8  // that share a segment's columns
+#define LANES 4  // that share a segment's columns
 #define COLUMNS_OF_LANE (UNIT_COLUMNS / LANES)
-// Distances between columns, which put those of eight lanes in different banks.
-#define TOKENS_APART (TILE_TOKENS + 4)
-#define ROWS_APART (TILE_ROWS + 4)
+#define PART_TOKENS 16  // of a warp at a time, and rows
+#define PART_ROWS 8
 #define VALUES 16  // of a thread: four rows times four tokens
+
+// Where four lines of a column begin: in an order that puts two fours of four columns in different
+// banks.
+DEVICE unsigned four_at(unsigned line, unsigned column) { return line ^ column % LANES * 8; }
 
 DEVICE float of_four(const float4 &v, int i) {
     return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -27,8 +31,8 @@ DEVICE float of_four(const float4 &v, int i) {
 template <int first, int apart>
 DEVICE void fold_columns(const float *x, const float *w, float (&sum)[VALUES]) {
     if constexpr (apart == COLUMNS_OF_LANE) {
-        const float4 a = *(const float4 *)(x + first * LANES * TOKENS_APART);
-        const float4 b = *(const float4 *)(w + first * LANES * ROWS_APART);
+        const float4 a = *(const float4 *)(x + first * LANES * TILE_TOKENS);
+        const float4 b = *(const float4 *)(w + first * LANES * TILE_ROWS);
 #pragma unroll
         for (int i = 0; i < VALUES; i++) sum[i] = of_four(b, i % 4) * of_four(a, i / 4);
     } else {
@@ -40,7 +44,7 @@ DEVICE void fold_columns(const float *x, const float *w, float (&sum)[VALUES]) {
     }
 }
 
-// Folds the sums of eight lanes; each gets two, from number 2 (bits of lane % 8, reversed) on.
+// Folds the sums of four lanes; each gets four, from number 4 (bits of lane % 4, reversed) on.
 DEVICE unsigned fold_lanes(float (&sum)[VALUES], int lane) {
     unsigned first = 0, runs = VALUES;
 #pragma unroll
@@ -66,7 +70,7 @@ struct ROWS_OF {
 };
 
 // Copies a segment of `lines` rows, four rows and columns at a time: column after column.
-template <int lines, int apart>
+template <int lines>
 DEVICE void transpose_segment(float *to, const ROWS_OF &from, unsigned segment) {
     constexpr unsigned fours = UNIT_COLUMNS / 4;
 #pragma unroll 2
@@ -85,11 +89,11 @@ DEVICE void transpose_segment(float *to, const ROWS_OF &from, unsigned segment) 
             v[j].x = v[j].x * factor * w.x, v[j].y = v[j].y * factor * w.y;
             v[j].z = v[j].z * factor * w.z, v[j].w = v[j].w * factor * w.w;
         }
-        float *lane_to = to + four * 4 * apart + line;
-        *(float4 *)(lane_to) = {v[0].x, v[1].x, v[2].x, v[3].x};
-        *(float4 *)(lane_to + apart) = {v[0].y, v[1].y, v[2].y, v[3].y};
-        *(float4 *)(lane_to + 2 * apart) = {v[0].z, v[1].z, v[2].z, v[3].z};
-        *(float4 *)(lane_to + 3 * apart) = {v[0].w, v[1].w, v[2].w, v[3].w};
+        float *column_to = to + four * 4 * lines;
+        *(float4 *)(column_to + four_at(line, 0)) = {v[0].x, v[1].x, v[2].x, v[3].x};
+        *(float4 *)(column_to + lines + four_at(line, 1)) = {v[0].y, v[1].y, v[2].y, v[3].y};
+        *(float4 *)(column_to + 2 * lines + four_at(line, 2)) = {v[0].z, v[1].z, v[2].z, v[3].z};
+        *(float4 *)(column_to + 3 * lines + four_at(line, 3)) = {v[0].w, v[1].w, v[2].w, v[3].w};
     }
 }
 
@@ -107,8 +111,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
     if (first_token >= tokens) return;
-    float *x = (float *)shared, *w = x + UNIT_COLUMNS * TOKENS_APART;
-    float2 *spans = (float2 *)(w + UNIT_COLUMNS * ROWS_APART);  // [part][lane]
+    float *x = (float *)shared, *w = x + UNIT_COLUMNS * TILE_TOKENS;
+    float4 *spans = (float4 *)(w + UNIT_COLUMNS * TILE_ROWS);  // [part][lane]
     const size_t stride = stride_at(launch, X);
     const ROWS_OF of_tokens = {(const float *)operand_at(launch, X) + first_token * stride,
                                (const float *)operand_at(launch, NORM_WEIGHT),
@@ -119,32 +123,35 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
                                0, 0, columns, rows - first_row, columns};
     for (unsigned segment = 0; segment < segments; segment++) {
         __syncthreads();
-        transpose_segment<TILE_TOKENS, TOKENS_APART>(x, of_tokens, segment);
-        transpose_segment<TILE_ROWS, ROWS_APART>(w, of_router, segment);
+        transpose_segment<TILE_TOKENS>(x, of_tokens, segment);
+        transpose_segment<TILE_ROWS>(w, of_router, segment);
         __syncthreads();
         const unsigned of_span = segment % SPAN_UNITS;
 #pragma unroll 1
-        for (unsigned part = threadIdx.x / WARP_LANES; part < TILE_TOKENS * TILE_ROWS / 64;
-             part += WARPS) {
-            const unsigned token = part % (TILE_TOKENS / 8) * 8 + lane / 8 % 2 * 4;
-            const unsigned row = part / (TILE_TOKENS / 8) * 8 + lane / 16 * 4;
+        for (unsigned part = threadIdx.x / WARP_LANES;
+             part < TILE_TOKENS * TILE_ROWS / (PART_TOKENS * PART_ROWS); part += WARPS) {
+            constexpr unsigned across = TILE_TOKENS / PART_TOKENS;
+            const unsigned column = lane % LANES;
+            const unsigned token = part % across * PART_TOKENS + lane / 16 * 8 + lane / 4 % 2 * 4;
+            const unsigned row = part / across * PART_ROWS + lane / 8 % 2 * 4;
             float sum[VALUES];
-            fold_columns<0, 1>(x + lane % LANES * TOKENS_APART + token,
-                               w + lane % LANES * ROWS_APART + row, sum);
+            fold_columns<0, 1>(x + column * TILE_TOKENS + four_at(token, column),
+                               w + column * TILE_ROWS + four_at(row, column), sum);
             const unsigned own = fold_lanes(sum, lane);
-            float2 span = {0.0f, 0.0f};
+            float4 span = {0.0f, 0.0f, 0.0f, 0.0f};
             if (of_span) span = spans[part * WARP_LANES + lane];
             span.x = span.x + sum[0], span.y = span.y + sum[1];
+            span.z = span.z + sum[2], span.w = span.w + sum[3];
             spans[part * WARP_LANES + lane] = span;
             if (of_span + 1 != SPAN_UNITS && segment + 1 != segments) continue;
-            const unsigned to_token = first_token + token + own / 4;
-            const unsigned to_row = first_row + row + own % 4;
+            const unsigned to_token = first_token + token + own / 4, to_row = first_row + row;
             if (to_token >= tokens) continue;
             float *to =
                 (float *)operand_at(launch, LOGITS) + to_token * stride_at(launch, LOGITS) + to_row;
             const bool more = segment >= SPAN_UNITS;
-            if (to_row < rows) to[0] = (more ? to[0] : 0.0f) + span.x;
-            if (to_row + 1 < rows) to[1] = (more ? to[1] : 0.0f) + span.y;
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (to_row + i < rows) to[i] = (more ? to[i] : 0.0f) + of_four(span, i);
         }
     }
 }

@@ -12,42 +12,44 @@ template <class SOURCE, int slots, unsigned slot_bytes> struct UNIT_STREAM {
     unsigned char *ring;
     COPY_BARRIER *barriers;
     SOURCE source;
-    unsigned items, units;                 // chunks of the block, units of each
-    unsigned item, unit, fetched, taken;  // to be fetched next; units fetched and taken
+    unsigned items, units;         // runs of units of the block, units of each
+    const unsigned char *next;     // the unit to be fetched next, of which `left` follow
+    unsigned item, left, bytes, slot, phase;
 
     __device__ __forceinline__ void begin() {
         open_copies(barriers, slots);
-        item = unit = fetched = taken = 0;
+        item = left = slot = phase = 0;
         if (!units) items = 0;
-        for (int i = 0; i < slots; i++) fetch();
+        for (int i = 0; i < slots; i++) fetch(i);
     }
-    __device__ __forceinline__ void fetch() {
-        if (item >= items) return no_copy();
-        const unsigned bytes = source.unit_bytes(item);
-        begin_copy(barriers + fetched % slots, ring + fetched % slots * slot_bytes,
-                   source.first_unit(item) + unit * bytes, bytes);
-        fetched++;
-        if (++unit == units) unit = 0, item++;
+    __device__ __forceinline__ void fetch(unsigned to) {
+        if (!left) {
+            if (item == items) return no_copy();
+            bytes = source.unit_bytes(item), next = source.first_unit(item);
+            left = units, item++;
+        }
+        begin_copy(barriers + to, ring + to * slot_bytes, next, bytes);
+        next += bytes, left--;
     }
     __device__ __forceinline__ const unsigned char *take() {
-        await_copy<slots>(barriers + taken % slots, taken / slots);
-        return ring + taken % slots * slot_bytes;
+        await_copy<slots>(barriers + slot, phase);
+        return ring + slot * slot_bytes;
     }
     __device__ __forceinline__ void give() {
         __syncwarp();
-        taken++;
-        fetch();
+        fetch(slot);
+        if (++slot == slots) slot = 0, phase ^= 1;
     }
 };
 
 // The values of a warp's units of the stream's next chunk, folded by rule R3.
 template <int dtype, int rows, class STREAM>
-DEVICE void total_of_stream(STREAM &stream, const CHUNK_ROWS<rows> &x, unsigned eights, int lane,
+DEVICE void total_of_stream(STREAM &stream, const CHUNK_ROWS<rows> &x, unsigned extent, int lane,
                             float (&total)[rows / 2]) {
     float span[rows / 2] = {};
 #pragma unroll 1
     for (unsigned unit = 0; unit < stream.units; unit++) {
-        add_unit_rows<dtype, rows>(stream.take(), x, unit, eights, lane, span);
+        add_unit_rows<dtype, rows>(stream.take(), x, unit, extent, lane, span);
         stream.give();
         if (unit % SPAN_UNITS + 1 == SPAN_UNITS || unit + 1 == stream.units)
 #pragma unroll

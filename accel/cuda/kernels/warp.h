@@ -162,12 +162,16 @@ DEVICE void open_copies(COPY_BARRIER *barriers, int count) {
     __syncwarp();
 }
 
-DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
-    // For a lane that this instruction elects the compiler makes no loop over lanes.
+// One lane of a warp, the same every time. For it the compiler makes no loop over lanes.
+DEVICE bool is_elected() {
     unsigned elected;
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xFFFFFFFF; selp.u32 %0, 1, 0, p; }"
                  : "=r"(elected));
-    if (!elected) return;
+    return elected;
+}
+
+DEVICE void begin_copy(COPY_BARRIER *barrier, void *slot, const void *source, unsigned bytes) {
+    if (!is_elected()) return;
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
                  "r"(bytes)
                  : "memory");
@@ -196,7 +200,7 @@ template <int slots> DEVICE void await_copy(COPY_BARRIER *barrier, unsigned phas
 DEVICE void begin_store(void *target, const void *slot, unsigned bytes) {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncwarp();
-    if (threadIdx.x % WARP_LANES != 0) return;
+    if (!is_elected()) return;
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; "
                  "cp.async.bulk.commit_group;" ::"l"(target),
                  "r"(shared_address(slot)), "r"(bytes)
