@@ -329,7 +329,7 @@ class Pipeline:
         self._read_at = now
         tokens = sum([count for _, _, count in step.chunks])
         self._cost.observe(Load(tokens, step.attended), seconds)
-        if self._speculative is not None and tokens == len(step.chunks):
+        if self._speculative is not None and tokens == len(step.chunks) == sum(step.rows):
             self._speculative.note_plain(step.sequences, seconds, step.read)
         self._observer.step(
             StepObservation(
