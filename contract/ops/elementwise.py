@@ -24,10 +24,6 @@ def _one_factor_or_all(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) ->
     return f"{dims['factors']} factors for {dims['width']} columns"
 
 
-def _four_parameters(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | None:
-    return None if dims["four"] == 4 else f"{dims['four']} parameters, not 4"
-
-
 def _spec(
     opcode: Opcode,
     inputs: str,
@@ -72,12 +68,11 @@ ELEMENTWISE = (
     ),
     _spec(
         Opcode.XIELU,
-        f"{X}, parameters[four]",
+        f"{X}, parameters[4]",
         rule="R0 R2",
         formula="p, n, b, e = parameters; y = (p x) x + b x where x > 0, else "
         "((exp(min(x, e)) - 1) - x) n + b x",
         per_element=EXP_FLOPS + 5,
-        constraint=_four_parameters,
     ),
     _spec(Opcode.BIAS_ADD, f"{X}, bias[width]", formula="y = x + bias"),
     _spec(

@@ -265,7 +265,7 @@ STRATEGIES: dict[Opcode, Strategy] = {
     ),
     Opcode.ADD: grid("tokens width", *WIDE),
     Opcode.SCALE: grid("tokens width", *WIDE, factor=0.1),
-    Opcode.XIELU: grid("tokens width four", *((*sizes, 4) for sizes in WIDE)),
+    Opcode.XIELU: grid("tokens width", *WIDE),
     Opcode.SOFT_CAP: grid("rows width", *WIDE, cap=30.0),
     Opcode.BIAS_ADD: grid("tokens width", *WIDE),
     Opcode.SWIGLU: activations("tokens width", *WIDE, silu=""),
