@@ -295,7 +295,7 @@ def check_runs(
     graph = attention(heads, dtype=dtype)
     query = tokens_of(runs)
     key = ShapeKey(len(query), 0)
-    rng = np.random.default_rng(heads.width + heads.window)
+    rng = np.random.default_rng(heads.width + abs(heads.window))
     kept = step_memory(graph, heads, most, rng)
     broken = rng.standard_normal((2, 1, heads.kv_heads, heads.head_dim)).astype(np.float32)
     broken[0, 0, -1, 3] = np.nan

@@ -39,7 +39,7 @@ from contract.dtypes import I12, Q4_K, Q5_1
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.parity import all_cases, compare
+from harness.parity import Case, all_cases, compare
 from harness.parity.execute import build_graph
 from tests.vulkan.conftest import Library, OpenTier
 
@@ -313,14 +313,23 @@ PROMPTS = [
 ]
 
 
+def has_whole_queries(case: Case) -> bool:
+    """Whether queries are all columns of their operand."""
+    return build_graph(case).nodes[0].operands["q"].columns is None
+
+
 def test_many_queries_are_attended_in_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same of attention, of which a few cases do; they have fewer tokens than it takes."""
+    """The same of attention, of which a few cases do, each window among them; they have fewer
+    tokens than it takes."""
     with_units(monkeypatch)
     monkeypatch.setattr(fused, "ATTENTION_TILES_FROM", PROMPTS[0].sizes["tokens"])
     tier = open_vulkan(traits=Traits(dot=True, matrix=True))
-    for case in PROMPTS[::8]:
+    tiled = [case for case in PROMPTS if has_whole_queries(case) and not case.params["soft_cap"]]
+    windows = {case.params["window"]: case for case in tiled}
+    assert min(windows) < 0 < max(windows)
+    for case in windows.values():
         problems = compare(tier, case)
         assert not problems, f"{case}: {problems}"
     modules = {module.op for module, _ in tier._runtime.program._kernels}
@@ -334,10 +343,9 @@ def test_queries_are_attended_in_tiles_where_they_are_whole_vectors(
     monkeypatch.setattr(fused, "ATTENTION_TILES_FROM", PROMPTS[0].sizes["tokens"])
     found = set()
     for case in PROMPTS:
-        graph = build_graph(case)
-        sliced = graph.nodes[0].operands["q"].columns is not None
         if case.params["soft_cap"] == 0.0:
-            step = lower_graph(graph, ShapeKey(case.sizes["tokens"], 0), 128, "vulkan")
+            key = ShapeKey(case.sizes["tokens"], 0)
+            step = lower_graph(build_graph(case), key, 128, "vulkan")
             tiles = fused.fuse(step, True, attention=True).ops[0].name == "flash_attn_tiles"
-            found.add((sliced, tiles))
-    assert found == {(False, True), (True, False)}
+            found.add((has_whole_queries(case), tiles))
+    assert found == {(True, True), (False, False)}
