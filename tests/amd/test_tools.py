@@ -134,7 +134,8 @@ def test_input_that_is_no_kernel(told: Told, tmp_path: Path) -> None:
         ("scale.k", b"", ("--dtype", "q4_k"), "scale is compiled for no storage type"),
         ("scale.k", b"nonsense", (), "scale.k:1:1: error"),
         ("scale.k", b'#include "missing.h"\n', (), "missing.h"),
-        ("a.zrt", b"ZRT", (), "ends before"),
+        ("a.zrt", b"ZRT", (), "is a kernel file already"),
+        ("a.zrt", b"ZRT", ("--list",), "ends before"),
         ("store.s", ASSEMBLY.format(wait=WAIT, more=MODE).encode(), ("--items", 33), "--items 33"),
         ("empty.s", b".text\n", (), "has to have one kernel"),
     ):
