@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -137,11 +139,22 @@ def test_a_block_has_no_more_rows_than_the_head_was_made_for(
     assert {count for _, count, _ in drafter.blocks[:-1]} == {2}
 
 
+@pytest.mark.parametrize(("known", "drafts"), [(10, 6), (15, 1), (16, 0)])
+def test_a_block_ends_in_the_pages_of_its_sequence(known: int, drafts: int) -> None:
+    """One page: a row behind it would overwrite keys of another sequence."""
+    drafter = DFlashDrafter(cast(Any, None), cast(Any, SimpleNamespace(block_size=16)))
+    drafter.attach(cast(Any, SimpleNamespace(page_count=[1])), lambda sequence: True)
+    drafter._decided[0] = True
+    tokens = np.arange(known, dtype=np.int32)
+    assert drafter._bounded(DraftRequest(0, 0, tokens, 9)).limit == drafts
+
+
 REFUSED = {
     "another width": ({"hidden": 128}, "a DFlash head that reads rows of 256 elements; .* 128"),
     "fewer layers": ({"layers": 1}, "reads layer 3; the model has 1"),
     "other tokens": ({"architecture": "gemma3"}, "another vocabulary: token 0"),
     "fewer tokens": ({"vocab": 305}, "mask token 319; the model has 305 tokens"),
+    "one token less": ({"vocab": 319}, "mask token 319; the model has 319 tokens"),
 }
 
 

@@ -14,6 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.execution import ExecutableGraph
+from contract.ir.graph import Graph
+from contract.shape_key import ShapeKey
+from contract.tier import Tier
 from contract.types import Request, SamplingParams
 from reference.engine import Engine, EngineOptions
 from reference.engine.draft_block import DraftBlock
@@ -165,3 +169,21 @@ def test_a_block_that_reads_everything_loses_more(
             found.append(speed(path, 0.0, 4, 16, 1, patch))
     assert found[0] > 0.999
     assert found[1] < 0.99
+
+
+def test_plain_steps_have_a_row_for_each_slot(
+    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the rows of drafts, too, the last layer of a short prompt would be computed whole."""
+    lowered: list[int] = []
+
+    def recorded(tier: Tier, graph: Graph, buffers: Any, largest: ShapeKey, *rest: Any) -> Any:
+        lowered.append(largest.rows)
+        return ExecutableGraph(tier, graph, buffers, largest, *rest)
+
+    monkeypatch.setattr("reference.runner.ExecutableGraph", recorded)
+    path = drafting_model(synthetic_model, "qwen35")
+    with TIERS["quick"]() as tier, drafting(path, tier) as (runner, _):
+        limits = runner.limits
+    assert limits.step_rows > limits.slots
+    assert lowered[:2] == [limits.step_rows, limits.slots]
