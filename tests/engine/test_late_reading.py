@@ -65,9 +65,9 @@ class Late(Observed):
     begins: list[tuple[int, int]]
 
 
-@pytest.mark.parametrize("length", [9, 95])
+@pytest.mark.parametrize(("length", "ahead"), [(9, 0), (95, 1)])
 def test_drafts_follow_the_formulas_without_the_states_before(
-    synthetic_model: Callable[..., Path], length: int
+    synthetic_model: Callable[..., Path], length: int, ahead: int
 ) -> None:
     """The hidden states of the prompt and of the steps before are zeros."""
     path = synthetic_model(architecture="qwen3next", quant="f32", nextn_layers=1, seed=3)
@@ -76,7 +76,7 @@ def test_drafts_follow_the_formulas_without_the_states_before(
     with TIERS["quick"]() as tier, drafting(path, tier, limits) as (runner, block):
         drafter = Late(block, 1)
         drafter.begins = []
-        options = EngineOptions(draft_tokens=DRAFTS, prefix_cache=False)
+        options = EngineOptions(draft_tokens=DRAFTS, prefix_cache=False, steps_ahead=ahead)
         run(
             Engine(runner, options, drafter=drafter),
             [Request(0, prompt(0, length), 30, SamplingParams())],
