@@ -27,7 +27,7 @@ from harness.simulation.run import (
     smallest,
     worlds_of,
 )
-from harness.simulation.schedule import keep, parse_kept
+from harness.simulation.schedule import keep, parse_actions
 
 DEFAULT_SCHEDULES = 1000
 DESCRIPTION = (
@@ -125,7 +125,7 @@ def _check(args: argparse.Namespace) -> None:
 def _play_one(profile: Profile, args: argparse.Namespace) -> int:
     schedule = generate(args.seed, profile)
     if args.keep is not None:
-        schedule = keep(schedule, parse_kept(args.keep))
+        schedule = keep(schedule, parse_actions(args.keep))
     with worlds_of(profile, schedule) as worlds:
         simulation = Simulation(schedule, worlds)
         outcome = simulation.play()

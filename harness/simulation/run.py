@@ -20,7 +20,14 @@ from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
 from harness.simulation.model import ModelWorld
-from harness.simulation.schedule import Arrive, Interrupt, KeptAction, Schedule, format_kept, keep
+from harness.simulation.schedule import (
+    Arrive,
+    Interrupt,
+    KeptAction,
+    Schedule,
+    format_actions,
+    keep,
+)
 from harness.simulation.shares import play_shares
 from harness.simulation.world import World
 
@@ -275,4 +282,4 @@ def reproducing_line(profile: Profile, seed: int, kept: tuple[KeptAction, ...] |
     """The command that plays a schedule, or its ``kept`` part, again."""
     line = f"python -m harness.{profile.name}_test --schedules 1 --seed {seed}"
     line += " --model" if profile.model else ""
-    return line if kept is None else f"{line} --keep {format_kept(kept)}"
+    return line if kept is None else f"{line} --keep {format_actions(kept)}"

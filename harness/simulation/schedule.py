@@ -198,8 +198,8 @@ def keep(schedule: Schedule, kept: Sequence[KeptAction]) -> Schedule:
     return replace(schedule, actions=tuple(actions))
 
 
-def parse_kept(text: str) -> tuple[KeptAction, ...]:
-    """Parse the text of ``format_kept``. Raises ConfigError for other text."""
+def parse_actions(text: str) -> tuple[KeptAction, ...]:
+    """Parse the text of ``format_actions``. Raises ConfigError for other text."""
     kept = []
     for item in text.split(","):
         parts = item.split("/")
@@ -211,6 +211,6 @@ def parse_kept(text: str) -> tuple[KeptAction, ...]:
     return tuple(kept)
 
 
-def format_kept(kept: Sequence[KeptAction]) -> str:
+def format_actions(kept: Sequence[KeptAction]) -> str:
     """The actions as one word for the command line."""
     return ",".join(map(str, kept))

@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 
 from contract.dtypes import DType
 from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits
-from harness.synth.eagle import I64, head_tokens
-from harness.synth.metadata import RMS_EPSILON
+from harness.synth.eagle import I64, head_keys, head_tokens
 from harness.synth.planted import CERTAINTY, output_rows
 from harness.synth.spec import SynthSpec
 from harness.synth.tensors import SynthTensor, stored_type
@@ -88,21 +87,9 @@ def mask_token(spec: SynthSpec) -> int:
 
 def _keys(spec: SynthSpec, form: BlockForm) -> dict[str, Any]:
     layers = spec.layers
-    keys: dict[str, Any] = {
-        "block_count": form.layers,
-        "context_length": spec.context,
-        "embedding_length": spec.hidden,
-        "feed_forward_length": spec.feed_forward_widths[0],
-        "attention.head_count": spec.heads,
-        "attention.head_count_kv": spec.kv_heads,
-        "attention.key_length": spec.head_dim,
-        "attention.value_length": spec.head_dim,
-        "attention.layer_norm_rms_epsilon": RMS_EPSILON,
-        "rope.dimension_count": spec.head_dim,
-        "rope.freq_base": spec.rope_base,
+    keys = head_keys(spec, form.layers, spec.hidden) | {
         BLOCK: BLOCK_SIZE,
         LAYERS: sorted({min(1, layers - 1), layers // 2, max(0, layers - 2), layers - 1}),
-        "target_hidden_size": spec.hidden,
     }
     if form.window:
         keys |= {WINDOW: form.window, WINDOWED: [n < form.layers - 1 for n in range(form.layers)]}

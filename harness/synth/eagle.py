@@ -84,12 +84,13 @@ def write_eagle_head(path: str | Path, spec: SynthSpec, form: HeadForm | None = 
     write_gguf(path, {**about, **keys, **own_tokenizer(spec)}, sources)
 
 
-def _keys(spec: SynthSpec, form: HeadForm) -> dict[str, Any]:
-    layers = spec.layers
+def head_keys(spec: SynthSpec, layers: int, hidden: int) -> dict[str, Any]:
+    """The sizes of a head of ``layers`` layers for the model ``spec``, with rows of ``hidden``
+    elements, by the names of their metadata keys without the architecture."""
     return {
-        "block_count": 1,
+        "block_count": layers,
         "context_length": spec.context,
-        "embedding_length": form.hidden or spec.hidden,
+        "embedding_length": hidden,
         "feed_forward_length": spec.feed_forward_widths[0],
         "attention.head_count": spec.heads,
         "attention.head_count_kv": spec.kv_heads,
@@ -98,8 +99,14 @@ def _keys(spec: SynthSpec, form: HeadForm) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": RMS_EPSILON,
         "rope.dimension_count": spec.head_dim,
         "rope.freq_base": spec.rope_base,
-        LAYERS: [min(2, layers - 1), layers // 2, max(0, layers - 3)],
         "target_hidden_size": spec.hidden,
+    }
+
+
+def _keys(spec: SynthSpec, form: HeadForm) -> dict[str, Any]:
+    layers = spec.layers
+    return head_keys(spec, 1, form.hidden or spec.hidden) | {
+        LAYERS: [min(2, layers - 1), layers // 2, max(0, layers - 3)],
         "norm_before_residual": form.normed_residual,
         "norm_before_fc": form.fc_norm,
     }

@@ -66,10 +66,10 @@ class DFlashHead(DraftHead):
         """Whether its logits are products with a matrix of its own, which may be its embedding."""
         return self.has(OUTPUT) or self.has(EMBEDDING)
 
-    def kv_dtype(self, asked: DType) -> DType:
-        """The storage type of its keys and values where those of the model have type ``asked``."""
+    def kv_dtype(self, requested: DType) -> DType:
+        """The storage type of its keys and values where ``requested`` is the model's."""
         sizes = {*self.config.head_dims}
-        return DEFAULT_KV if any(size % asked.block_elements for size in sizes) else asked
+        return DEFAULT_KV if any(size % requested.block_elements for size in sizes) else requested
 
 
 def read_dflash_head(file: GgufFile) -> DFlashHead:

@@ -9,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.peer.float64_dense import Float64Dense
-from tests.peer.float64_llama import Float64, attention, sigmoid
-from tests.peer.float64_mixture import of_best_groups
+from tests.peer.float64_llama import Float64, attention
+from tests.peer.float64_mixture import Float64Grouped
 from tests.peer.yarn import yarn_frequencies
 
 SIGMOID = 2
 
 
-class Float64Latent(Float64Dense):
+class Float64Latent(Float64Grouped):
     """Latent rows; experts as the file says."""
 
     def __init__(self, path: Path) -> None:
@@ -30,18 +30,8 @@ class Float64Latent(Float64Dense):
 
     def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
         if self._key("expert_gating_func") != SIGMOID:
-            return super()._weights(logits, prefix)
-        bias = self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
-        score = of_best_groups(
-            sigmoid(logits) + bias,
-            self._key("expert_group_count", 1),
-            self._key("expert_group_used_count", 1),
-        )
-        used = np.argsort(-score, axis=-1)[:, : self._key("expert_used_count")]
-        return sigmoid(logits), used
-
-    def _choice_bias(self, name: str) -> Float64:
-        return self._matrix(name).reshape(-1)
+            return Float64Dense._weights(self, logits, prefix)
+        return super()._weights(logits, prefix)
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count = f"blk.{layer}.attn_", len(h)

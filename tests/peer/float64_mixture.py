@@ -34,16 +34,8 @@ class Float64Ernie(Float64Mixture):
         return p, used[:, : self._key("expert_used_count")]
 
 
-class Float64Routed(Float64Dense):
-    """The same of the best groups; all but every fourth layer have windows and rotate, where some
-    have windows."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.windowed_step = self.unrotated_step = 4 if self.window else 0
-        self.normalized = self._key("expert_weights_norm", False)
-        if self.architecture == "afmoe":
-            self.embedding_scale = self.hidden**0.5
+class Float64Grouped(Float64Dense):
+    """Experts of the best groups, chosen by the sigmoid and a bias."""
 
     def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
         bias = self._choice_bias(prefix.replace("ffn_", "exp_probs_b.bias"))
@@ -57,6 +49,17 @@ class Float64Routed(Float64Dense):
 
     def _choice_bias(self, name: str) -> Float64:
         return self._matrix(name).reshape(-1)
+
+
+class Float64Routed(Float64Grouped):
+    """The same; all but every fourth layer have windows and rotate, where some have windows."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.windowed_step = self.unrotated_step = 4 if self.window else 0
+        self.normalized = self._key("expert_weights_norm", False)
+        if self.architecture == "afmoe":
+            self.embedding_scale = self.hidden**0.5
 
 
 def of_best_groups(score: Float64, groups: int, used: int) -> Float64:

@@ -15,7 +15,14 @@ from harness.sched_test import main
 from harness.simulation.generate import MEMORY, SCHEDULER, Profile, generate
 from harness.simulation.invariants import Invariant
 from harness.simulation.run import SimulationReport, run_schedules, shrink
-from harness.simulation.schedule import Arrive, KeptAction, Schedule, format_kept, keep, parse_kept
+from harness.simulation.schedule import (
+    Arrive,
+    KeptAction,
+    Schedule,
+    format_actions,
+    keep,
+    parse_actions,
+)
 from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
@@ -97,7 +104,7 @@ def test_the_first_failure_is_reported(
     assert any(line.startswith("FAIL seed ") and "LIVENESS" in line for line in lines)
     line = lines[-1].removeprefix("reproduce: python -m harness.sched_test ")
     arguments = line.split()
-    kept = parse_kept(arguments[arguments.index("--keep") + 1])
+    kept = parse_actions(arguments[arguments.index("--keep") + 1])
     # The engine loses every fifth request, so there must be five.
     assert len(kept) == 5
     assert main(arguments) == 1
@@ -135,11 +142,11 @@ def test_what_is_kept_can_be_written_and_read() -> None:
     kept = (
         KeptAction(3), KeptAction(5, None, 0), KeptAction(7, 12), KeptAction(8, 1, 2),
     )  # fmt: skip
-    assert format_kept(kept) == "3,5//0,7/12,8/1/2"
-    assert parse_kept(format_kept(kept)) == kept
+    assert format_actions(kept) == "3,5//0,7/12,8/1/2"
+    assert parse_actions(format_actions(kept)) == kept
     for wrong in ("", "x", "1/2/3/4", "-1", "/1", "1,,2"):
         with pytest.raises(ConfigError, match="--keep"):
-            parse_kept(wrong)
+            parse_actions(wrong)
 
 
 def _arrivals(schedule: Schedule) -> list[Request]:
