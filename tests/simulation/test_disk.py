@@ -30,7 +30,7 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
     keep,
-    parse_kept,
+    parse_actions,
 )
 from reference.engine import Engine
 from reference.engine.disk_pages import DiskPages
@@ -197,14 +197,14 @@ def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded(
 ) -> None:
     """Nothing is computed meanwhile, and what came later has room: it must not pass."""
     monkeypatch.undo()
-    kept = parse_kept("19//12,22/109/10,25,32/17/0,33,34/58/14,48/79,58/30,60")
+    kept = parse_actions("19//12,22/109/10,25,32/17/0,33,34/58/14,48/79,58/30,60")
     outcome = play(keep(generate(512100739, ADVERSARY), kept))
     assert outcome.violation is None, outcome.violation
 
 
 def test_one_beyond_its_quotas_keeps_its_turn_while_its_pages_are_read() -> None:
     """Its tenant's next request waits behind it, though it has room."""
-    kept = parse_kept("3/1,7//6,10,11//2,18//0")
+    kept = parse_actions("3/1,7//6,10,11//2,18//0")
     outcome = play(keep(generate(624001803, ADVERSARY), kept))
     assert outcome.violation is None, outcome.violation
 

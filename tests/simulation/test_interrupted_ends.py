@@ -25,7 +25,7 @@ from harness.simulation.schedule import (
     Schedule,
     Stall,
     keep,
-    parse_kept,
+    parse_actions,
 )
 from reference.engine import Engine
 
@@ -162,7 +162,7 @@ def test_a_loaded_prefix_is_what_was_saved(order: int, monkeypatch: pytest.Monke
 
 def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
     """A rate is over the moments at which the engine counted its tokens."""
-    actions = parse_kept("6/2/14,9/23,10,12/1/18,15/65/0")
+    actions = parse_actions("6/2/14,9/23,10,12/1/18,15/65/0")
     outcome = play(keep(generate(615272, ADVERSARY), actions))
     assert outcome.violation is None, outcome.violation
     assert outcome.counts["faults"] > 0
@@ -171,7 +171,7 @@ def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
 @pytest.mark.parametrize("line", range(140, 180))
 def test_the_use_of_a_model_whose_turn_was_interrupted(line: int) -> None:
     """It may count as used or not, as the line was: which model makes room then follows."""
-    saved = parse_kept("31/1/5,32//0,39,41,42,46/1/0")
+    saved = parse_actions("31/1/5,32//0,39,41,42,46/1/0")
     schedule = keep(generate(607003555, ADVERSARY), saved)
     actions = tuple(
         replace(action, line=line) if isinstance(action, Interrupt) else action

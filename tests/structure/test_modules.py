@@ -11,6 +11,7 @@ from tests.structure.source_tree import (
     imported_modules,
     module_name,
     product_modules,
+    telling_nodes,
     trees,
 )
 
@@ -76,8 +77,46 @@ def test_no_test_imports_setuptools() -> None:
     assert imported_modules(ast.parse("from setuptools import Distribution"), known)
 
 
+def defined_names(module: ast.Module) -> set[str]:
+    """The names that a module has once it is imported: those its functions make are left out."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [*module.body]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name):
+            found.add(node.id)
+        else:
+            waiting += ast.iter_child_nodes(node)
+    return found
+
+
+def missing_names(modules: Mapping[str, ast.Module]) -> set[str]:
+    """Every name that is imported from a module which has none such, as "module:from.name"."""
+    names = {name: defined_names(source) for name, source in modules.items()}
+    return {
+        f"{name}:{node.module}.{alias.name}"
+        for name, source in modules.items()
+        for node in telling_nodes(source)
+        if isinstance(node, ast.ImportFrom) and node.module in names
+        for alias in node.names
+        if alias.name not in names[node.module] | {"*"}
+        and f"{node.module}.{alias.name}" not in names
+        and "__getattr__" not in names[node.module]
+    }
+
+
+def test_every_imported_name_is_there() -> None:
+    """The type checker reads the product alone; a test that cannot be imported ends the suite."""
+    assert missing_names({module_name(path): one for path, one in trees().items()}) == set()
+
+
 def test_what_is_forbidden_is_found() -> None:
-    """Negative control: a circle through a function's import, and a product that needs a fake."""
+    """Negative control: a circle through a function's import, a product that needs a fake, and a
+    name that is not there."""
     texts = {
         "accel.a": "def f():\n    from accel import b",
         "accel.b": "from accel.a import f\nfrom accel.sim.chip import run",
@@ -87,3 +126,4 @@ def test_what_is_forbidden_is_found() -> None:
     modules = {name: ast.parse(text) for name, text in texts.items()}
     assert circles(modules) == {"accel.a+accel.b"}
     assert simulator_imports(modules) == {"accel.b:accel.sim.chip"}
+    assert missing_names(modules) == {"accel.b:accel.sim.chip.run"}
