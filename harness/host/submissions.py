@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
 Stream = TypeVar("Stream", bound="Readable")
 WAIT_SECONDS = 0.5
 """Seconds of one wait for an event. On some systems Ctrl-C is only noticed between two waits."""
-NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
-NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
-NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
-NO_EXPERTS: Mapping[int, ExpertSink] = MappingProxyType({})
+NO_SINKS: Mapping[int, LogitsSink] = {}
+NO_MASKS: Mapping[int, TokenMasks] = {}
+NO_SCORES: Mapping[int, ScoreSink] = {}
+NO_EXPERTS: Mapping[int, ExpertSink] = {}
 
 
 class EngineStopped(ZincError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 
 import numpy as np
 
@@ -26,9 +25,9 @@ __all__ = [
     "moderate_scales",
 ]
 
-FORMATS: Mapping[DType, Format] = MappingProxyType(
-    {dtype: FLOATS.get(dtype) or LAYOUTS[dtype] for dtype in WEIGHT_DTYPES}
-)
+FORMATS: Mapping[DType, Format] = {
+    dtype: FLOATS.get(dtype) or LAYOUTS[dtype] for dtype in WEIGHT_DTYPES
+}
 """Every format a weight can be stored in."""
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -163,7 +162,7 @@ _FLOATS = (
     FloatFormat(dtypes.BF16, unpack=_from_bf16, quantize=_to_bf16),
 )
 
-FLOATS: Mapping[DType, FloatFormat] = MappingProxyType({form.dtype: form for form in _FLOATS})
+FLOATS: Mapping[DType, FloatFormat] = {form.dtype: form for form in _FLOATS}
 """Every format of plain floating-point numbers."""
 
 HALF, BYTE, INT8 = "<f2", "u1", "i1"
@@ -275,5 +274,5 @@ _ALL = (
     ),
 )
 
-LAYOUTS: Mapping[DType, Layout] = MappingProxyType({layout.dtype: layout for layout in _ALL})
+LAYOUTS: Mapping[DType, Layout] = {layout.dtype: layout for layout in _ALL}
 """Every format of blocks with scales, by dtype."""
