@@ -6,10 +6,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.lazy_dataclass import dataclass
+from contract.records import record
 
 ADAPTER_SCALES = "request.adapter_scales"
 """The input with the scales of each token's adapters, which come from its request."""
-ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
+ADAPTERS = record("i4 id, f4 scale")
 """An entry of the stacked tensors, and the scale of its contribution."""
 
 

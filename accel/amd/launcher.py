@@ -15,10 +15,9 @@ from accel.kernels.launches import PlannedLaunch
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
+from contract.records import record
 
-ARGUMENTS = np.dtype(
-    [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("groups", "<u4")]
-)
+ARGUMENTS = record("u8 scratch inputs packets, u4 index groups")
 """The arguments of ``KERNEL`` of ``accel/kernels/amd.h``."""
 ALONE_SECONDS = 600.0
 """Longest duration of a launch outside of a step."""

@@ -19,10 +19,9 @@ from accel.packets.arenas import ArenaKind
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step_memory import StepAddresses
 from contract.ir.inputs import InputCopy
+from contract.records import record
 
-ARGUMENTS = np.dtype(
-    [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("rest", "<u4")]
-)
+ARGUMENTS = record("u8 scratch inputs packets, u4 index rest")
 """``LAUNCH`` of ``accel/kernels/msl.h``; its size is a multiple of Metal's alignment of
 constants."""
 CONCURRENT_DISPATCH = 1 << 5
