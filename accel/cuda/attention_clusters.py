@@ -58,28 +58,23 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     if tokens == 1:
         room = int(room * ROOM_FOR_ALL)
     clusters = min(units * max_spans(part), max(1, room))
-    launch = KernelLaunch(
-        "attention_clusters",
-        (clusters * blocks, 1, 1),
-        (warps * 32, 1, 1),
-        nbytes,
-        {
-            "DTYPE": dtype.ggml_id,
-            "WARPS": warps,
-            "BLOCKS": at_once,
-            "TOKENS": tokens,
-            "GRID": clusters * blocks,
-            "ALL_HEADS": sizes["heads"],
-            "KV_HEADS": sizes["kv_heads"],
-            "HEAD_DIM": head_dim,
-            "WHOLE_TURN": int(turns_halves),
-            "PART": at,
-            **operand_indices(ops, at, "PARTS_AT=parts"),
-            **operand_indices(ops, at + 1, "Y_AT=y"),
-            **head_macros(ops, run),
-            **size_indices("flash_attn_part", "window", "max_parts", "scale"),
-        },
-    )
+    macros = {
+        "DTYPE": dtype.ggml_id,
+        "WARPS": warps,
+        "BLOCKS": at_once,
+        "TOKENS": tokens,
+        "GRID": clusters * blocks,
+        "ALL_HEADS": sizes["heads"],
+        "KV_HEADS": sizes["kv_heads"],
+        "HEAD_DIM": head_dim,
+        "WHOLE_TURN": int(turns_halves),
+        "PART": at,
+        **operand_indices(ops, at, "PARTS_AT=parts"),
+        **operand_indices(ops, at + 1, "Y_AT=y"),
+        **head_macros(ops, run),
+        **size_indices("flash_attn_part", "window", "max_parts", "scale"),
+    }
+    launch = KernelLaunch("attention_clusters", (clusters * blocks,), warps * 32, nbytes, macros)
     return Replacement(at + 2, (launch,), aligned(4 * units * blocks))
 
 

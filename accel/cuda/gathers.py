@@ -52,19 +52,14 @@ def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
     wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
     floats = [op.count.maximum * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MAX_BLOCKS))
-    return KernelLaunch(
-        "all_gather",
-        (blocks, 1, 1),
-        (THREADS, 1, 1),
-        macros={
-            "TENSORS": len(floats),
-            "FIRST_TENSOR": gathers.start,
-            "PEERS": devices - 1,
-            "SENDS": len(floats),
-        },
-        gathers=True,
-        sends=tuple(map(_whole_of, gathers[: len(floats)])),
-    )
+    macros = {
+        "TENSORS": len(floats),
+        "FIRST_TENSOR": gathers.start,
+        "PEERS": devices - 1,
+        "SENDS": len(floats),
+    }
+    sends = tuple(map(_whole_of, gathers[: len(floats)]))
+    return KernelLaunch("all_gather", (blocks,), THREADS, 0, macros, gathers=True, sends=sends)
 
 
 def _whole_of(gather: int) -> int:

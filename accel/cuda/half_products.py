@@ -51,21 +51,17 @@ def half_launch(
 ) -> KernelLaunch:
     """The products of packed tokens, a block after the other; ``macros`` are those of the
     operands."""
-    return KernelLaunch(
-        "half_groups",
-        (min(SHAPE.row_blocks(rows) * -(-tokens // HALF_TOKENS), device.multiprocessors), 1, 1),
-        (THREADS, 1, 1),
-        _shared_bytes(dtype),
-        {
-            "WARP_GROUPS": SHAPE.groups,
-            "BLOCK_TOKENS": HALF_TOKENS,
-            "SPLIT": 0,
-            "PARTS": 1,
-            "STAGES": SHAPE.stages,
-            "QUARTER_STAGES": QUARTER_STAGES,
-            **macros,
-        },
-    )
+    macros = {
+        "WARP_GROUPS": SHAPE.groups,
+        "BLOCK_TOKENS": HALF_TOKENS,
+        "SPLIT": 0,
+        "PARTS": 1,
+        "STAGES": SHAPE.stages,
+        "QUARTER_STAGES": QUARTER_STAGES,
+        **macros,
+    }
+    grid = (min(SHAPE.row_blocks(rows) * -(-tokens // HALF_TOKENS), device.multiprocessors),)
+    return KernelLaunch("half_groups", grid, THREADS, _shared_bytes(dtype), macros)
 
 
 def _shared_bytes(dtype: DType) -> int:

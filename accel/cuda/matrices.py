@@ -283,18 +283,14 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     rows = product.max_sizes()["rows"]
     assert product.dtype is not None
     end = run.residual if run.residual is not None else writer(run, number)
-    return KernelLaunch(
-        "unit_matrix",
-        (-(-rows // BLOCK_ROWS), -(-product.count.maximum // BLOCK_TOKENS), 1),
-        (WARPS * 32, 1, 1),
-        shared_bytes(product.dtype),
-        {
-            **operand_indices(ops, run.products[number], "W=weight"),
-            **operand_indices(ops, run.biases[number], "B=bias"),
-            **operand_indices(ops, end, "y"),
-            **_common_macros(ops, run, number),
-        },
-    )
+    macros = {
+        **operand_indices(ops, run.products[number], "W=weight"),
+        **operand_indices(ops, run.biases[number], "B=bias"),
+        **operand_indices(ops, end, "y"),
+        **_common_macros(ops, run, number),
+    }
+    grid = (-(-rows // BLOCK_ROWS), -(-product.count.maximum // BLOCK_TOKENS))
+    return KernelLaunch("unit_matrix", grid, WARPS * 32, shared_bytes(product.dtype), macros)
 
 
 def product_rows(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> list[int]:
@@ -348,22 +344,19 @@ def group_launch(
         # the other launch.
         in_all = blocks[0] * blocks[1]
         grid = (in_all if overlaps or followed else min(in_all, device.multiprocessors), 1, 1)
+    macros = {
+        "WARP_GROUPS": shape.groups,
+        "BLOCK_TOKENS": shape.tokens,
+        "SPLIT": int(shape.split),
+        "PARTS": shape.parts,
+        "STAGES": shape.stages,
+        "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
+        "BESIDE": int(overlaps),
+        "FOLLOWED": int(followed),
+        **_product_macros(ops, run, numbers),
+    }
     return KernelLaunch(
-        "unit_groups",
-        grid,
-        (shape.groups * GROUP_WARPS * 32, 1, 1),
-        shape.shared_bytes(dtype),
-        {
-            "WARP_GROUPS": shape.groups,
-            "BLOCK_TOKENS": shape.tokens,
-            "SPLIT": int(shape.split),
-            "PARTS": shape.parts,
-            "STAGES": shape.stages,
-            "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
-            "BESIDE": int(overlaps),
-            "FOLLOWED": int(followed),
-            **_product_macros(ops, run, numbers),
-        },
+        "unit_groups", grid, shape.groups * GROUP_WARPS * 32, shape.shared_bytes(dtype), macros
     )
 
 

@@ -289,7 +289,7 @@ def _launch(
         tuned_source("step.cu", _macros(phases, table, shape, tokens)),
         "step_phases",
         (device.multiprocessors, 1, 1),
-        (shape.warps * 32, 1, 1),
+        shape.warps * 32,
         run.first,
         run.stop - run.first,
         shape.shared_bytes,

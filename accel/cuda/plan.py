@@ -71,7 +71,7 @@ class PlannedLaunch:
     source: Source
     entry: str
     grid: Extent
-    block: Extent
+    threads: int
     first: int
     count: int = 1
     shared_bytes: int = 0
@@ -229,17 +229,17 @@ def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
     module = module_of(op)
     groups = op.launch_groups(module.group_size, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
     source = plain_source(module)
-    return PlannedLaunch(source, module.entry, (groups, 1, 1), (module.group_size, 1, 1), index)
+    return PlannedLaunch(source, module.entry, (groups, 1, 1), module.group_size, index)
 
 
 def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> PlannedLaunch:
-    x, y, z = launch.grid
+    # A launch has at least one block; in a bucket of no tokens its kernel finds nothing to do.
+    x, y, z = (max(1, blocks) for blocks in (*launch.grid, 1, 1)[:3])
     return PlannedLaunch(
         tuned_source(launch.file, {**launch.macros, "PACKET_COUNT": count}, launch.op),
         launch.entry,
-        # A launch has at least one block; in a bucket of no tokens its kernel finds nothing to do.
-        (max(1, x), max(1, y), max(1, z)),
-        launch.block,
+        (x, y, z),
+        launch.threads,
         index,
         count,
         launch.shared_bytes,

@@ -132,7 +132,7 @@ def test_blocks_that_wait_in_vain_end_once_told(folder: Path) -> None:
         scratch = steps.scratch_before(ops)
         arguments = steps.arguments(launch, scratch)
         steps.workspace[:], steps.stop[:] = 0, told
-        blocks, threads = launch.grid[0], launch.block[0]
+        blocks, threads = launch.grid[0], launch.threads
         done = kernel.run_together(launch.entry, blocks, threads, 1, *arguments, turns=6000)
         assert done == bool(told)
 

@@ -107,7 +107,7 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
         device = replace(DEVICE, shared_bytes=shared_bytes)
         composed = compose(plan, step.ops, device, chosen_step("16x8"), step.scratch)
         found = [one for one in composed.launches if one.table is not None]
-        shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
+        shapes = [(one.threads, dict(one.source.macros)["SLOTS"]) for one in found]
         assert shapes == ([(32 * warps, slots)] if warps else [])
         assert all(one.shared_bytes <= shared_bytes for one in found)
         assert found or composed.launches == plan.launches

@@ -107,7 +107,7 @@ class SharedSteps:
             ]
             for step in self.calls
         ]
-        return run_all(source, grid, launches[0].block[0], calls, seed, self.folder, turns)
+        return run_all(source, grid, launches[0].threads, calls, seed, self.folder, turns)
 
     def compare(self) -> None:
         """Every device has what the definitions left after the last step."""
