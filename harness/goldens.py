@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Floats
 from contract.cached_files import replacing
 from contract.errors import ConfigError, system_words
 from contract.ir.codec import graph_digest
@@ -73,15 +73,15 @@ def score(model: Model, tier: Tier, sequences: Sequence[Sequence[int]]) -> Itera
             }
 
 
-def _all_logits(runner: ModelRunner, tokens: Sequence[int]) -> NDArray[np.float32]:
-    parts: list[NDArray[np.float32]] = []
+def _all_logits(runner: ModelRunner, tokens: Sequence[int]) -> Floats:
+    parts: list[Floats] = []
     engine = Engine(runner)
     engine.submit(Request(1, tuple(tokens), 0), lambda _, logits: parts.append(logits))
     list(engine.run())
     return np.concatenate(parts)
 
 
-def _largest(row: NDArray[np.float32]) -> list[list[Any]]:
+def _largest(row: Floats) -> list[list[Any]]:
     """The TOP largest logits as [token, hexadecimal binary32]; equal ones by rising token."""
     order = np.argsort(-row, kind="stable")[:TOP]
     return [[int(token), _hexadecimal(float(row[token]))] for token in order]

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Floats
 from contract.errors import ZincError
 from contract.types import Request, SamplingParams
 from harness.digest import file_digest, logits_digest
@@ -55,7 +55,7 @@ def model_vector(spec: SynthSpec, folder: Path) -> dict[str, Any]:
     write_synthetic(path, spec)
     model = open_model(path)
     prompt = tuple((7 * index * index + spec.seed) % spec.vocab for index in range(TOKENS))
-    rows: list[NDArray[np.float32]] = []
+    rows: list[Floats] = []
     limits = Limits(slots=1, context=128, pages=8, step_tokens=96, step_rows=96)
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
         engine = Engine(runner)

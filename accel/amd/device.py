@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.generation import BY_ARCHITECTURE, Generation
-from accel.amd.kernel import Bytes, Kernel
+from accel.amd.kernel import Kernel
 from accel.amd.topology import PAGE
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory, TierUnavailable
 
 T = TypeVar("T")

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.uapi import Request
-
-Bytes = NDArray[np.uint8]
+from contract.arrays import Bytes, Records
 
 PROT_NONE, PROT_READ_WRITE = 0, 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
@@ -37,7 +36,7 @@ class Kernel(Protocol):
     def close(self, file: int) -> None:
         """Close a file."""
 
-    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
+    def ioctl(self, file: int, request: Request, argument: Records) -> None:
         """Make one request; it changes the argument in place."""
 
     def reserve(self, nbytes: int) -> int:
@@ -82,7 +81,7 @@ class LinuxKernel:
     def close(self, file: int) -> None:
         os.close(file)
 
-    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
+    def ioctl(self, file: int, request: Request, argument: Records) -> None:
         """See ``Kernel``. A call interrupted by a signal is repeated."""
         while _libc().ioctl(file, request.number, argument.ctypes.data) < 0:
             number = ctypes.get_errno()

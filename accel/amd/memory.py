@@ -6,11 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.amd.device import Allocation, Device
-
-Bytes = NDArray[np.uint8]
+from contract.arrays import Bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording
@@ -31,6 +28,7 @@ from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import LoweredBatch, RecordedSubmissions, Recordings, StepFence
 from accel.packets.tier import tier_info
+from contract.arrays import Bytes
 from contract.errors import DeviceLost, TierError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
@@ -44,7 +42,7 @@ class AmdStep:
 
     queue: Queue
     number: int
-    outputs: Mapping[str, NDArray[np.uint8]]
+    outputs: Mapping[str, Bytes]
     sources: Mapping[str, Allocation]
 
     def ended(self) -> bool:
@@ -71,7 +69,7 @@ class AmdSubmissions(RecordedSubmissions[Allocation, Recording, AmdStep]):
         self,
         batch: LoweredBatch[Allocation, AmdRecordings],
         slot: Recording,
-        outputs: Mapping[str, NDArray[np.uint8]],
+        outputs: Mapping[str, Bytes],
     ) -> AmdStep:
         if self._in_flight and self._in_flight[-1][0].outputs:
             self.finish_all()

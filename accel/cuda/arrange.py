@@ -19,7 +19,7 @@ from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, WeightLayout, tile_bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
-from accel.packets.staging_buffers import Bytes
+from contract.arrays import Bytes
 from contract.dtypes import DType, StorageClass
 
 Launch = Callable[[int, range], None]

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.runs import OPERANDS_OF_A_PACKET
@@ -19,6 +18,7 @@ from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import PACKET, SCRATCH_MEMORY
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
+from contract.arrays import Records
 
 MAX_TENSORS = 4
 THREADS = 512
@@ -155,7 +155,7 @@ def words_of_others(peers: int, sends: int) -> int:
     return 3 + peers * (1 + max(1, sends))
 
 
-def addresses_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) -> tuple[int, ...]:
+def addresses_of(sends: Sequence[int], packets: Records, scratch: int) -> tuple[int, ...]:
     """The addresses on a device of the operands ``sends`` of a launch's ``packets``."""
     found = []
     for send in sends:

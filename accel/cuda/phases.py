@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.attention import HEAD_DIMS, SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_count
@@ -29,6 +28,7 @@ from accel.cuda.step_table import (
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.arrays import Records
 from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
@@ -145,7 +145,7 @@ class ProductPhase:
         values = (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
         return tokens * self.units * (UNIT_ACTIVATION_BYTES + SQUARE_BYTES) + values
 
-    def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> NDArray[np.void]:
+    def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> Records:
         """PRODUCT_RECORD[1]; ``formats`` are those of the kernel."""
         operands, packets = self.operands, bound.packets
         record = np.zeros(1, PRODUCT_RECORD)
@@ -262,7 +262,7 @@ class AttentionPhase:
         rows = 0 if self.turns_halves else 4 * self.head_dim * warps
         return groups_bytes(self.head_dim, groups * TILE_WARPS, 1, self.dtype) + rows
 
-    def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
+    def record(self, bound: Bound, parts: int) -> Records:
         """ATTENTION_RECORD[1]; ``parts`` is the offset of its parts in the workspace."""
         operands, packets = self.operands, bound.packets
         record = np.zeros(1, ATTENTION_RECORD)

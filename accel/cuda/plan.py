@@ -7,9 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.device import Device
 from accel.cuda.gathers import barrier_bytes, with_gathers
 from accel.cuda.program import Source, plain_source, tuned_source
@@ -21,6 +18,7 @@ from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.step import Op, Tensor
+from contract.arrays import Bytes, Records
 from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
@@ -50,9 +48,7 @@ class LaunchTable(Protocol):
     def layout(self) -> object:
         """What is equal for tables of launches that several devices can execute together."""
 
-    def bound(
-        self, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
-    ) -> NDArray[np.uint8]:
+    def bound(self, packets: Records, stop: int, peers: PeerWorkspaces | None = None) -> Bytes:
         """The table with addresses; ``stop`` is the address of the word that ends a step, ``peers``
         the workspaces of devices that execute the launch too."""
 

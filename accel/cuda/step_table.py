@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.runs import ABSENT, OPERANDS_OF_A_PACKET
 from accel.packets.ops import TABLE
 from accel.packets.packet import ABSENT as ABSENT_OPERAND
 from accel.packets.step import Op, Tensor
+from contract.arrays import Records
 from contract.records import record
 
 EXCHANGE_MEMORY = 1 << 60
@@ -71,7 +71,7 @@ class PeerWorkspaces:
     index: int
     apart: tuple[int, ...]
 
-    def record(self) -> NDArray[np.void]:
+    def record(self) -> Records:
         """PEER_DEVICES[1]."""
         record = np.zeros(1, PEER_DEVICES)
         record["count"], record["index"] = len(self.apart), self.index
@@ -92,7 +92,7 @@ class Operand:
 class Bound:
     """The packets of a step, and the buffers that phases exchange."""
 
-    packets: NDArray[np.void]
+    packets: Records
     exchange: PhaseBuffers
 
     def stored(self, operand: Operand | None) -> tuple[int, int]:

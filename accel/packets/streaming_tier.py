@@ -16,7 +16,7 @@ from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.packet_tier import Arranger, PacketTier
 from accel.packets.step import Step
-from accel.packets.tier import A, Bytes, C, L
+from accel.packets.tier import A, C, L
 from accel.packets.weight_ring import (
     RING,
     SOURCE,
@@ -28,6 +28,7 @@ from accel.packets.weight_ring import (
     with_copies,
     with_ring,
 )
+from contract.arrays import Bytes
 from contract.dtypes import F32, DType
 from contract.errors import OutOfMemory
 from contract.footprint import Footprint

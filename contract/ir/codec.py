@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Array
 from contract.dtypes import BY_NAME
 from contract.errors import CodecError
 from contract.ir.nodes import IR_VERSION, BufferDecl, BufferKind, Graph, Node, View
@@ -181,7 +181,7 @@ class _Writer:
         record = (node.opcode.value, first_operand, operand_count, first_param, param_count)
         self.rows["nodes"].append((self.string(node.name), *record))
 
-    def sections(self) -> dict[str, NDArray[Any]]:
+    def sections(self) -> dict[str, Array]:
         """The arrays, in file order."""
         arrays = {name: np.array(self.rows[name], dtype) for name, dtype in SECTIONS.items()}
         arrays["text"] = np.frombuffer(bytes(self.text), np.uint8)
@@ -193,7 +193,7 @@ class _Reader:
 
     def __init__(self, data: memoryview, header: np.void) -> None:
         self._starts: dict[str, int] = {}
-        self._sections: dict[str, NDArray[Any]] = {}
+        self._sections: dict[str, Array] = {}
         for name, start, end in _layout(header):
             self._starts[name] = start
             self._sections[name] = np.frombuffer(data[start:end], SECTIONS[name])

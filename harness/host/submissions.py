@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from contract.errors import ZincError
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
@@ -129,7 +127,7 @@ class BothSinks:
     first: LogitsSink
     second: LogitsSink
 
-    def __call__(self, position: int, logits: NDArray[np.float32]) -> None:
+    def __call__(self, position: int, logits: Floats) -> None:
         """Pass rows from ``position`` on."""
         self.first(position, logits)
         self.second(position, logits)

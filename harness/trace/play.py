@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.dtypes import DType
 from contract.ir.codec import decode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
@@ -138,7 +138,7 @@ class _Player:
         self._latest: Record | None = None
         self._results = 0
         self._lost = 0
-        self._held: tuple[_ReplayedBatch, NDArray[np.uint8], int] | None = None
+        self._held: tuple[_ReplayedBatch, Bytes, int] | None = None
         self._do: dict[RecordKind, Callable[[memoryview], None]] = {
             RecordKind.MODEL: self._open_model,
             RecordKind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
@@ -208,7 +208,7 @@ class _Player:
         self._buffers.append((buffer, made.decl.dtype))
         self._made.append(made.decl)
 
-    def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
+    def _uploaded(self, made: MadeBuffer) -> Bytes:
         model = self._models[made.model]
         if made.decl.kind is BufferKind.WEIGHT:
             return weight_bytes(model.file, made.decl)
@@ -236,7 +236,7 @@ class _Player:
     def _drop(self, payload: memoryview) -> None:
         self._held = None
 
-    def _submit(self, known: _ReplayedBatch, inputs: NDArray[np.uint8], bits: int) -> None:
+    def _submit(self, known: _ReplayedBatch, inputs: Bytes, bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
         requested = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
@@ -319,7 +319,7 @@ def sensible(record: Record) -> Iterator[None]:
         raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _describe(batch: BatchRecord, inputs: NDArray[np.uint8]) -> str:
+def _describe(batch: BatchRecord, inputs: Bytes) -> str:
     """The size of a step and, for a step of a model, the rows it samples."""
     step = step_of(inputs)
     text = f"{step.tokens} tokens, {step.rows} rows"

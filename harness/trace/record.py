@@ -10,9 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Bytes
 from contract.context_manager import ContextManager
 from contract.dtypes import DType
 from contract.errors import ZincError
@@ -41,7 +39,6 @@ from harness.trace.records import (
 from reference.limits import Limits
 from reference.model.open import Model
 
-Bytes = NDArray[np.uint8]
 WATCHED_BYTES_MAX = 1 << 16
 """Outputs up to this many bytes are compared after every step, requested or not; tokens are
 small."""

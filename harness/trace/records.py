@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Bytes
 from contract.dtypes import BY_NAME, F32, DType
 from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind
@@ -27,7 +28,6 @@ from harness.trace.framing import TraceError, TraceReader
 from reference.limits import Limits
 from reference.model.open import Model
 
-Bytes = NDArray[np.uint8]
 LINE_BYTES = 64
 DIGEST_BYTES = 16
 OUTPUTS_MAX = 32

@@ -20,10 +20,11 @@ from contract.arithmetic import (
     ROW_EXPONENT_LIMIT,
     TILE_MAXIMUM_BITS,
 )
+from contract.arrays import Floats, Ints
 from contract.lazy_dataclass import dataclass
 
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
+Float32 = Floats
+Int32 = Ints
 
 LOG2_E = np.uint32(0x3FB8AA3B).view(np.float32)
 EXP2_POLYNOMIAL = tuple(

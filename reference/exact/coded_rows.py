@@ -9,7 +9,6 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import (
     CODE_SCALE_MAX,
@@ -21,10 +20,11 @@ from contract.arithmetic import (
     ROTATION_MIN_EXPONENT,
     rotation_block,
 )
+from contract.arrays import Floats, Ints
 from contract.lazy_dataclass import dataclass
 from reference.exact.philox import philox
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 MIN_ROTATED = np.float32(2.0**ROTATION_MIN_EXPONENT)
 
@@ -72,7 +72,7 @@ def _transformed(x: Float32) -> Float32:
     return x * unit(x.shape[-1])
 
 
-Int32 = NDArray[np.int32]
+Int32 = Ints
 
 
 @dataclass(frozen=True, slots=True)

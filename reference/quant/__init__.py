@@ -7,9 +7,10 @@ from functools import cache
 
 import numpy as np
 
+from contract.arrays import Bytes
 from contract.dtypes import F16, WEIGHT_DTYPES, DType
 from contract.tier import FiniteWords
-from reference.quant.formats import Blocks32, Bytes, SuperBlocks
+from reference.quant.formats import Blocks32, SuperBlocks
 from reference.quant.layouts import FLOATS, LAYOUTS, FloatFormat, Format
 from reference.quant.rounding import EXPONENT_BIAS
 

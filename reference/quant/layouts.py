@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from contract import dtypes
+from contract.arrays import Bytes
 from contract.dtypes import DType
 from contract.lazy_dataclass import dataclass
 from reference.quant import rounding
 from reference.quant.bits import Integers, Packed, Parts, Plane, SixBitPairs, Whole, flat
-from reference.quant.formats import Blocks32, Bytes, Float32, SuperBlocks, to_half
+from reference.quant.formats import Blocks32, Float32, SuperBlocks, to_half
 from reference.quant.rounding import Encoded, power_scale
 from reference.quant.tables import E2M1, IQ4
 

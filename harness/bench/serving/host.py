@@ -13,10 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Bytes
 from contract.ir.inputs import InputRows
 from contract.tier import TierInfo
 from contract.types import Request, TokenEvent
@@ -48,7 +46,7 @@ class IdleTier(CpuTier):
     def submit(
         self,
         batch: CpuBatch,
-        inputs: NDArray[np.uint8],
+        inputs: Bytes,
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> CpuFence:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import KV_ROW_BITS
+from contract.arrays import Floats
 from contract.dtypes import F32
 from contract.lazy_dataclass import dataclass
 from reference.exact.attention_rows import query_bits
@@ -22,7 +23,7 @@ from reference.model.config import ModelConfig, Rope
 from reference.model.gguf import GgufFile
 from reference.quant import FORMATS
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 Channels = tuple[int, ...]
 
 OUTLIER_BINADES = 3
