@@ -48,7 +48,7 @@ class Runtime:
         if self._matrices is None:
             case = ProbeCase(self.device, self.queue, self.modules)
             self._matrices = self.device.generation.matrices and matrices_agree(
-                case.memory, case.launch, every=False
+                case.device, case.launch, every=False
             )
         return self._matrices
 

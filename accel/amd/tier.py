@@ -14,7 +14,6 @@ from typing import Any
 from accel.amd.device import Allocation
 from accel.amd.kernel import Kernel, LinuxKernel
 from accel.amd.launcher import Recording
-from accel.amd.memory import HostSeenMemory
 from accel.amd.queue import Queue
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.self_check import ProbeCase
@@ -87,7 +86,6 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system or a
     simulated one; ``tier`` is t1 or t2. Raises TierUnavailable saying what is missing."""
 
-    _memory: HostSeenMemory
     _submissions: AmdSubmissions
 
     def __init__(
@@ -98,16 +96,15 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
         tier: str = "t1",
     ) -> None:
         runtime = open_runtime(tier, kernel or LinuxKernel(), device, choices or Choices())
-        self._runtime, self._device = runtime, runtime.device
-        name, driver = self._device.name, self._device.driver.version
-        info = tier_info(self._device.tier, name, driver, self._device.capacity)
+        self._runtime = runtime
+        self._device = gpu = runtime.device
+        info = tier_info(gpu.tier, gpu.name, gpu.driver.version, gpu.capacity)
         queue, modules, addresses = runtime.queue, runtime.modules, runtime.addresses
         submissions = AmdSubmissions(queue, addresses)
-        memory = HostSeenMemory(self._device, submissions.finish_all)
-
-        case = ProbeCase(self._device, queue, modules)
-        arranger = PlaneArranger(memory, case.launch, stage=partial(memory.adopt, own=False))
-        super().__init__(info, memory, submissions, arranger, addresses, modules.kernels)
+        gpu.finish = submissions.finish_all
+        launch = ProbeCase(gpu, queue, modules).launch
+        arranger = PlaneArranger(gpu, launch, stage=partial(gpu.adopt, device=False))
+        super().__init__(info, gpu, submissions, arranger, addresses, modules.kernels)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         return buckets_of(largest)
@@ -120,7 +117,7 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
         """The GPU's own memory, except for what the host reads after a step."""
-        return self._memory.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
+        return self._device.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
 
     def _recording(
         self, name: str, launches: list[PlannedLaunch[Any]], packets: int, input_bytes: int
