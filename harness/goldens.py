@@ -32,7 +32,8 @@ from harness.digest import file_digest, logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
 from harness.progress import SILENT, Progress, progress_on
 from harness.settings import add_flags, group_of, resolve
-from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, spec_of, write_synthetic
+from harness.synth.spec import GENERATOR_VERSION, SynthSpec, fields_of, spec_of
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits

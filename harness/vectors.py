@@ -24,7 +24,9 @@ from contract.errors import ZincError
 from contract.types import Request, SamplingParams
 from harness.digest import file_digest, logits_digest
 from harness.goldens import FOLDER
-from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.spec import GENERATOR_VERSION, SynthSpec, fields_of
+from harness.synth.write import write_synthetic
 from harness.vector_cases import VectorCase, cases
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine

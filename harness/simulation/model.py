@@ -19,7 +19,8 @@ from harness.simulation.constraint import Constraint
 from harness.simulation.device import NO_SCOPE
 from harness.simulation.invariants import Violation
 from harness.simulation.schedule import EngineShape
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for

@@ -21,7 +21,8 @@ import numpy as np
 from contract.arrays import Bytes, Floats
 from contract.errors import ModelFileError, RequestError, UnsupportedModel
 from contract.lazy_dataclass import dataclass
-from reference.model.gguf import GgufFile, TensorInfo, open_gguf
+from reference.model.gguf.file import GgufFile, open_gguf
+from reference.model.gguf.tensors import TensorInfo
 from reference.quant import FORMATS
 
 MAX_COMBINED = 4

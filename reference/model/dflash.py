@@ -28,7 +28,7 @@ from reference.model.draft_head import (
     read_tokens,
     refuse_head,
 )
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 MASK = "tokenizer.ggml.mask_token_id"
 BLOCK, DEFAULT_BLOCK, MAX_BLOCK = "block_size", 16, 1 << 10

@@ -15,7 +15,7 @@ from contract.lazy_dataclass import dataclass
 from reference.model.adapters import TensorFile
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 STORED = "head:"
 """Prefix of the names of a head's tensors among those of its model."""

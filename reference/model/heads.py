@@ -9,7 +9,7 @@ from reference.model.config.records import ModelConfig
 from reference.model.dflash import DFlashHead, check_mask, read_dflash_head
 from reference.model.draft_head import DraftHead, check_sizes
 from reference.model.eagle import read_eagle_head
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 READERS: Mapping[str, Callable[[GgufFile], DraftHead]] = {
     EAGLE: read_eagle_head,

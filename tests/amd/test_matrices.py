@@ -20,7 +20,8 @@ from accel.kernels.source import Module, matrix_modules
 from contract.dtypes import Q4_K, Q6_K, DType
 from contract.errors import CodecError
 from contract.opcodes import Opcode
-from harness.parity import all_cases, compare
+from harness.parity.cases import all_cases
+from harness.parity.execute import compare
 from tests.amd.code import words
 from tests.amd.conftest import OpenTier
 

@@ -26,7 +26,8 @@ from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from harness.cli import findings, inspect_command
 from harness.cli.model_facts import RequestedSizes, memory_facts
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from harness.tiers import TierOptions
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits

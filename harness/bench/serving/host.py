@@ -19,7 +19,8 @@ from contract.ir.inputs import InputRows
 from contract.tier import TierInfo
 from contract.types import Request, TokenEvent
 from harness.bench.engines import GREEDY
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuBatch, CpuFence, CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for

@@ -51,7 +51,7 @@ from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.config.vision import read_qwen_vl, read_qwen_vl_experts
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 EAGLE, DFLASH = "eagle3", "dflash"
 """The architectures of heads, which ``reference.model.heads`` reads."""

@@ -20,7 +20,7 @@ from contract.lazy_dataclass import dataclass
 from reference.exact.attention_rows import query_bits
 from reference.exact.sums import sum_axis
 from reference.model.config import ModelConfig, Rope
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 from reference.quant import FORMATS
 
 Float32 = Floats
