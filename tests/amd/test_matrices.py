@@ -113,7 +113,7 @@ def agree(tier: AmdTier) -> bool:
     """What the GPU is asked."""
     runtime = tier._runtime
     case = ProbeCase(runtime.device, runtime.queue, runtime.modules)
-    return matrices_agree(case.memory, case.launch, every=False)
+    return matrices_agree(case.device, case.launch, every=False)
 
 
 def test_a_gpu_is_asked_for_the_bits_of_packed_dots(
