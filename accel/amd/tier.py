@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from accel.amd.device import Allocation
-from accel.amd.kernel import Kernel, LinuxKernel
+from accel.amd.kernel import Kernel
 from accel.amd.launcher import Recording
 from accel.amd.queue import Queue
 from accel.amd.runtime import Choices, open_runtime
@@ -95,7 +95,7 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
         kernel: Kernel | None = None,
         tier: str = "t1",
     ) -> None:
-        runtime = open_runtime(tier, kernel or LinuxKernel(), device, choices or Choices())
+        runtime = open_runtime(tier, kernel or Kernel(), device, choices or Choices())
         self._runtime = runtime
         self._device = gpu = runtime.device
         info = tier_info(gpu.tier, gpu.name, gpu.driver.version, gpu.capacity)

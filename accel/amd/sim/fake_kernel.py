@@ -13,6 +13,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
+from accel.amd.kernel import Kernel
 from accel.amd.kfd import KFD
 from accel.amd.sim.fake_drm import FakeDrm
 from accel.amd.sim.fake_kfd import FakeKfd
@@ -28,7 +29,7 @@ RENDER = f"{DRI}/renderD128"
 GONE = (errno.ENOENT, "No such file or directory")
 
 
-class FakeKernel:
+class FakeKernel(Kernel):
     """See ``kernel.Kernel``. ``calls`` counts requests by name."""
 
     simulated = True
