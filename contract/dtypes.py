@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from types import MappingProxyType
 
 from contract.lazy_dataclass import dataclass
 
@@ -83,7 +82,7 @@ KV_DTYPES = (F32, F16, Q8_0, I12, I4R, I3R)
 DEFAULT_KV = I12
 """The default type of stored keys and values. It holds exactly the integers rule R6 makes of a row,
 so storing loses nothing, and takes a quarter less memory than F16."""
-ROTATED_KV: Mapping[DType, tuple[int, int]] = MappingProxyType({I4R: (5, 4), I3R: (4, 3)})
+ROTATED_KV: Mapping[DType, tuple[int, int]] = {I4R: (5, 4), I3R: (4, 3)}
 """Types that store rotated keys and values (rule R13), and the bits of a channel of a key and of a
 value. Attention rotates queries and results."""
 BY_NAME = {dtype.name: dtype for dtype in (*WEIGHT_DTYPES, I32, I12, *ROTATED_KV)}

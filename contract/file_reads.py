@@ -15,11 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.lazy_dataclass import dataclass
-
-Bytes = NDArray[np.uint8]
 
 _FILES: weakref.WeakKeyDictionary[mmap.mmap, tuple[Path, int]] = weakref.WeakKeyDictionary()
 _HAS_PREADV = hasattr(os, "preadv")

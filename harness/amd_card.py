@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from accel.amd.device import Device
-from accel.amd.kernel import Kernel, LinuxKernel
+from accel.amd.kernel import Kernel
 from accel.amd.packet_check import packet_tests
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
@@ -129,7 +129,7 @@ def _conformance(
 def system(device: str) -> tuple[Kernel, str]:
     """The system a GPU named like that is looked for in, and its name there."""
     if device != SIMULATED:
-        return LinuxKernel(), device
+        return Kernel(), device
     # Wheels leave the simulated machine out.
     from accel.amd.tools.simulated import simulated_kernel
 

@@ -8,15 +8,15 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from reference.thread_pool import thread_pool
 
 CHUNK_ELEMENTS = 1 << 20
 """Elements copied at a time: a long context's logits are large."""
 
 
-def logits_digest(logits: NDArray[np.float32]) -> str:
+def logits_digest(logits: Floats) -> str:
     """SHA-256, hex, over the values as little-endian binary32 with -0 written as +0 (rule R0).
 
     Any shape, in row-major order. Raises ValueError for NaN, infinity (they are errors of a
@@ -41,7 +41,7 @@ class RunningDigest:
         self._hash = hashlib.sha256()
         self._after: list[str] = []
 
-    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+    def __call__(self, first: int, rows: Floats) -> None:
         """Add rows, float32[rows, vocab]."""
         for row in rows:
             self._hash.update(np.ascontiguousarray(row + np.float32(0.0), "<f4").data)
@@ -61,7 +61,7 @@ class RunningDigest:
         return self._after[rows - 1] if 0 < rows <= len(self._after) else None
 
 
-def row_digest(row: NDArray[np.float32]) -> str:
+def row_digest(row: Floats) -> str:
     """``logits_digest`` of one row, whatever it holds."""
     return hashlib.sha256(np.ascontiguousarray(row + np.float32(0.0), "<f4").data).hexdigest()
 
@@ -77,11 +77,11 @@ class RowDigests:
 
     One thread at a time adds rows. Any thread may read meanwhile: reading changes nothing."""
 
-    def __init__(self, digest: Callable[[NDArray[np.float32]], str] = row_digest) -> None:
+    def __init__(self, digest: Callable[[Floats], str] = row_digest) -> None:
         self._digest = digest
         self._rows: list[Future[str] | str] = []
 
-    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+    def __call__(self, first: int, rows: Floats) -> None:
         """Add rows, float32[rows, n], which nobody changes afterwards."""
         pool = thread_pool("hashing", HASHING_THREADS)
         for row in rows:

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
 
 from accel.wheel_parts import missing_part
 from contract.errors import ConfigError
 from contract.extras import install_command
 
 SERVER, PEER, BENCH, RAY, RECEIPTS = "server", "peer", "bench", "ray", "receipts"
-EXTRA_OF: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ("flask", "llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER
-        ),
-        "matplotlib": BENCH,
-        "ray": RAY,
-        "cryptography": RECEIPTS,
-        "llama_cpp": PEER,
-    }
-)
+EXTRA_OF: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("flask", "llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER
+    ),
+    "matplotlib": BENCH,
+    "ray": RAY,
+    "cryptography": RECEIPTS,
+    "llama_cpp": PEER,
+}
 """The extra that brings a module."""
 
 

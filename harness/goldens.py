@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Floats
 from contract.cached_files import replacing
 from contract.errors import ConfigError, system_words
 from contract.ir.codec import graph_digest
@@ -32,7 +32,8 @@ from harness.digest import file_digest, logits_digest
 from harness.golden_specs import SYNTHETIC_SPECS
 from harness.progress import SILENT, Progress, progress_on
 from harness.settings import add_flags, group_of, resolve
-from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, spec_of, write_synthetic
+from harness.synth.spec import GENERATOR_VERSION, SynthSpec, fields_of, spec_of
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
@@ -73,15 +74,15 @@ def score(model: Model, tier: Tier, sequences: Sequence[Sequence[int]]) -> Itera
             }
 
 
-def _all_logits(runner: ModelRunner, tokens: Sequence[int]) -> NDArray[np.float32]:
-    parts: list[NDArray[np.float32]] = []
+def _all_logits(runner: ModelRunner, tokens: Sequence[int]) -> Floats:
+    parts: list[Floats] = []
     engine = Engine(runner)
     engine.submit(Request(1, tuple(tokens), 0), lambda _, logits: parts.append(logits))
     list(engine.run())
     return np.concatenate(parts)
 
 
-def _largest(row: NDArray[np.float32]) -> list[list[Any]]:
+def _largest(row: Floats) -> list[list[Any]]:
     """The TOP largest logits as [token, hexadecimal binary32]; equal ones by rising token."""
     order = np.argsort(-row, kind="stable")[:TOP]
     return [[int(token), _hexadecimal(float(row[token]))] for token in order]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from harness.digest import RowDigests, row_digest
 from reference.ops.row_digest import row_digest as row_digest_by_rule
 from reference.runner import LOGITS, ROW_DIGEST
@@ -17,13 +17,13 @@ ROW_LEAVES = 1
 digests of the row's spans."""
 
 
-def digest_of_spans(words: NDArray[np.float32]) -> str:
+def digest_of_spans(words: Floats) -> str:
     """SHA-256, in hex, of the digests of a row's spans as the engine returns them. The op
     ``row_digest`` defines spans and their digests."""
     return hashlib.sha256(np.ascontiguousarray(words, "<f4").data).hexdigest()
 
 
-def tree_digest(row: NDArray[np.float32]) -> str:
+def tree_digest(row: Floats) -> str:
     """``digest_of_spans`` of a row of logits."""
     digests = row_digest_by_rule(logits=row[None], digested=np.ones(1, np.int32))
     return digest_of_spans(digests[0].view(np.float32))

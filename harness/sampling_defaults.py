@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
-from types import MappingProxyType
 from typing import Any
 
 from contract.errors import RequestError
@@ -21,7 +20,7 @@ GGUF_KEYS = {
 """Metadata keys of a file that hold sampling parameters of its model."""
 NAMES = (*GGUF_KEYS, "max_tokens")
 SERVER, MODEL, CATALOG, DEFAULT = "server setting", "model file", "catalog", "default"
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType
 
 from accel.user_folders import user_folder
 from contract.dtypes import DEFAULT_KV, KV_DTYPES
@@ -243,25 +242,23 @@ OUTPUT = (
         common=True,
     ),
 )
-GROUPS: Mapping[str, tuple[Setting, ...]] = MappingProxyType(
-    {
-        "model": MODEL,
-        "adapters": ADAPTERS,
-        "device": DEVICE,
-        "sampling": SAMPLING,
-        "memory": MEMORY,
-        "speed": SPEED,
-        "output": OUTPUT,
-        "server": SERVER,
-    }
-)
+GROUPS: Mapping[str, tuple[Setting, ...]] = {
+    "model": MODEL,
+    "adapters": ADAPTERS,
+    "device": DEVICE,
+    "sampling": SAMPLING,
+    "memory": MEMORY,
+    "speed": SPEED,
+    "output": OUTPUT,
+    "server": SERVER,
+}
 """The settings by group, in the order of the help."""
-SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {setting.name: setting for group in GROUPS.values() for setting in group}
-)
-GROUP_OF: Mapping[str, str] = MappingProxyType(
-    {setting.name: name for name, group in GROUPS.items() for setting in group}
-)
+SETTINGS: Mapping[str, Setting] = {
+    setting.name: setting for group in GROUPS.values() for setting in group
+}
+GROUP_OF: Mapping[str, str] = {
+    setting.name: name for name, group in GROUPS.items() for setting in group
+}
 
 
 def names_in(*groups: str) -> tuple[str, ...]:

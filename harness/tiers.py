@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from accel.user_folders import user_folder
@@ -192,19 +191,17 @@ def _open_amd(options: TierOptions, tier: str) -> Tier:
     return AmdTier(options.device, tier=tier)
 
 
-TIERS: Mapping[str, TierFactory] = MappingProxyType(
-    {
-        "cuda": _open_cuda,
-        "native": _open_native,
-        "opencl": _open_opencl,
-        "cpu": _open_cpu,
-        "vulkan": _open_vulkan,
-        "metal": _open_metal,
-        "t1": partial(_open_amd, tier="t1"),
-        "t2": partial(_open_amd, tier="t2"),
-        "intel": _open_intel,
-    }
-)
+TIERS: Mapping[str, TierFactory] = {
+    "cuda": _open_cuda,
+    "native": _open_native,
+    "opencl": _open_opencl,
+    "cpu": _open_cpu,
+    "vulkan": _open_vulkan,
+    "metal": _open_metal,
+    "t1": partial(_open_amd, tier="t1"),
+    "t2": partial(_open_amd, tier="t2"),
+    "intel": _open_intel,
+}
 """The factories of this build, best tier first; what comes after the CPU runs when it is named. A
 factory raises TierUnavailable."""
 REPORTED = ("cuda", "vulkan", "metal", "intel")

@@ -8,9 +8,9 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import DIGEST_WORDS
+from contract.arrays import Bytes, Floats
 from contract.dtypes import BY_NAME, I3R, I4R, Q8_0, ROTATED_KV, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
@@ -35,7 +35,7 @@ from reference.ops.xielu import xielu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ def _products(make: Make) -> Iterator[VectorCase]:
 def _product(make: Make, dtype: DType, columns: int) -> VectorCase:
     """A row of a matrix: its values, and its product with activations."""
 
-    def both(x: Float32, blocks: NDArray[np.uint8], dtype: str) -> dict[str, Any]:
+    def both(x: Float32, blocks: Bytes, dtype: str) -> dict[str, Any]:
         stored_as = BY_NAME[dtype]
         values = FORMATS[stored_as].dequantize(blocks)
         return {"values": values, "y": matmul(blocks, stored_as, x)}
@@ -182,7 +182,7 @@ def _product(make: Make, dtype: DType, columns: int) -> VectorCase:
     return _case("R5", "product", both, x=make((1, columns), 2), blocks=blocks, dtype=dtype.name)
 
 
-def _blocks(dtype: DType, columns: int, seed: int) -> NDArray[np.uint8]:
+def _blocks(dtype: DType, columns: int, seed: int) -> Bytes:
     """One row of random blocks whose numbers are finite."""
     values = numbers(1000 + seed, columns, 0)[None]
     form = FORMATS[dtype]

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Floats
 from contract.dtypes import BY_NAME
 from reference.matrix import Matrix
 from reference.ops.head_product import head_product
@@ -16,7 +16,7 @@ from reference.ops.moe_gate_topk import choose, route
 from reference.ops.moe_gate_up import with_bias
 from reference.ops.shared_expert import gated_add
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 
 def routed(**given: Any) -> dict[str, Any]:
@@ -45,12 +45,7 @@ def shared(x: Float32, router: Float32, down: Float32, residual: Float32) -> Flo
 
 
 def heads_product(
-    x: Float32,
-    blocks: NDArray[np.uint8],
-    dtype: str,
-    columns: int,
-    matrix_of: list[int],
-    rest: Float32,
+    x: Float32, blocks: Bytes, dtype: str, columns: int, matrix_of: list[int], rest: Float32
 ) -> Float32:
     """Each head times the matrix it names, of those whose rows ``blocks`` has one after the other,
     as many for each."""

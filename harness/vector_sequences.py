@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import KV_ROW_BITS, PAGE_TOKENS
+from contract.arrays import Floats, Ints
 from contract.dtypes import BY_NAME
 from contract.records import QUERY_TOKEN
 from reference.exact.attention_rows import row_integers
@@ -19,7 +19,7 @@ from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_scan import ssm_scan
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 
 def attend(q: Float32, k: Float32, v: Float32, storage: str, scale: float, **more: Any) -> Float32:
@@ -79,7 +79,7 @@ def scanned(x: Float32, dt: Float32, decay: Float32, dt_bias: Float32, skip: Flo
     )  # fmt: skip
 
 
-def _query(length: int) -> NDArray[np.int32]:
+def _query(length: int) -> Ints:
     query = np.zeros((length, 1), QUERY_TOKEN)
     query["position"] = np.arange(length)[:, None]
     return query.view(np.int32).reshape(length, 4)

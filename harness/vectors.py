@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Floats
 from contract.errors import ZincError
 from contract.types import Request, SamplingParams
 from harness.digest import file_digest, logits_digest
 from harness.goldens import FOLDER
-from harness.synth import GENERATOR_VERSION, SynthSpec, fields_of, sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.spec import GENERATOR_VERSION, SynthSpec, fields_of
+from harness.synth.write import write_synthetic
 from harness.vector_cases import VectorCase, cases
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
@@ -55,7 +57,7 @@ def model_vector(spec: SynthSpec, folder: Path) -> dict[str, Any]:
     write_synthetic(path, spec)
     model = open_model(path)
     prompt = tuple((7 * index * index + spec.seed) % spec.vocab for index in range(TOKENS))
-    rows: list[NDArray[np.float32]] = []
+    rows: list[Floats] = []
     limits = Limits(slots=1, context=128, pages=8, step_tokens=96, step_rows=96)
     with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
         engine = Engine(runner)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints, Records
 from contract.lazy_dataclass import dataclass
+from contract.records import record
 
 ADAPTER_SCALES = "request.adapter_scales"
 """The input with the scales of each token's adapters, which come from its request."""
-ADAPTERS = np.dtype([("id", np.int32), ("scale", np.float32)])
+ADAPTERS = record("i4 id, f4 scale")
 """An entry of the stacked tensors, and the scale of its contribution."""
 
 
-def adapter_entries(chosen: tuple[tuple[int, float], ...], combined: int) -> NDArray[np.void]:
+def adapter_entries(chosen: tuple[tuple[int, float], ...], combined: int) -> Records:
     """ADAPTERS[combined] of adapters (index, scale). Unused entries add nothing: the first
     ``combined`` entries of the stacked tensors are zeros, and no entry is used twice."""
     entries = np.zeros(combined, ADAPTERS)
@@ -27,11 +28,11 @@ def adapter_entries(chosen: tuple[tuple[int, float], ...], combined: int) -> NDA
 class AdapterInputs:
     """The two inputs, with ``combined`` elements per token; None if the graph has none."""
 
-    ids: NDArray[np.int32] | None
-    scales: NDArray[np.float32] | None
+    ids: Ints | None
+    scales: Floats | None
     combined: int
 
-    def put(self, adapters: NDArray[np.void], tokens: int) -> None:
+    def put(self, adapters: Records, tokens: int) -> None:
         """Write ADAPTERS[tokens, combined] of a step. Raises ValueError if the graph has no such
         inputs."""
         if self.ids is None or self.scales is None:

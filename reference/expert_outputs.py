@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Ints
 from contract.ir.graph import BufferKind, Graph
 from contract.opcodes import Opcode
 
@@ -14,7 +14,7 @@ EXPERTS = "output.experts"
 UNUSED = -1
 """Fills the ids of layers that use fewer experts than others."""
 
-ExpertSink = Callable[[int, NDArray[np.int32]], None]
+ExpertSink = Callable[[int, Ints], None]
 """Receives (first position, int32[positions, layers, used]): the expert ids of each layer that has
 experts, by falling weight. Each position comes once and in order."""
 
@@ -41,9 +41,7 @@ def expert_buffers(graph: Graph) -> frozenset[str]:
     )
 
 
-def expert_ids(
-    outputs: Mapping[str, NDArray[np.uint8]], tokens: int, first: int, end: int
-) -> NDArray[np.int32]:
+def expert_ids(outputs: Mapping[str, Bytes], tokens: int, first: int, end: int) -> Ints:
     """int32[end - first, layers, used] of tokens ``first`` to ``end`` - 1 of a step of ``tokens``,
     from the bytes of its outputs."""
     names = sorted(filter(_is_experts, outputs), key=lambda name: int(name[len(EXPERTS) + 1 : -1]))

@@ -7,8 +7,8 @@ overwrites; a row of zeros; and a row per slot for the latest result of the draf
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints, Records
 from contract.ir.graph import BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
@@ -24,7 +24,7 @@ HEAD_PAGES = "state.head_kv"
 SHARED_STATES = (HIDDEN_TABLE, HEAD_PAGES, "state.slots", "state.recent")
 """Beginnings of the names of buffers that a draft block or head and its model both write."""
 
-Indices = NDArray[np.int32]
+Indices = Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class HiddenRows:
         """The row of the latest result of the draft block for a slot."""
         return self.zeros + 1 + slot
 
-    def written(self, query: NDArray[np.void]) -> Indices:
+    def written(self, query: Records) -> Indices:
         """int32[tokens, 2] for a step over QUERY_TOKEN[tokens]: each token and its row. Of a chunk
         longer than the ring, the last positions are in the ring, the others in passing rows."""
         tokens = np.arange(len(query), dtype=np.int32)

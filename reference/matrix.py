@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.dtypes import DType
 
 
@@ -16,7 +16,7 @@ class Matrix:
 
     dtype: DType
     shape: tuple[int, ...]
-    blocks: NDArray[np.uint8]
+    blocks: Bytes
 
     def __post_init__(self) -> None:
         rows = int(np.prod(self.shape[:-1], dtype=object))

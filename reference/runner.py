@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from itertools import product
 from threading import Lock
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,7 +48,7 @@ PAGE_TABLE = "request.page_table"
 """The page table, an input of models with attention."""
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
-NOTHING_SHARED: Mapping[str, Buffer] = MappingProxyType({})
+NOTHING_SHARED: Mapping[str, Buffer] = {}
 
 Progress = Callable[[int], None]
 """Called with the bytes uploaded since the last call."""

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from contract.dtypes import F32, DType
-from reference.model.gguf import open_gguf, write_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.writer import write_gguf
 from reference.quant import FORMATS
 
 PROJECTIONS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from reference.model.gguf import TensorSource, open_gguf, write_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.writer import TensorSource, write_gguf
 
 Change = Callable[[dict[str, Any], dict[str, TensorSource]], None]
 

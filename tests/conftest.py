@@ -31,7 +31,9 @@ from harness import tiers
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.serve import engine_requests
 from harness.settings import SETTINGS
-from harness.synth import SynthSpec, sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.spec import SynthSpec
+from harness.synth.write import write_synthetic
 from reference.cpu import threads
 from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model

@@ -25,7 +25,7 @@ from harness.goldens import (
     main,
     update_synthetic,
 )
-from harness.synth import ARCHITECTURES, QUANTS
+from harness.synth.spec import ARCHITECTURES, QUANTS
 from tests.invariance import controls
 
 FEW = 6

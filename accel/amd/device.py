@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.generation import BY_ARCHITECTURE, Generation
-from accel.amd.kernel import Bytes, Kernel
+from accel.amd.kernel import Kernel
 from accel.amd.topology import PAGE
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory, TierUnavailable
 
 T = TypeVar("T")
@@ -106,13 +107,16 @@ class Driver(Protocol):
 
 
 class Device:
-    """The memory of a GPU. Sizes in bytes; ``held`` is the allocated part of its own memory."""
+    """The memory of a GPU, all of which the host can access; see
+    ``accel.packets.tier.DeviceMemory``. Sizes in bytes; ``held`` is the allocated part of its own
+    memory. ``finish`` waits for everything submitted: who submits replaces it."""
 
     def __init__(self, kernel: Kernel, driver: Driver, max_bytes: int | None = None) -> None:
         self.kernel = kernel
         self.driver = driver
         self.tier = driver.tier
         self.held = 0
+        self.finish: Callable[[], None] = lambda: None
         self.capacity = min(driver.memory_bytes, max_bytes or driver.memory_bytes)
         self._allocations: set[Allocation] = set()
 
@@ -136,9 +140,37 @@ class Device:
         """All allocations, by address."""
         return sorted(self._allocations, key=lambda allocation: allocation.address)
 
+    def expect(self, nbytes: int) -> None:
+        """See DeviceMemory: does nothing, since every allocation has pages of its own."""
+
     def allocate(self, purpose: str, nbytes: int, device: bool = True) -> Allocation:
-        """The GPU's own memory, or host memory it can access. Raises OutOfMemory naming its purpose
-        ``purpose``."""
+        """Zeroed memory, the GPU's own or host memory it can access. Raises OutOfMemory naming its
+        purpose ``purpose``."""
+        allocation = self._allocate(purpose, nbytes, device)
+        allocation.host[:] = 0
+        return allocation
+
+    def adopt(self, purpose: str, data: Bytes, device: bool = True) -> Allocation:
+        """Memory as of ``allocate`` with the contents ``data``."""
+        allocation = self._allocate(purpose, data.nbytes, device)
+        allocation.host[:] = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+        return allocation
+
+    def map(self, allocation: Allocation) -> Bytes:
+        """The bytes."""
+        return allocation.host
+
+    def read(self, allocation: Allocation, offset: int, nbytes: int) -> Bytes:
+        """A copy of some of the bytes, after everything submitted has ended."""
+        self.finish()
+        return allocation.host[offset : offset + nbytes].copy()
+
+    def write(self, allocation: Allocation, offset: int, data: Bytes) -> None:
+        """Replace some of the bytes, after everything submitted has ended."""
+        self.finish()
+        allocation.host[offset : offset + data.nbytes] = data
+
+    def _allocate(self, purpose: str, nbytes: int, device: bool) -> Allocation:
         size = -(-max(nbytes, 1) // PAGE) * PAGE
         if device and size > self.available:
             raise OutOfMemory(purpose, size, self.held, self.available)

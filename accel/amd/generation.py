@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from accel.amd import pm4
 from accel.amd.isa.decode import TTMP
@@ -44,8 +43,6 @@ GFX11 = Generation(
     amdkfd_rsrc1=PRIVILEGED,
 )
 GENERATIONS = (GFX12, GFX11)
-BY_ARCHITECTURE: Mapping[str, Generation] = MappingProxyType(
-    {"gfx1200": GFX12, "gfx1201": GFX12, "gfx1100": GFX11}
-)
+BY_ARCHITECTURE: Mapping[str, Generation] = {"gfx1200": GFX12, "gfx1201": GFX12, "gfx1100": GFX11}
 """Generations by the architecture that drivers report. Code of gfx1201 also runs on gfx1200; LLVM
 calls this gfx12-generic without restrictions."""

@@ -1,6 +1,6 @@
 """The operating system's side of a GPU: files, ioctls, memory maps, the doorbell.
 
-Tiers make every system call through one ``Kernel``, which a simulated one can replace."""
+Tiers make every system call through one ``Kernel``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import ctypes
 import os
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.uapi import Request
-
-Bytes = NDArray[np.uint8]
+from contract.arrays import Bytes, Records
 
 PROT_NONE, PROT_READ_WRITE = 0, 3
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
@@ -24,99 +23,67 @@ MAP_ANONYMOUS, MAP_NORESERVE = 0x20, 0x4000
 _open_files: dict[str, int] = {}
 
 
-class Kernel(Protocol):
-    """The system calls of a tier. Every function raises OSError as the system call does."""
-
-    simulated: bool
-    open_files: dict[str, int]
-    """Files by path that stay open as long as the process runs."""
-
-    def open(self, path: str) -> int:
-        """Open a file for reading and writing; programs that this one starts do not inherit it."""
-
-    def close(self, file: int) -> None:
-        """Close a file."""
-
-    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
-        """Make one request; it changes the argument in place."""
-
-    def reserve(self, nbytes: int) -> int:
-        """Reserve a range of unused addresses."""
-
-    def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
-        """Map a file from ``offset`` on, at ``address`` or anywhere if that is 0."""
-
-    def unmap(self, address: int, nbytes: int) -> None:
-        """Unmap a range of addresses."""
-
-    def view(self, address: int, nbytes: int) -> Bytes:
-        """The bytes of mapped memory."""
-
-    def read_text(self, path: str) -> str:
-        """The text of a file."""
-
-    def names(self, path: str) -> list[str]:
-        """The names in a folder."""
-
-    def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
-        """Store to a doorbell, after all earlier stores."""
-
-    def idle(self) -> None:
-        """Called while a fence is polled."""
-
-    def complaint(self) -> str:
-        """Details of a fault, or where to find them."""
-
-
-class LinuxKernel:
-    """The system this process runs on."""
+class Kernel:
+    """The system this process runs on; ``accel.amd.sim.fake_kernel`` replaces every function. Each
+    raises OSError as its system call does."""
 
     simulated = False
 
     def __init__(self) -> None:
         self.open_files = _open_files
+        """Files by path that stay open as long as the process runs."""
 
     def open(self, path: str) -> int:
+        """Open a file for reading and writing; programs that this one starts do not inherit it."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def close(self, file: int) -> None:
+        """Close a file."""
         os.close(file)
 
-    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
-        """See ``Kernel``. A call interrupted by a signal is repeated."""
+    def ioctl(self, file: int, request: Request, argument: Records) -> None:
+        """Make one request, which changes the argument in place; one that a signal interrupts is
+        repeated."""
         while _libc().ioctl(file, request.number, argument.ctypes.data) < 0:
             number = ctypes.get_errno()
             if number != 4:
                 raise OSError(number, f"{request.name}: {os.strerror(number)}")
 
     def reserve(self, nbytes: int) -> int:
+        """Reserve a range of unused addresses."""
         return _mapped(0, nbytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
 
     def map(self, address: int, nbytes: int, file: int, offset: int) -> int:
+        """Map a file from ``offset`` on, at ``address`` or anywhere if that is 0."""
         fixed = MAP_FIXED if address else 0
         return _mapped(address, nbytes, PROT_READ_WRITE, MAP_SHARED | fixed, file, offset)
 
     def unmap(self, address: int, nbytes: int) -> None:
+        """Unmap a range of addresses."""
         if _libc().munmap(address, nbytes) < 0:
             raise OSError(ctypes.get_errno(), "munmap")
 
     def view(self, address: int, nbytes: int) -> Bytes:
+        """The bytes of mapped memory."""
         return memory_at(address, nbytes)
 
     def read_text(self, path: str) -> str:
+        """The text of a file."""
         return Path(path).read_text()
 
     def names(self, path: str) -> list[str]:
+        """The names in a folder."""
         return sorted(os.listdir(path))
 
     def ring(self, doorbell: NDArray[np.uint64], value: int) -> None:
-        """See ``Kernel``. On x86-64 stores become visible in order."""
+        """Store to a doorbell, after all earlier stores, which x86-64 makes visible in order."""
         doorbell[0] = value
 
     def idle(self) -> None:
-        """Does nothing, since the device runs by itself."""
+        """Called while a fence is polled: the device runs by itself."""
 
     def complaint(self) -> str:
+        """Details of a fault, or where to find them."""
         return "dmesg says more"
 
 

@@ -16,6 +16,7 @@ from accel.amd.kernel import Kernel
 from accel.amd.pm4 import IB_VALID
 from accel.amd.topology import EOP_BYTES, Gpu, gpus
 from accel.amd.uapi import Memory
+from contract.arrays import Records
 from contract.errors import TierUnavailable
 
 TIER = "t1"
@@ -73,7 +74,7 @@ class Kfd:
     def create_queue(self, memory: QueueMemory) -> KfdQueue:
         return KfdQueue(self, self._kernel, self._node, memory)
 
-    def call(self, request: uapi.Request, **values: int) -> NDArray[np.void]:
+    def call(self, request: uapi.Request, **values: int) -> Records:
         """Make one request, and return its changed argument. Raises OSError."""
         argument = request.argument(**values)
         self._kernel.ioctl(self._file, request, argument)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.amd import pm4
 from accel.amd.device import Device
@@ -14,11 +13,11 @@ from accel.amd.queue import Queue
 from accel.kernels.launches import PlannedLaunch
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step_memory import StepAddresses
+from contract.arrays import Records
 from contract.ir.inputs import InputCopy
+from contract.records import record
 
-ARGUMENTS = np.dtype(
-    [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("groups", "<u4")]
-)
+ARGUMENTS = record("u8 scratch inputs packets, u4 index groups")
 """The arguments of ``KERNEL`` of ``accel/kernels/amd.h``."""
 ALONE_SECONDS = 600.0
 """Longest duration of a launch outside of a step."""
@@ -111,7 +110,7 @@ def dispatch_of(kernel: LoadedKernel, arguments: int, groups: int) -> pm4.Dispat
 
 
 def launch_packet(
-    device: Device, queue: Queue, kernel: LoadedKernel, packet: NDArray[np.void], groups: int
+    device: Device, queue: Queue, kernel: LoadedKernel, packet: Records, groups: int
 ) -> None:
     """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises
     DeviceLost."""

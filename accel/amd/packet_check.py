@@ -18,6 +18,7 @@ from accel.amd.program import Modules
 from accel.amd.queue import RING_BYTES, Queue
 from accel.kernels.source import Module
 from accel.packets.binding import lone_packet
+from contract.arrays import Bytes, Floats
 from contract.errors import DeviceLost, TierUnavailable
 
 SECONDS = 5.0
@@ -34,10 +35,10 @@ class Bench:
 
     queue: Queue
     address: int
-    host: NDArray[np.uint8]
+    host: Bytes
     sum: pm4.Dispatch
 
-    def array(self, at: int) -> NDArray[np.float32]:
+    def array(self, at: int) -> Floats:
         """One of the vectors."""
         return self.host[at : at + 4 * COUNT].view(np.float32)
 

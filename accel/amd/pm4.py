@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from types import MappingProxyType
 
 Words = list[int]
 
@@ -29,18 +28,16 @@ class Opcode(IntEnum):
     PROTECTED_FENCE_SIGNAL = 0xD0
 
 
-COUNTS: Mapping[Opcode, int] = MappingProxyType(
-    {
-        Opcode.DISPATCH_DIRECT: 3,
-        Opcode.COND_EXEC: 3,
-        Opcode.WAIT_REG_MEM: 5,
-        Opcode.INDIRECT_BUFFER: 2,
-        Opcode.EVENT_WRITE: 0,
-        Opcode.RELEASE_MEM: 6,
-        Opcode.ACQUIRE_MEM: 6,
-        Opcode.PROTECTED_FENCE_SIGNAL: 0,
-    }
-)
+COUNTS: Mapping[Opcode, int] = {
+    Opcode.DISPATCH_DIRECT: 3,
+    Opcode.COND_EXEC: 3,
+    Opcode.WAIT_REG_MEM: 5,
+    Opcode.INDIRECT_BUFFER: 2,
+    Opcode.EVENT_WRITE: 0,
+    Opcode.RELEASE_MEM: 6,
+    Opcode.ACQUIRE_MEM: 6,
+    Opcode.PROTECTED_FENCE_SIGNAL: 0,
+}
 """The count field, one less than the words after the header; other opcodes have no fixed count."""
 PADDING = 0xFFFF1000
 """A NOP of a single word."""

@@ -177,7 +177,6 @@ class Queue:
 
     def _memory(self, purpose: str, nbytes: int) -> Allocation:
         allocation = self._device.allocate(purpose, nbytes, device=False)
-        allocation.host[:] = 0
         self._undo.callback(self._device.free, allocation)
         self.own_memory.add(allocation.address)
         return allocation

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from accel.amd.device import Device, Driver
 from accel.amd.kernel import Kernel
@@ -49,7 +48,7 @@ class Runtime:
         if self._matrices is None:
             case = ProbeCase(self.device, self.queue, self.modules)
             self._matrices = self.device.generation.matrices and matrices_agree(
-                case.memory, case.launch, every=False
+                case.device, case.launch, every=False
             )
         return self._matrices
 
@@ -61,9 +60,7 @@ class Runtime:
             undo.callback(self.queue.close)
 
 
-DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = MappingProxyType(
-    {"t1": Kfd, "t2": UserQueues}
-)
+DRIVERS: Mapping[str, Callable[[Kernel, str], Driver]] = {"t1": Kfd, "t2": UserQueues}
 
 
 def open_runtime(tier: str, kernel: Kernel, requested: str, choices: Choices) -> Runtime:

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.amd.device import Device
 from accel.amd.launcher import launch_packet
-from accel.amd.memory import HostSeenMemory
 from accel.amd.program import Modules
 from accel.amd.queue import Queue
 from accel.kernels.device_probe import SELF_TEST, Found, results_of, right, samples
 from accel.kernels.source import Module
+from contract.arrays import Records
 from contract.errors import TierUnavailable
 
 REMEDIED = {"divide", "root"}
@@ -32,17 +29,12 @@ class ProbeCase:
     def answer(self, native: bool) -> Found:
         """The GPU's results for the samples; without ``native`` in integers."""
         kernel = self.modules.kernel(SELF_TEST, native)
-        return results_of(self.memory, partial(launch_packet, self.device, self.queue, kernel))
+        return results_of(self.device, partial(launch_packet, self.device, self.queue, kernel))
 
-    def launch(self, module: Module, packet: NDArray[np.void], groups: int) -> None:
+    def launch(self, module: Module, packet: Records, groups: int) -> None:
         """Run the kernel of a module with PACKET[1] outside of any step, and wait for it. Raises
         DeviceLost."""
         launch_packet(self.device, self.queue, self.modules.kernel(module), packet, groups)
-
-    @property
-    def memory(self) -> HostSeenMemory:
-        """The memory of the GPU, on which nothing but launches that were waited for has run."""
-        return HostSeenMemory(self.device, lambda: None)
 
 
 def divides_exactly(case: ProbeCase) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from accel.amd.generation import BY_ARCHITECTURE, GFX11, GFX12, Generation
 from accel.amd.kernel import Kernel
@@ -14,16 +13,14 @@ from accel.amd.topology import gpus
 RELEASE = "/proc/sys/kernel/osrelease"
 USER_QUEUES = "/sys/module/amdgpu/parameters/user_queue"
 FIRMWARE = "/sys/class/drm/renderD128/device/fw_version"
-LINUX: Mapping[str, tuple[int, int]] = MappingProxyType({"t1": (6, 12), "t2": (6, 16)})
+LINUX: Mapping[str, tuple[int, int]] = {"t1": (6, 12), "t2": (6, 16)}
 """The first version of Linux with what a tier needs of its driver on gfx12."""
 OFFERING = ("1", "2")
 """Values of the parameter that make amdgpu offer user queues."""
-FLOORS: Mapping[Generation, Mapping[str, int]] = MappingProxyType(
-    {
-        GFX12: MappingProxyType({"me": 2780, "pfp": 2840, "mec": 3050, "mes": 123}),
-        GFX11: MappingProxyType({"me": 2390, "pfp": 2530, "mec": 2600, "mes": 120}),
-    }
-)
+FLOORS: Mapping[Generation, Mapping[str, int]] = {
+    GFX12: {"me": 2780, "pfp": 2840, "mec": 3050, "mes": 123},
+    GFX11: {"me": 2390, "pfp": 2530, "mec": 2600, "mes": 120},
+}
 """The first versions of the firmware for which amdgpu offers user queues (``gfx_v12_0.c``,
 ``gfx_v11_0.c``)."""
 

@@ -11,13 +11,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.amd.device import Allocation
-from accel.amd.kernel import Kernel, LinuxKernel
+from accel.amd.kernel import Kernel
 from accel.amd.launcher import Recording
-from accel.amd.memory import HostSeenMemory
 from accel.amd.queue import Queue
 from accel.amd.runtime import Choices, open_runtime
 from accel.amd.self_check import ProbeCase
@@ -31,6 +27,7 @@ from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import LoweredBatch, RecordedSubmissions, Recordings, StepFence
 from accel.packets.tier import tier_info
+from contract.arrays import Bytes
 from contract.errors import DeviceLost, TierError
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
@@ -44,7 +41,7 @@ class AmdStep:
 
     queue: Queue
     number: int
-    outputs: Mapping[str, NDArray[np.uint8]]
+    outputs: Mapping[str, Bytes]
     sources: Mapping[str, Allocation]
 
     def ended(self) -> bool:
@@ -71,7 +68,7 @@ class AmdSubmissions(RecordedSubmissions[Allocation, Recording, AmdStep]):
         self,
         batch: LoweredBatch[Allocation, AmdRecordings],
         slot: Recording,
-        outputs: Mapping[str, NDArray[np.uint8]],
+        outputs: Mapping[str, Bytes],
     ) -> AmdStep:
         if self._in_flight and self._in_flight[-1][0].outputs:
             self.finish_all()
@@ -89,7 +86,6 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
     """See ``contract.tier.Tier``. ``device`` is part of a GPU's name; ``kernel`` is the system or a
     simulated one; ``tier`` is t1 or t2. Raises TierUnavailable saying what is missing."""
 
-    _memory: HostSeenMemory
     _submissions: AmdSubmissions
 
     def __init__(
@@ -99,17 +95,16 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
         kernel: Kernel | None = None,
         tier: str = "t1",
     ) -> None:
-        runtime = open_runtime(tier, kernel or LinuxKernel(), device, choices or Choices())
-        self._runtime, self._device = runtime, runtime.device
-        name, driver = self._device.name, self._device.driver.version
-        info = tier_info(self._device.tier, name, driver, self._device.capacity)
+        runtime = open_runtime(tier, kernel or Kernel(), device, choices or Choices())
+        self._runtime = runtime
+        self._device = gpu = runtime.device
+        info = tier_info(gpu.tier, gpu.name, gpu.driver.version, gpu.capacity)
         queue, modules, addresses = runtime.queue, runtime.modules, runtime.addresses
         submissions = AmdSubmissions(queue, addresses)
-        memory = HostSeenMemory(self._device, submissions.finish_all)
-
-        case = ProbeCase(self._device, queue, modules)
-        arranger = PlaneArranger(memory, case.launch, stage=partial(memory.adopt, own=False))
-        super().__init__(info, memory, submissions, arranger, addresses, modules.kernels)
+        gpu.finish = submissions.finish_all
+        launch = ProbeCase(gpu, queue, modules).launch
+        arranger = PlaneArranger(gpu, launch, stage=partial(gpu.adopt, device=False))
+        super().__init__(info, gpu, submissions, arranger, addresses, modules.kernels)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         return buckets_of(largest)
@@ -122,7 +117,7 @@ class AmdTier(RecordedTier[Allocation, Recording, AmdStep]):
 
     def _allocate(self, decl: BufferDecl, nbytes: int) -> Allocation:
         """The GPU's own memory, except for what the host reads after a step."""
-        return self._memory.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
+        return self._device.allocate(decl.name, nbytes, decl.kind is not BufferKind.OUTPUT)
 
     def _recording(
         self, name: str, launches: list[PlannedLaunch[Any]], packets: int, input_bytes: int

@@ -10,7 +10,8 @@ from enum import IntFlag
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from contract.arrays import Records
 
 FORMATS = {"u16": "<u2", "u32": "<u4", "u64": "<u8"}
 
@@ -37,7 +38,7 @@ class Request:
         self.number = number
         self.dtype = structure(nbytes, fields)
 
-    def argument(self, **values: int) -> NDArray[np.void]:
+    def argument(self, **values: int) -> Records:
         """A structure of zeros except for ``values``, as an array of one."""
         made = np.zeros(1, self.dtype)
         for name, value in values.items():

@@ -13,7 +13,6 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.amd import uapi_drm as drm
 from accel.amd.device import SIMULATE, QueueMemory, chosen, opened, small_bar
@@ -22,6 +21,7 @@ from accel.amd.pm4 import IB_INHERIT_COMPUTE, IB_VALID, signal_driver
 from accel.amd.topology import PAGE, architecture
 from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Create, Domain, Page, Query
+from contract.arrays import Records
 from contract.errors import TierUnavailable
 
 TIER = "t2"
@@ -93,11 +93,11 @@ class UserQueues:
     def close(self) -> None:
         self._undo.close()
 
-    def call(self, request: Request, **values: int) -> NDArray[np.void]:
+    def call(self, request: Request, **values: int) -> Records:
         """Make one request, and return its changed argument. Raises OSError."""
         return _called(self._kernel, self._file, request, **values)
 
-    def ask(self, query: Query, answer: np.dtype[np.void]) -> NDArray[np.void]:
+    def ask(self, query: Query, answer: np.dtype[np.void]) -> Records:
         """The answer of INFO, for compute engines where it distinguishes them. Raises OSError."""
         return _info(self._kernel, self._file, query, answer)
 
@@ -279,13 +279,13 @@ def _node(kernel: Kernel, path: str, file: int) -> _Node | None:
     return _Node(path, file, spoken, architecture(found >> 16, found >> 8 & 0xFF, found & 0xFF))
 
 
-def _called(kernel: Kernel, file: int, request: Request, **values: int) -> NDArray[np.void]:
+def _called(kernel: Kernel, file: int, request: Request, **values: int) -> Records:
     argument = request.argument(**values)
     kernel.ioctl(file, request, argument)
     return argument
 
 
-def _info(kernel: Kernel, file: int, query: Query, answer: np.dtype[np.void]) -> NDArray[np.void]:
+def _info(kernel: Kernel, file: int, query: Query, answer: np.dtype[np.void]) -> Records:
     found = np.zeros(1, answer)
     _called(
         kernel,

@@ -19,7 +19,7 @@ from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, WeightLayout, tile_bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
-from accel.packets.staging_buffers import Bytes
+from contract.arrays import Bytes
 from contract.dtypes import DType, StorageClass
 
 Launch = Callable[[int, range], None]
@@ -98,7 +98,7 @@ class Arranger:
             packet["operand"][0, :2] = stored, target.address
             packet["size"][0, : len(sizes)] = sizes
             units = pieces(op.units(**dict(zip(op.sizes, sizes, strict=True))), GROUP_SIZE)
-            shape = LaunchShape(function, (min(units, MAX_GROUPS), 1, 1), (GROUP_SIZE, 1, 1))
+            shape = LaunchShape(function, (min(units, MAX_GROUPS), 1, 1), GROUP_SIZE)
             arguments = Arguments(np.uint64(0), np.uint64(0), packet[0])
             start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
@@ -114,7 +114,7 @@ class Arranger:
             numbers = stack.rows, stack.columns, groups.start, len(groups)
             addresses = map(np.uint64, (stored, first))
             arguments = Arguments(*addresses, *map(np.uint32, numbers))
-            shape = LaunchShape(function, grid, (layout.block, 1, 1))
+            shape = LaunchShape(function, grid, layout.threads)
             start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
         return launch

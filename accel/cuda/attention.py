@@ -34,19 +34,17 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
     if not plain_parts(part, merge) or not are_unread(ops, 2, (result(merge),)):
         return None
     head_dim, groups, spans = sizes["head_dim"], head_groups(part), max_spans(part)
+    macros = {
+        "DTYPE": I12.ggml_id,
+        "HEAD_DIM": head_dim,
+        **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table"),
+        **operand_indices(ops, 0, "QUERY_AT=query PARTS_AT=parts"),
+        **operand_indices(ops, 1, "Y_AT=y"),
+        **size_indices("flash_attn_part", "heads", "kv_heads", "window", "max_parts", "scale"),
+    }
+    grid = (min(sizes["tokens"] * groups * spans, device.multiprocessors),)
     launch = KernelLaunch(
-        "attention_spans",
-        (min(sizes["tokens"] * groups * spans, device.multiprocessors), 1, 1),
-        (THREADS, 1, 1),
-        tiles_bytes(head_dim, SPAN_TILES) + FLAG_BYTES,
-        {
-            "DTYPE": I12.ggml_id,
-            "HEAD_DIM": head_dim,
-            **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table"),
-            **operand_indices(ops, 0, "QUERY_AT=query PARTS_AT=parts"),
-            **operand_indices(ops, 1, "Y_AT=y"),
-            **size_indices("flash_attn_part", "heads", "kv_heads", "window", "max_parts", "scale"),
-        },
+        "attention_spans", grid, THREADS, tiles_bytes(head_dim, SPAN_TILES) + FLAG_BYTES, macros
     )
     return Replacement(2, (launch,), aligned(4 * sizes["tokens"] * groups))
 
@@ -111,18 +109,14 @@ def attention_tokens(
     if nbytes > device.shared_bytes:
         return None
     at_once = min(MAX_WARPS // warps, device.shared_bytes // nbytes)
-    return KernelLaunch(
-        "attention_tokens",
-        (min(units, device.multiprocessors * at_once), 1, 1),
-        (warps * 32, 1, 1),
-        nbytes,
-        {
-            "WARPS": warps,
-            "BLOCKS": at_once,
-            **operand_indices(ops, quantize, "M_AT=m SCALE_AT=scale SUMS_AT=sums"),
-            **_batch_macros(ops),
-        },
-    )
+    macros = {
+        "WARPS": warps,
+        "BLOCKS": at_once,
+        **operand_indices(ops, quantize, "M_AT=m SCALE_AT=scale SUMS_AT=sums"),
+        **_batch_macros(ops),
+    }
+    grid = (min(units, device.multiprocessors * at_once),)
+    return KernelLaunch("attention_tokens", grid, warps * 32, nbytes, macros)
 
 
 def groups_are_units(op: Op) -> bool:
@@ -183,13 +177,9 @@ def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     if nbytes > device.shared_bytes:
         return None
     max_blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
-    launch = KernelLaunch(
-        "attention_blocks",
-        (min(tokens * sizes["kv_heads"] * _parts(head_dim), max_blocks), 1, 1),
-        (BLOCK_WARPS * 32, 1, 1),
-        nbytes,
-        {"MAX_TOKENS": tokens, **_batch_macros(ops)},
-    )
+    macros = {"MAX_TOKENS": tokens, **_batch_macros(ops)}
+    grid = (min(tokens * sizes["kv_heads"] * _parts(head_dim), max_blocks),)
+    launch = KernelLaunch("attention_blocks", grid, BLOCK_WARPS * 32, nbytes, macros)
     return Replacement(1, (launch,))
 
 
@@ -215,12 +205,10 @@ def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
     nbytes = group_shared_bytes(head_dim, tokens)
     if nbytes > device.shared_bytes:
         return None
+    macros = {"MAX_TOKENS": tokens, **_batch_macros(ops)}
+    grid = (min(tokens * kv_heads * _parts(head_dim), device.multiprocessors),)
     launch = KernelLaunch(
-        "attention_groups",
-        (min(tokens * kv_heads * _parts(head_dim), device.multiprocessors), 1, 1),
-        ((GROUP_WARPS + SUPPLY_WARPS) * 32, 1, 1),
-        nbytes,
-        {"MAX_TOKENS": tokens, **_batch_macros(ops)},
+        "attention_groups", grid, (GROUP_WARPS + SUPPLY_WARPS) * 32, nbytes, macros
     )
     return Replacement(1, (launch,))
 

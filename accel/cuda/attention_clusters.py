@@ -6,15 +6,7 @@ kernel does not need, ``flash_attn_part`` and ``flash_attn``, in whatever family
 
 from __future__ import annotations
 
-from accel.cuda.attention import (
-    MAX_WARPS,
-    SPAN_TILES,
-    TILE_WARPS,
-    groups_bytes,
-    head_groups,
-    max_spans,
-    plain_parts,
-)
+from accel.cuda import attention
 from accel.cuda.device import Device
 from accel.cuda.head_rows import HeadRun, head_macros, head_run
 from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
@@ -51,35 +43,30 @@ def attention_clusters_rule(ops: Remaining, device: Device) -> Replacement | Non
     nbytes = block_bytes(head_dim, warps, turns_halves, dtype)
     if nbytes > device.shared_bytes:
         return None
-    blocks = SPAN_TILES * TILE_WARPS // warps
-    at_once = min(MAX_WARPS // warps, device.shared_bytes // nbytes)
-    units = tokens * head_groups(part)
+    blocks = attention.SPAN_TILES * attention.TILE_WARPS // warps
+    at_once = min(attention.MAX_WARPS // warps, device.shared_bytes // nbytes)
+    units = tokens * attention.head_groups(part)
     room = device.multiprocessors * at_once // blocks
     if tokens == 1:
         room = int(room * ROOM_FOR_ALL)
-    clusters = min(units * max_spans(part), max(1, room))
-    launch = KernelLaunch(
-        "attention_clusters",
-        (clusters * blocks, 1, 1),
-        (warps * 32, 1, 1),
-        nbytes,
-        {
-            "DTYPE": dtype.ggml_id,
-            "WARPS": warps,
-            "BLOCKS": at_once,
-            "TOKENS": tokens,
-            "GRID": clusters * blocks,
-            "ALL_HEADS": sizes["heads"],
-            "KV_HEADS": sizes["kv_heads"],
-            "HEAD_DIM": head_dim,
-            "WHOLE_TURN": int(turns_halves),
-            "PART": at,
-            **operand_indices(ops, at, "PARTS_AT=parts"),
-            **operand_indices(ops, at + 1, "Y_AT=y"),
-            **head_macros(ops, run),
-            **size_indices("flash_attn_part", "window", "max_parts", "scale"),
-        },
-    )
+    clusters = min(units * attention.max_spans(part), max(1, room))
+    macros = {
+        "DTYPE": dtype.ggml_id,
+        "WARPS": warps,
+        "BLOCKS": at_once,
+        "TOKENS": tokens,
+        "GRID": clusters * blocks,
+        "ALL_HEADS": sizes["heads"],
+        "KV_HEADS": sizes["kv_heads"],
+        "HEAD_DIM": head_dim,
+        "WHOLE_TURN": int(turns_halves),
+        "PART": at,
+        **operand_indices(ops, at, "PARTS_AT=parts"),
+        **operand_indices(ops, at + 1, "Y_AT=y"),
+        **head_macros(ops, run),
+        **size_indices("flash_attn_part", "window", "max_parts", "scale"),
+    }
+    launch = KernelLaunch("attention_clusters", (clusters * blocks,), warps * 32, nbytes, macros)
     return Replacement(at + 2, (launch,), aligned(4 * units * blocks))
 
 
@@ -93,7 +80,7 @@ def block_bytes(head_dim: int, warps: int, turns_halves: bool, dtype: DType = I1
     """Shared memory of ``attention_clusters.cu``: tiles; of every warp a row, unless
     ``turns_halves``, a barrier and a count; and a flag."""
     row = 0 if turns_halves else 4 * head_dim
-    return groups_bytes(head_dim, warps, 1, dtype) + warps * (row + 8 + 4) + 16
+    return attention.groups_bytes(head_dim, warps, 1, dtype) + warps * (row + 8 + 4) + 16
 
 
 def _agrees(ops: Remaining, run: HeadRun) -> bool:
@@ -113,7 +100,7 @@ def _agrees(ops: Remaining, run: HeadRun) -> bool:
     writers = [op for op in ops.step if op is not write]
     written = {name for op in writers for name in op.results()}
     return (
-        plain_parts(part, merge)
+        attention.plain_parts(part, merge)
         and operand_of(part, "q") == result(ops[run.q_last])
         and early == [operand_of(pages, name) for name in SHARED_NAMES]
         and not any(tensor is None or tensor.buffer in written for tensor in early)

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.arrange import group_rows
 from accel.cuda.launcher import Branch
@@ -15,6 +14,7 @@ from accel.cuda.plan import PLAIN_LAYOUTS, Plan, PlannedLaunch, plain_ops
 from accel.cuda.planning import LoweredBucket
 from accel.packets.layouts import WeightLayout
 from accel.packets.step import Step
+from contract.arrays import Records
 from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
 
@@ -31,7 +31,7 @@ class BoundBucket:
     name: str
     bucket: ShapeKey
     plan: Plan
-    packets: NDArray[np.void]
+    packets: Records
     allocations: list[Allocation]
     workspace: int
     input_bytes: int
@@ -57,7 +57,7 @@ class BoundBucket:
         return [launch for launch in self.plan.launches if launch.gathers]
 
 
-def check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
+def check_layouts(step: Step, packets: Records, plan: Plan) -> None:
     """Raise AssertionError if a plain kernel would read a tuned layout, which it cannot."""
     for index in plain_ops(plan):
         layout = WeightLayout(packets["layout"][index])
@@ -65,7 +65,7 @@ def check_layouts(step: Step, packets: NDArray[np.void], plan: Plan) -> None:
         assert layout in PLAIN_LAYOUTS, f"no rule for {name} of weights arranged as {layout.name}"
 
 
-def move_to_first_rows(lowered: LoweredBucket, packets: NDArray[np.void]) -> None:
+def move_to_first_rows(lowered: LoweredBucket, packets: Records) -> None:
     """Point products of a share of the rows at their first row in weights that are whole."""
     for number, row in lowered.first_rows.items():
         matrix = lowered.step.ops[number].matrix

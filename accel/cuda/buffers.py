@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.arrange import arranged_row_bytes, group_rows
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import layout_of
@@ -15,6 +12,7 @@ from accel.cuda.runtime import Runtime
 from accel.cuda.streamed_weights import StreamedWeights
 from accel.cuda.upload import Arrived
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
+from contract.arrays import Bytes
 from contract.dtypes import StorageClass
 from contract.ir.nodes import BufferDecl
 
@@ -73,12 +71,12 @@ class Weights:
         return groups * arranged_row_bytes(decl.dtype, layout, columns)
 
 
-def is_share_of_stack(decl: BufferDecl, data: NDArray[np.uint8]) -> bool:
+def is_share_of_stack(decl: BufferDecl, data: Bytes) -> bool:
     """Whether ``data`` has only some rows of every matrix of a stack."""
     return len(decl.shape) == data.ndim == 3
 
 
-def _rows(data: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def _rows(data: Bytes) -> Bytes:
     return data.reshape(-1, data.shape[-1])
 
 

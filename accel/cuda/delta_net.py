@@ -96,19 +96,15 @@ def _standing(ops: Remaining, device: Device) -> KernelLaunch:
     warps = min(MAX_WARPS, size // ROWS_AT_ONCE)
     in_background = tokens > 1 and device.capability >= STORES_CAPABILITY
     buffers = STATE_BUFFERS if in_background else 0
-    return KernelLaunch(
-        "delta_step",
-        (heads, tokens, 1),
-        (32 * warps, 1, 1),
-        4 * buffers * size * size + tokens * (20 * size + FACTOR_BYTES) + 4,
-        {
-            "WARPS": warps,
-            "STATES": sizes["states"],
-            "MAX_TOKENS": tokens,
-            "BUFFERS": buffers,
-            **_operand_macros(ops),
-        },
-    )
+    macros = {
+        "WARPS": warps,
+        "STATES": sizes["states"],
+        "MAX_TOKENS": tokens,
+        "BUFFERS": buffers,
+        **_operand_macros(ops),
+    }
+    nbytes = 4 * buffers * size * size + tokens * (20 * size + FACTOR_BYTES) + 4
+    return KernelLaunch("delta_step", (heads, tokens), 32 * warps, nbytes, macros)
 
 
 def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
@@ -130,22 +126,19 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     else:
         return None
     blocks = max(1, at_once * device.multiprocessors // key_heads)
+    macros = {
+        "WARPS": warps,
+        "BLOCKS_AT_ONCE": at_once,
+        "SHARERS": sharers,
+        "MAX_TOKENS": tokens,
+        "GROUP_TOKENS": group,
+        "STATES": sizes["states"],
+        "SLOTS": slots,
+        "CHUNK_SETS": rows // ROWS_AT_ONCE,
+        **_operand_macros(ops),
+    }
     return KernelLaunch(
-        "delta_slots",
-        (key_heads, min(tokens, blocks), 1),
-        (32 * (warps + SLOTS_AROUND), 1, 1),
-        nbytes,
-        {
-            "WARPS": warps,
-            "BLOCKS_AT_ONCE": at_once,
-            "SHARERS": sharers,
-            "MAX_TOKENS": tokens,
-            "GROUP_TOKENS": group,
-            "STATES": sizes["states"],
-            "SLOTS": slots,
-            "CHUNK_SETS": rows // ROWS_AT_ONCE,
-            **_operand_macros(ops),
-        },
+        "delta_slots", (key_heads, min(tokens, blocks)), 32 * (warps + SLOTS_AROUND), nbytes, macros
     )
 
 
@@ -205,15 +198,12 @@ def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
         **size_indices("ssm_conv1d", "channels"),
     }
     columns, rows = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS)
+    nbytes = 4 * CONV_TOKENS * sizes["history"]
     launches = tuple(
-        KernelLaunch(
-            "delta_conv",
-            (columns, 1 if stores and sizes["states"] > 1 else rows, 1),
-            (CONV_THREADS, 1, 1),
-            4 * CONV_TOKENS * sizes["history"],
-            {**macros, "STORES": stores},
+        KernelLaunch("delta_conv", grid, CONV_THREADS, nbytes, {**macros, "STORES": stores})
+        for stores, grid in enumerate(
+            ((columns, rows), (columns, 1 if sizes["states"] > 1 else rows))
         )
-        for stores in (0, 1)
     )
     return Replacement(1, launches)
 
@@ -246,26 +236,23 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     held = size // ROW_LANES
     token_floats = 2 * ROW_LANES * (held + 4 if held > 4 else held) + rows + 4
-    launch = KernelLaunch(
-        "delta_rows",
-        (sizes["value_heads"], size // rows, 1),
-        (32 * ROW_WARPS, 1, 1),
-        # More than half of a multiprocessor's memory: blocks that start while the launch before
-        # this one ends would else share the multiprocessors that are free first.
-        max(4 * ROW_STAGES * ROW_TOKENS * token_floats, device.shared_bytes // 2),
-        {
-            "STATE_SIZE": size,
-            "ROW_LANES": ROW_LANES,
-            "WARPS": ROW_WARPS,
-            "ROW_SETS": ROW_SETS,
-            "GROUP_TOKENS": ROW_TOKENS,
-            "STAGES": ROW_STAGES,
-            "STATES": sizes["states"],
-            **operand_indices(ops, 0, "x qk gates query state y"),
-            "NET": 0,
-            **size_indices("ssm_delta_net", "key_heads", "value_heads", "grouped"),
-        },
-    )
+    macros = {
+        "STATE_SIZE": size,
+        "ROW_LANES": ROW_LANES,
+        "WARPS": ROW_WARPS,
+        "ROW_SETS": ROW_SETS,
+        "GROUP_TOKENS": ROW_TOKENS,
+        "STAGES": ROW_STAGES,
+        "STATES": sizes["states"],
+        **operand_indices(ops, 0, "x qk gates query state y"),
+        "NET": 0,
+        **size_indices("ssm_delta_net", "key_heads", "value_heads", "grouped"),
+    }
+    # More than half of a multiprocessor's memory: blocks that start while the launch before this
+    # one ends would else share the multiprocessors that are free first.
+    nbytes = max(4 * ROW_STAGES * ROW_TOKENS * token_floats, device.shared_bytes // 2)
+    grid = (sizes["value_heads"], size // rows)
+    launch = KernelLaunch("delta_rows", grid, 32 * ROW_WARPS, nbytes, macros)
     return Replacement(1, (launch,))
 
 
@@ -289,9 +276,8 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
 def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacement:
     """A launch with a block for every token."""
     grid = ops[0].max_sizes()["tokens"], 1, 1
-    launch = KernelLaunch(
-        entry, grid, (32 * AROUND_WARPS, 1, 1), 0, {"WARPS": AROUND_WARPS, **macros}
-    )
+    macros = {"WARPS": AROUND_WARPS, **macros}
+    launch = KernelLaunch(entry, grid, 32 * AROUND_WARPS, 0, macros)
     return Replacement(1, (launch,))
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from accel.cuda.memory import Allocation, HostWeight, Memory
 from accel.cuda.submissions import Mark
 from accel.packets.packet import aligned
-from accel.packets.staging_buffers import Bytes
+from contract.arrays import Bytes
 
 STEPS = 16
 """Steps between two choices."""

@@ -10,7 +10,7 @@ from accel.cuda.device import Device
 from accel.cuda.expert_block import ExpertBlock, formats_of, gate_macros
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes, unit_count
 from accel.cuda.runs import operand_indices, size_indices
-from accel.cuda.tuned import Extent, KernelLaunch
+from accel.cuda.tuned import KernelLaunch
 from accel.packets.step import Op
 from contract.dtypes import DType
 
@@ -159,7 +159,7 @@ def _gate_bytes(ops: Sequence[Op], block: ExpertBlock, rows: int) -> int:
 class _PassingBlocks:
     """Blocks that pass over chunks: the grid, warps and shared memory of each, and macros."""
 
-    grid: Extent
+    grid: tuple[int, int]
     warps: int
     shared_bytes: int
     macros: dict[str, int]
@@ -204,24 +204,21 @@ def _passing(
             macros = {"SLOTS": slots, "SLOT_BYTES": slot_bytes, "CHUNKS": of_block}
             macros["TILES"] = tiles
             of_warps = {"WARPS": warps, "BLOCKS_AT_ONCE": at_once}
-            return _PassingBlocks((columns, at_a_time, 1), warps, nbytes, macros | of_warps)
+            return _PassingBlocks((columns, at_a_time), warps, nbytes, macros | of_warps)
     return None
 
 
 def order_launch(ops: Sequence[Op], block: ExpertBlock, macros: dict[str, int]) -> KernelLaunch:
     """Groups tokens by expert."""
+    macros = {
+        "HAS_SHARED": int(block.shared_gate is not None),
+        **macros,
+        "THREADS": ORDER_THREADS,
+        **operand_indices(ops, block.topk, "ids"),
+        "TOPK": block.topk,
+    }
     return KernelLaunch(
-        "expert_order",
-        (1, 1, 1),
-        (ORDER_THREADS, 1, 1),
-        4 * (4 * macros["EXPERTS"] + 1),
-        {
-            "HAS_SHARED": int(block.shared_gate is not None),
-            **macros,
-            "THREADS": ORDER_THREADS,
-            **operand_indices(ops, block.topk, "ids"),
-            "TOPK": block.topk,
-        },
+        "expert_order", (1,), ORDER_THREADS, 4 * (4 * macros["EXPERTS"] + 1), macros
     )
 
 
@@ -230,22 +227,18 @@ def _gates(
 ) -> KernelLaunch:
     gates, tiles = ops[block.gates], _gate_tiles(ops, block)
     nbytes = _gate_bytes(ops, block, grouped.tokens)
-    return KernelLaunch(
-        "expert_group_gates",
-        (-(-_tiles(gates) // tiles), grouped.chunks, 1),
-        (32 * _gate_warps(ops, block), 1, 1),
-        nbytes,
-        {
-            **macros,
-            "SPANS": _spans(ops, block),
-            "TILES": tiles,
-            "SLOTS": SLOTS,
-            "UNITS": _units(gates),
-            **gate_macros(ops, block),
-            **size_indices("matmul", "rows"),
-            **size_indices("swiglu", "activation"),
-        },
-    )
+    macros = {
+        **macros,
+        "SPANS": _spans(ops, block),
+        "TILES": tiles,
+        "SLOTS": SLOTS,
+        "UNITS": _units(gates),
+        **gate_macros(ops, block),
+        **size_indices("matmul", "rows"),
+        **size_indices("swiglu", "activation"),
+    }
+    grid = (-(-_tiles(gates) // tiles), grouped.chunks)
+    return KernelLaunch("expert_group_gates", grid, 32 * _gate_warps(ops, block), nbytes, macros)
 
 
 def _few_gates(
@@ -253,19 +246,16 @@ def _few_gates(
 ) -> KernelLaunch:
     shape = _few_gates_shape(ops, block, (grouped.tokens, grouped.chunks), device)
     assert shape is not None
+    macros = {
+        **macros,
+        **shape.macros,
+        "UNITS": _units(ops[block.gates]),
+        **gate_macros(ops, block),
+        **size_indices("matmul", "rows"),
+        **size_indices("swiglu", "activation"),
+    }
     return KernelLaunch(
-        "expert_few_gates",
-        shape.grid,
-        (32 * shape.warps, 1, 1),
-        shape.shared_bytes,
-        {
-            **macros,
-            **shape.macros,
-            "UNITS": _units(ops[block.gates]),
-            **gate_macros(ops, block),
-            **size_indices("matmul", "rows"),
-            **size_indices("swiglu", "activation"),
-        },
+        "expert_few_gates", shape.grid, 32 * shape.warps, shape.shared_bytes, macros
     )
 
 
@@ -275,24 +265,21 @@ def _downs(
     shape = _down_shape(ops, block, (grouped.tokens, grouped.chunks), device)
     assert shape is not None
     first, second = formats_of(ops, block.downs, block.shared_down)
+    macros = {
+        **macros,
+        **shape.macros,
+        "UNITS": _units(ops[block.downs]),
+        "FORMAT_ID": first.ggml_id,
+        "SHARED_FORMAT": second.ggml_id,
+        **operand_indices(ops, block.hidden, "H=x"),
+        **operand_indices(ops, block.downs, "DOWNS=weight y"),
+        **operand_indices(ops, block.shared_hidden, "SHARED_H=x"),
+        **operand_indices(ops, block.shared_down, "SHARED_DOWN=weight SHARED_Y=y"),
+        "PRODUCT": block.downs,
+        **size_indices("matmul", "rows", "columns"),
+    }
     return KernelLaunch(
-        "expert_group_downs",
-        shape.grid,
-        (32 * shape.warps, 1, 1),
-        shape.shared_bytes,
-        {
-            **macros,
-            **shape.macros,
-            "UNITS": _units(ops[block.downs]),
-            "FORMAT_ID": first.ggml_id,
-            "SHARED_FORMAT": second.ggml_id,
-            **operand_indices(ops, block.hidden, "H=x"),
-            **operand_indices(ops, block.downs, "DOWNS=weight y"),
-            **operand_indices(ops, block.shared_hidden, "SHARED_H=x"),
-            **operand_indices(ops, block.shared_down, "SHARED_DOWN=weight SHARED_Y=y"),
-            "PRODUCT": block.downs,
-            **size_indices("matmul", "rows", "columns"),
-        },
+        "expert_group_downs", shape.grid, 32 * shape.warps, shape.shared_bytes, macros
     )
 
 
@@ -300,21 +287,17 @@ def total_launch(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     """The sum of what experts make of a token."""
     total = ops[block.total]
     sizes = total.max_sizes()
-    return KernelLaunch(
-        "expert_total",
-        (-(-sizes["width"] // TOTAL_THREADS), sizes["tokens"], 1),
-        (TOTAL_THREADS, 1, 1),
-        0,
-        {
-            "THREADS": TOTAL_THREADS,
-            "USED": sizes["used"],
-            **operand_indices(ops, block.downs, "PRODUCTS=y"),
-            **operand_indices(ops, block.topk, "ids weights"),
-            **operand_indices(ops, block.total, "expert_scale residual"),
-            **operand_indices(ops, block.shared_down, "SHARED_Y=y"),
-            **operand_indices(ops, block.gate_logit, "GATE_LOGIT=y"),
-            **operand_indices(ops, block.end, "y"),
-            "TOTAL": block.total,
-            **size_indices("expert_sum", "width"),
-        },
-    )
+    macros = {
+        "THREADS": TOTAL_THREADS,
+        "USED": sizes["used"],
+        **operand_indices(ops, block.downs, "PRODUCTS=y"),
+        **operand_indices(ops, block.topk, "ids weights"),
+        **operand_indices(ops, block.total, "expert_scale residual"),
+        **operand_indices(ops, block.shared_down, "SHARED_Y=y"),
+        **operand_indices(ops, block.gate_logit, "GATE_LOGIT=y"),
+        **operand_indices(ops, block.end, "y"),
+        "TOTAL": block.total,
+        **size_indices("expert_sum", "width"),
+    }
+    grid = (-(-sizes["width"] // TOTAL_THREADS), sizes["tokens"])
+    return KernelLaunch("expert_total", grid, TOTAL_THREADS, 0, macros)

@@ -128,54 +128,42 @@ def _order_macros(memory: _Memory) -> dict[str, int]:
 def _logits(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     sizes = ops[block.router].max_sizes()
     columns = UNIT_COLUMNS * (TILE_TOKENS + TILE_ROWS)
+    macros = {
+        "WARPS": WARPS,
+        "TILE_TOKENS": TILE_TOKENS,
+        "TILE_ROWS": TILE_ROWS,
+        "FACTORS_AT": 0,
+        **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
+        **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
+        "PRODUCT": block.router,
+        **size_indices("matmul", "rows", "columns"),
+    }
+    grid = (-(-sizes["rows"] // TILE_ROWS), -(-sizes["tokens"] // TILE_TOKENS))
     return KernelLaunch(
-        "expert_logits",
-        (-(-sizes["rows"] // TILE_ROWS), -(-sizes["tokens"] // TILE_TOKENS), 1),
-        (32 * WARPS, 1, 1),
-        4 * (columns + TILE_TOKENS * TILE_ROWS),
-        {
-            "WARPS": WARPS,
-            "TILE_TOKENS": TILE_TOKENS,
-            "TILE_ROWS": TILE_ROWS,
-            "FACTORS_AT": 0,
-            **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
-            **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
-            "PRODUCT": block.router,
-            **size_indices("matmul", "rows", "columns"),
-        },
+        "expert_logits", grid, 32 * WARPS, 4 * (columns + TILE_TOKENS * TILE_ROWS), macros
     )
 
 
 def _choice(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     sizes = ops[block.router].max_sizes()
-    return KernelLaunch(
-        "expert_choice",
-        (-(-sizes["tokens"] // WARPS), 1, 1),
-        (32 * WARPS, 1, 1),
-        0,
-        {
-            "WARPS": WARPS,
-            "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
-            **operand_indices(ops, block.router, "LOGITS=y"),
-            **operand_indices(ops, block.topk, "ids weights"),
-            "PRODUCT": block.router,
-            "TOPK": block.topk,
-            **size_indices("matmul", "rows"),
-            **size_indices("expert_topk", "used", "renormalize"),
-        },
-    )
+    macros = {
+        "WARPS": WARPS,
+        "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
+        **operand_indices(ops, block.router, "LOGITS=y"),
+        **operand_indices(ops, block.topk, "ids weights"),
+        "PRODUCT": block.router,
+        "TOPK": block.topk,
+        **size_indices("matmul", "rows"),
+        **size_indices("expert_topk", "used", "renormalize"),
+    }
+    return KernelLaunch("expert_choice", (-(-sizes["tokens"] // WARPS),), 32 * WARPS, 0, macros)
 
 
 def _gather(
     ops: Sequence[Op], block: ExpertBlock, memory: _Memory, macros: dict[str, int]
 ) -> KernelLaunch:
-    return KernelLaunch(
-        "expert_gather",
-        (memory.chunks, GATHER_BLOCKS, 1),
-        (32 * WARPS, 1, 1),
-        0,
-        {"WARPS": WARPS, **operand_indices(ops, block.quantize, "m scale sums"), **macros},
-    )
+    macros = {"WARPS": WARPS, **operand_indices(ops, block.quantize, "m scale sums"), **macros}
+    return KernelLaunch("expert_gather", (memory.chunks, GATHER_BLOCKS), 32 * WARPS, 0, macros)
 
 
 def _products(

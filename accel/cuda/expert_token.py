@@ -81,7 +81,7 @@ def token_launch(ops: Sequence[Op], block: ExpertBlock, device: Device) -> Kerne
         "SHARED_DOWNS_FORMAT": down_formats[1].ggml_id,
         **_operand_macros(ops, block),
     }
-    return KernelLaunch("expert_token", grid, (32 * WARPS, 1, 1), nbytes, macros, waits=True)
+    return KernelLaunch("expert_token", grid, 32 * WARPS, nbytes, macros, waits=True)
 
 
 def _operand_macros(ops: Sequence[Op], block: ExpertBlock) -> dict[str, int]:

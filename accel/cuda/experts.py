@@ -33,7 +33,7 @@ from accel.cuda.packed_tiles import (
     unit_count,
 )
 from accel.cuda.runs import are_unread, operand_indices, result, size_indices, source
-from accel.cuda.tuned import Extent, KernelLaunch, Remaining, Replacement
+from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op
 from contract.dtypes import F32, DType
 
@@ -64,19 +64,16 @@ def expert_product_rule(ops: Remaining, device: Device) -> Replacement | None:
     assert op.dtype is not None
     assert _tiles(op) <= MAX_GRID
     nbytes = spans * (row_bytes(SPAN_UNITS) + _ring_bytes(SLOTS, op.dtype) + 4 * UNIT_ROWS)
+    macros = {
+        "SPANS": spans,
+        "SLOTS": SLOTS,
+        "HELD_UNITS": 1,
+        "FORMAT_ID": op.dtype.ggml_id,
+        **operand_indices(ops, 0, "M=x scale sums ids W=weight y"),
+        **size_indices("matmul", "rows", "columns", "used", "row_pairs"),
+    }
     launch = KernelLaunch(
-        "expert_product",
-        (sizes["tokens"], _tiles(op), 1),
-        (32 * spans, 1, 1),
-        nbytes,
-        {
-            "SPANS": spans,
-            "SLOTS": SLOTS,
-            "HELD_UNITS": 1,
-            "FORMAT_ID": op.dtype.ggml_id,
-            **operand_indices(ops, 0, "M=x scale sums ids W=weight y"),
-            **size_indices("matmul", "rows", "columns", "used", "row_pairs"),
-        },
+        "expert_product", (sizes["tokens"], _tiles(op)), 32 * spans, nbytes, macros
     )
     return Replacement(1, (launch,))
 
@@ -210,31 +207,28 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     warps, held = _router_shape(router)
     sizes, at_once, of_block = router.max_sizes(), _router_rows(router), router_tokens(router)
     rows = sizes["rows"] + (block.gate_logit is not None)
-    return KernelLaunch(
-        "expert_router",
-        (-(-rows // at_once), -(-sizes["tokens"] // of_block), 1),
-        (32 * warps, 1, 1),
-        4 * (of_block * (1 + at_once) * unit_count(sizes["columns"]) + 1),
-        {
-            "WARPS": warps,
-            "HELD": held,
-            "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
-            "HELD_UNITS": 1,
-            "ROUTER_ROWS": at_once,
-            "ROUTER_TOKENS": of_block,
-            **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
-            **operand_indices(ops, block.quantize, "m scale sums"),
-            **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
-            **operand_indices(ops, block.gate_logit, "GATE_ROW=weight GATE_LOGIT=y"),
-            **operand_indices(ops, block.topk, "ids weights"),
-            "NORM": block.norm,
-            "PRODUCT": block.router,
-            "TOPK": block.topk,
-            **size_indices("matmul", "rows", "columns"),
-            **size_indices("rms_norm", "eps"),
-            **size_indices("expert_topk", "used", "renormalize"),
-        },
-    )
+    macros = {
+        "WARPS": warps,
+        "HELD": held,
+        "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
+        "HELD_UNITS": 1,
+        "ROUTER_ROWS": at_once,
+        "ROUTER_TOKENS": of_block,
+        **operand_indices(ops, block.norm, "x NORM_WEIGHT=weight"),
+        **operand_indices(ops, block.quantize, "m scale sums"),
+        **operand_indices(ops, block.router, "ROUTER=weight LOGITS=y"),
+        **operand_indices(ops, block.gate_logit, "GATE_ROW=weight GATE_LOGIT=y"),
+        **operand_indices(ops, block.topk, "ids weights"),
+        "NORM": block.norm,
+        "PRODUCT": block.router,
+        "TOPK": block.topk,
+        **size_indices("matmul", "rows", "columns"),
+        **size_indices("rms_norm", "eps"),
+        **size_indices("expert_topk", "used", "renormalize"),
+    }
+    grid = (-(-rows // at_once), -(-sizes["tokens"] // of_block))
+    nbytes = 4 * (of_block * (1 + at_once) * unit_count(sizes["columns"]) + 1)
+    return KernelLaunch("expert_router", grid, 32 * warps, nbytes, macros)
 
 
 def _gate_spans(gates: Op) -> int:
@@ -247,31 +241,28 @@ def _gate_bytes(ops: Sequence[Op], block: ExpertBlock) -> int:
     return 2 * _gate_spans(ops[block.gates]) * of_warp
 
 
-def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> Extent:
+def _gates_grid(ops: Sequence[Op], block: ExpertBlock) -> tuple[int, int]:
     """The grid: tiles, and experts of all tokens."""
     gates = ops[block.gates]
     experts = gates.max_sizes()["used"] + (block.shared_gate is not None)
-    return _tiles(gates), ops[block.norm].count.maximum * experts, 1
+    return _tiles(gates), ops[block.norm].count.maximum * experts
 
 
 def _gates(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     gates = ops[block.gates]
     spans, used = _gate_spans(gates), gates.max_sizes()["used"]
+    macros = {
+        "SPANS": spans,
+        "SLOTS": SLOTS,
+        "HELD_UNITS": 1,
+        "USED": used,
+        **gate_macros(ops, block),
+        **operand_indices(ops, block.topk, "ids"),
+        **size_indices("matmul", "rows", "columns"),
+        **size_indices("swiglu", "activation"),
+    }
     return KernelLaunch(
-        "expert_gates",
-        _gates_grid(ops, block),
-        (64 * spans, 1, 1),
-        _gate_bytes(ops, block),
-        {
-            "SPANS": spans,
-            "SLOTS": SLOTS,
-            "HELD_UNITS": 1,
-            "USED": used,
-            **gate_macros(ops, block),
-            **operand_indices(ops, block.topk, "ids"),
-            **size_indices("matmul", "rows", "columns"),
-            **size_indices("swiglu", "activation"),
-        },
+        "expert_gates", _gates_grid(ops, block), 64 * spans, _gate_bytes(ops, block), macros
     )
 
 
@@ -291,28 +282,24 @@ def _down(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
     warps = _down_warps(ops, block)
     first, second = formats_of(ops, block.downs, block.shared_down)
     units = unit_count(downs.max_sizes()["columns"])
-    return KernelLaunch(
-        "expert_down",
-        (_tiles(downs), ops[block.norm].count.maximum, 1),
-        (32 * warps, 1, 1),
-        _down_bytes(ops, block),
-        {
-            "WARPS": warps,
-            "SLOTS": _slots(units),
-            "HELD_UNITS": 1,
-            "USED": downs.max_sizes()["used"],
-            "UNITS": units,
-            "FORMAT_ID": first.ggml_id,
-            "SHARED_FORMAT": second.ggml_id,
-            **operand_indices(ops, block.hidden, "H=x"),
-            **operand_indices(ops, block.topk, "ids weights"),
-            **operand_indices(ops, block.downs, "DOWNS=weight"),
-            **operand_indices(ops, block.total, "expert_scale residual"),
-            **operand_indices(ops, block.shared_hidden, "SHARED_H=x"),
-            **operand_indices(ops, block.shared_down, "SHARED_DOWN=weight"),
-            **operand_indices(ops, block.gate_logit, "GATE_LOGIT=y"),
-            **operand_indices(ops, block.end, "y"),
-            "PRODUCT": block.downs,
-            **size_indices("matmul", "rows", "columns"),
-        },
-    )
+    macros = {
+        "WARPS": warps,
+        "SLOTS": _slots(units),
+        "HELD_UNITS": 1,
+        "USED": downs.max_sizes()["used"],
+        "UNITS": units,
+        "FORMAT_ID": first.ggml_id,
+        "SHARED_FORMAT": second.ggml_id,
+        **operand_indices(ops, block.hidden, "H=x"),
+        **operand_indices(ops, block.topk, "ids weights"),
+        **operand_indices(ops, block.downs, "DOWNS=weight"),
+        **operand_indices(ops, block.total, "expert_scale residual"),
+        **operand_indices(ops, block.shared_hidden, "SHARED_H=x"),
+        **operand_indices(ops, block.shared_down, "SHARED_DOWN=weight"),
+        **operand_indices(ops, block.gate_logit, "GATE_LOGIT=y"),
+        **operand_indices(ops, block.end, "y"),
+        "PRODUCT": block.downs,
+        **size_indices("matmul", "rows", "columns"),
+    }
+    grid = (_tiles(downs), ops[block.norm].count.maximum)
+    return KernelLaunch("expert_down", grid, 32 * warps, _down_bytes(ops, block), macros)

@@ -48,7 +48,7 @@ class FiniteCheck:
         addresses = map(np.uint64, (address, self._found.address))
         arguments = Arguments(*addresses, *map(np.uint32, numbers))
         groups = max(1, min(-(-blocks // THREADS), MAX_GROUPS))
-        shape = LaunchShape(self._function, (groups, 1, 1), (THREADS, 1, 1))
+        shape = LaunchShape(self._function, (groups, 1, 1), THREADS)
         start_kernel(self.memory.context, self.memory.stream, shape, arguments)
 
     def passed(self) -> bool:

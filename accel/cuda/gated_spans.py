@@ -86,23 +86,20 @@ def _packing(ops: Sequence[Op], run: Run, behind: Run) -> KernelLaunch:
     sizes, quantize = product.max_sizes(), behind.quantize
     assert quantize is not None
     eights = -(-product.count.maximum // EIGHT)
+    macros = {
+        "PRODUCT": run.products[0],
+        "GATE": run.gate or 0,
+        "GATHER": run.length,
+        "GATHER_FIRST": ALL_GATHER.sizes.index("first"),
+        "QUANTIZE": quantize,
+        "SPANS": span_count(sizes["columns"]),
+        **operand_indices(ops, quantize, "m scale sums"),
+        **size_indices("matmul", "rows"),
+        **size_indices("swiglu", "activation"),
+        **size_indices("quantize_activation", "columns"),
+    }
     launch = KernelLaunch(
-        "gated_pack",
-        (eights * (sizes["rows"] // UNIT_COLUMNS), 1, 1),
-        (EIGHT * 32, 1, 1),
-        PACKED_BYTES,
-        {
-            "PRODUCT": run.products[0],
-            "GATE": run.gate or 0,
-            "GATHER": run.length,
-            "GATHER_FIRST": ALL_GATHER.sizes.index("first"),
-            "QUANTIZE": quantize,
-            "SPANS": span_count(sizes["columns"]),
-            **operand_indices(ops, quantize, "m scale sums"),
-            **size_indices("matmul", "rows"),
-            **size_indices("swiglu", "activation"),
-            **size_indices("quantize_activation", "columns"),
-        },
+        "gated_pack", (eights * (sizes["rows"] // UNIT_COLUMNS),), EIGHT * 32, PACKED_BYTES, macros
     )
     names = ("m", "scale", "sums")
     numbers = {f"TO_{name.upper()}": number for number, name in enumerate(names)}

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.device import Device
 from accel.cuda.runs import OPERANDS_OF_A_PACKET
@@ -19,6 +18,7 @@ from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import PACKET, SCRATCH_MEMORY
 from accel.packets.shares import ALL_GATHER
 from accel.packets.step import Op, Tensor
+from contract.arrays import Records
 
 MAX_TENSORS = 4
 THREADS = 512
@@ -52,19 +52,14 @@ def gathering(ops: Sequence[Op], gathers: range) -> KernelLaunch:
     wholes = [(ops[at], ops[at].operands[WHOLE]) for at in gathers]
     floats = [op.count.maximum * whole.columns for op, whole in wholes if whole is not None]
     blocks = max(1, min(-(-max(floats, default=0) // devices // BLOCK_FLOATS), MAX_BLOCKS))
-    return KernelLaunch(
-        "all_gather",
-        (blocks, 1, 1),
-        (THREADS, 1, 1),
-        macros={
-            "TENSORS": len(floats),
-            "FIRST_TENSOR": gathers.start,
-            "PEERS": devices - 1,
-            "SENDS": len(floats),
-        },
-        gathers=True,
-        sends=tuple(map(_whole_of, gathers[: len(floats)])),
-    )
+    macros = {
+        "TENSORS": len(floats),
+        "FIRST_TENSOR": gathers.start,
+        "PEERS": devices - 1,
+        "SENDS": len(floats),
+    }
+    sends = tuple(map(_whole_of, gathers[: len(floats)]))
+    return KernelLaunch("all_gather", (blocks,), THREADS, 0, macros, gathers=True, sends=sends)
 
 
 def _whole_of(gather: int) -> int:
@@ -160,7 +155,7 @@ def words_of_others(peers: int, sends: int) -> int:
     return 3 + peers * (1 + max(1, sends))
 
 
-def addresses_of(sends: Sequence[int], packets: NDArray[np.void], scratch: int) -> tuple[int, ...]:
+def addresses_of(sends: Sequence[int], packets: Records, scratch: int) -> tuple[int, ...]:
     """The addresses on a device of the operands ``sends`` of a launch's ``packets``."""
     found = []
     for send in sends:

@@ -101,21 +101,18 @@ def head_launch(
     blocks = min(-(-warps // WARPS), device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR)
     biases = (None, None, None) if left is None else left.biases
     assert write.dtype is not None
+    macros = {
+        "DTYPE": write.dtype.ggml_id,
+        "WARPS": WARPS,
+        "WIDTH": sizes["head_dim"],
+        "SPANS": 0 if left is None else left.count,
+        **operand_indices(ops, biases[0], "Q_BIAS_AT=bias"),
+        **operand_indices(ops, biases[1], "K_BIAS_AT=bias"),
+        **operand_indices(ops, biases[2], "V_BIAS_AT=bias"),
+        **head_macros(ops, run),
+    }
     return KernelLaunch(
-        "head_rows",
-        (max(1, blocks), 1, 1),
-        (WARPS * 32, 1, 1),
-        WARPS * sizes["head_dim"] * 4,
-        {
-            "DTYPE": write.dtype.ggml_id,
-            "WARPS": WARPS,
-            "WIDTH": sizes["head_dim"],
-            "SPANS": 0 if left is None else left.count,
-            **operand_indices(ops, biases[0], "Q_BIAS_AT=bias"),
-            **operand_indices(ops, biases[1], "K_BIAS_AT=bias"),
-            **operand_indices(ops, biases[2], "V_BIAS_AT=bias"),
-            **head_macros(ops, run),
-        },
+        "head_rows", (max(1, blocks),), WARPS * 32, WARPS * sizes["head_dim"] * 4, macros
     )
 
 

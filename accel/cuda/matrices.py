@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from accel.cuda import head_rows
 from accel.cuda.attention import attention_tokens, groups_are_units
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
@@ -23,14 +24,6 @@ from accel.cuda.group_shapes import (
     span_count,
 )
 from accel.cuda.half_products import HALF_TOKENS, half_launch, halves_are_faster
-from accel.cuda.head_rows import (
-    HeadRun,
-    LeftSpans,
-    head_launch,
-    head_results,
-    head_run,
-    head_sources,
-)
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes
 from accel.cuda.packing import fold_launch, pack_launch, packs_fours
 from accel.cuda.products import (
@@ -123,23 +116,23 @@ def _with_heads(ops: Remaining, run: Run, device: Device, folded: Run | None = N
     if launches[-1].macros["PARTS"] == 1:
         return whole
     columns = ops[run.products[0]].max_sizes()["columns"]
-    left = LeftSpans(span_count(columns), run.biases)
-    launches.append(head_launch(ops, heads, device, left))
+    left = head_rows.LeftSpans(span_count(columns), run.biases)
+    launches.append(head_rows.head_launch(ops, heads, device, left))
     return Replacement(heads.length, tuple(launches), transient_bytes=span_bytes(ops, run))
 
 
-def _following_heads(ops: Remaining, run: Run, folded: Run | None) -> HeadRun | None:
+def _following_heads(ops: Remaining, run: Run, folded: Run | None) -> head_rows.HeadRun | None:
     """The heads that read exactly the three products of the run, if no other op reads those."""
     following = Remaining(ops.step, ops.start + run.length, ops.last_read)
-    found = head_run(following) if len(following) else None
+    found = head_rows.head_run(following) if len(following) else None
     if found is None or run.gate is not None or run.residual is not None:
         return None
     heads = found.behind(run.length)
     products = tuple(result(ops[writer(run, i)]) for i in range(len(run.products)))
-    if products != head_sources(ops, heads):
+    if products != head_rows.head_sources(ops, heads):
         return None
     same = ops[heads.q_rope].count == ops[run.products[0]].count
-    written = head_results(ops, heads)
+    written = head_rows.head_results(ops, heads)
     if folded is not None and folded.residual is not None:
         written += (result(ops[folded.residual]),)
     return heads if same and are_unread(ops, heads.length, written) else None
@@ -283,18 +276,14 @@ def _single(ops: Sequence[Op], run: Run, number: int) -> KernelLaunch:
     rows = product.max_sizes()["rows"]
     assert product.dtype is not None
     end = run.residual if run.residual is not None else writer(run, number)
-    return KernelLaunch(
-        "unit_matrix",
-        (-(-rows // BLOCK_ROWS), -(-product.count.maximum // BLOCK_TOKENS), 1),
-        (WARPS * 32, 1, 1),
-        shared_bytes(product.dtype),
-        {
-            **operand_indices(ops, run.products[number], "W=weight"),
-            **operand_indices(ops, run.biases[number], "B=bias"),
-            **operand_indices(ops, end, "y"),
-            **_common_macros(ops, run, number),
-        },
-    )
+    macros = {
+        **operand_indices(ops, run.products[number], "W=weight"),
+        **operand_indices(ops, run.biases[number], "B=bias"),
+        **operand_indices(ops, end, "y"),
+        **_common_macros(ops, run, number),
+    }
+    grid = (-(-rows // BLOCK_ROWS), -(-product.count.maximum // BLOCK_TOKENS))
+    return KernelLaunch("unit_matrix", grid, WARPS * 32, shared_bytes(product.dtype), macros)
 
 
 def product_rows(ops: Sequence[Op], run: Run, numbers: Iterable[int]) -> list[int]:
@@ -348,22 +337,19 @@ def group_launch(
         # the other launch.
         in_all = blocks[0] * blocks[1]
         grid = (in_all if overlaps or followed else min(in_all, device.multiprocessors), 1, 1)
+    macros = {
+        "WARP_GROUPS": shape.groups,
+        "BLOCK_TOKENS": shape.tokens,
+        "SPLIT": int(shape.split),
+        "PARTS": shape.parts,
+        "STAGES": shape.stages,
+        "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
+        "BESIDE": int(overlaps),
+        "FOLLOWED": int(followed),
+        **_product_macros(ops, run, numbers),
+    }
     return KernelLaunch(
-        "unit_groups",
-        grid,
-        (shape.groups * GROUP_WARPS * 32, 1, 1),
-        shape.shared_bytes(dtype),
-        {
-            "WARP_GROUPS": shape.groups,
-            "BLOCK_TOKENS": shape.tokens,
-            "SPLIT": int(shape.split),
-            "PARTS": shape.parts,
-            "STAGES": shape.stages,
-            "WARP_PRODUCTS": int(by_single_warps(dtype, shape)),
-            "BESIDE": int(overlaps),
-            "FOLLOWED": int(followed),
-            **_product_macros(ops, run, numbers),
-        },
+        "unit_groups", grid, shape.groups * GROUP_WARPS * 32, shape.shared_bytes(dtype), macros
     )
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from accel.cuda.driver import OUT_OF_MEMORY, Context, CudaError
 from accel.packets.host_memory import available_memory
 from accel.packets.packet import aligned
-from accel.packets.staging_buffers import Bytes, StagedMemory, StagingBuffers
+from accel.packets.staging_buffers import StagedMemory, StagingBuffers
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory
 
 PAGE_BYTES = 4096

@@ -13,9 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.bound_bucket import BoundBucket
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.device import find_device, reaches
@@ -28,6 +25,7 @@ from accel.cuda.tier import CudaTier
 from accel.packets.build import Progress
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.shares import Share
+from contract.arrays import Bytes
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, TierUnavailable
 from contract.footprint import Footprint
@@ -126,21 +124,17 @@ class MultiDeviceTier(ContextManager):
             parts = self._on_each(lambda one: one.alloc(decl, nbytes))
         return self._keep(ShardedBuffer(decl, nbytes, parts))
 
-    def upload(self, decl: BufferDecl, data: NDArray[np.uint8]) -> ShardedBuffer:
+    def upload(self, decl: BufferDecl, data: Bytes) -> ShardedBuffer:
         """A copy of ``data`` on every device, or each device's share if it was planned so."""
         return self._upload(decl, data, lambda one, *part: one.upload(*part))
 
     def upload_later(
-        self,
-        decl: BufferDecl,
-        data: NDArray[np.uint8],
-        finite: FiniteWords,
-        on_bytes: Callable[[int], None],
+        self, decl: BufferDecl, data: Bytes, finite: FiniteWords, on_bytes: Callable[[int], None]
     ) -> ShardedBuffer:
         """See ``contract.tier.UploadsLater``. Of data that all devices have whole, only the first
         reports progress."""
 
-        def upload(one: CudaTier, own: BufferDecl, part: NDArray[np.uint8]) -> CudaBuffer:
+        def upload(one: CudaTier, own: BufferDecl, part: Bytes) -> CudaBuffer:
             counts = own is not decl or one is self._members[0]
             return one.upload_later(own, part, finite, on_bytes if counts else _ignore)
 
@@ -159,7 +153,7 @@ class MultiDeviceTier(ContextManager):
             with self._guarded(f"freeing {buffer.name}"):
                 self._free(buffer.parts)
 
-    def map(self, buffer: ShardedBuffer) -> NDArray[np.uint8]:
+    def map(self, buffer: ShardedBuffer) -> Bytes:
         """The bytes in host memory, those of the first device."""
         if buffer.source is not None:
             return buffer.source
@@ -168,12 +162,12 @@ class MultiDeviceTier(ContextManager):
             first, *_ = self._mapped(buffer)
             return first
 
-    def read(self, buffer: ShardedBuffer, offset: int, nbytes: int) -> NDArray[np.uint8]:
+    def read(self, buffer: ShardedBuffer, offset: int, nbytes: int) -> Bytes:
         """See ``contract.tier.Tier``."""
         with self._guarded(f"reading {buffer.name}"):
             return self._members[0].read(buffer.parts[0], offset, nbytes)
 
-    def write(self, buffer: ShardedBuffer, offset: int, data: NDArray[np.uint8]) -> None:
+    def write(self, buffer: ShardedBuffer, offset: int, data: Bytes) -> None:
         """See ``contract.tier.Tier``."""
         with self._guarded(f"writing {buffer.name}"):
             self._each(lambda n, one: one.write(buffer.parts[n], offset, data))
@@ -214,7 +208,7 @@ class MultiDeviceTier(ContextManager):
     def submit(
         self,
         batch: ShardedBatch,
-        inputs: NDArray[np.uint8],
+        inputs: Bytes,
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> ShardedFence:
@@ -314,14 +308,14 @@ class MultiDeviceTier(ContextManager):
                 for other in others:
                     other[:] = first
 
-    def _mapped(self, buffer: ShardedBuffer) -> list[NDArray[np.uint8]]:
+    def _mapped(self, buffer: ShardedBuffer) -> list[Bytes]:
         return [one.map(part) for one, part in zip(self._members, buffer.parts, strict=True)]
 
     def _upload(
         self,
         decl: BufferDecl,
-        data: NDArray[np.uint8],
-        upload: Callable[[CudaTier, BufferDecl, NDArray[np.uint8]], CudaBuffer],
+        data: Bytes,
+        upload: Callable[[CudaTier, BufferDecl, Bytes], CudaBuffer],
     ) -> ShardedBuffer:
         """Call ``upload`` with each device, its part of the buffer, and the data of that part."""
 

@@ -32,18 +32,13 @@ def norm_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if sizes["width"] % ALIGNED_FLOATS or not aligned:
         return None
-    launch = KernelLaunch(
-        "norm_rows",
-        (sizes["tokens"], 1, 1),
-        (32 * warps, 1, 1),
-        4 * units,
-        {
-            "WARPS": warps,
-            "HELD_UNITS": held,
-            **operand_indices(ops, 0, "X_AT=x WEIGHT_AT=weight Y_AT=y"),
-            **size_indices("rms_norm", "width", "eps"),
-        },
-    )
+    macros = {
+        "WARPS": warps,
+        "HELD_UNITS": held,
+        **operand_indices(ops, 0, "X_AT=x WEIGHT_AT=weight Y_AT=y"),
+        **size_indices("rms_norm", "width", "eps"),
+    }
+    launch = KernelLaunch("norm_rows", (sizes["tokens"],), 32 * warps, 4 * units, macros)
     return Replacement(1, (launch,))
 
 
@@ -55,14 +50,12 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = op.max_sizes()
     if sizes["tokens"] > MAX_TOKENS:
         return None
+    macros = {
+        "THREADS": THREADS,
+        **operand_indices(ops, 0, "GATE_AT=gate UP_AT=up Y_AT=y"),
+        **size_indices("swiglu", "width", "activation"),
+    }
     launch = KernelLaunch(
-        "gated_rows",
-        (-(-sizes["width"] // THREADS), sizes["tokens"], 1),
-        (THREADS, 1, 1),
-        macros={
-            "THREADS": THREADS,
-            **operand_indices(ops, 0, "GATE_AT=gate UP_AT=up Y_AT=y"),
-            **size_indices("swiglu", "width", "activation"),
-        },
+        "gated_rows", (-(-sizes["width"] // THREADS), sizes["tokens"]), THREADS, 0, macros
     )
     return Replacement(1, (launch,))

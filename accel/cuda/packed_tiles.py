@@ -77,11 +77,6 @@ def embed_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     elements = op.count.maximum * op.max_sizes()["hidden"]
     blocks = max(1, min(-(-elements // EMBEDDING_THREADS), device.multiprocessors))
-    launch = KernelLaunch(
-        "units_embed",
-        (blocks, 1, 1),
-        (EMBEDDING_THREADS, 1, 1),
-        macros={"DTYPE": op.dtype.ggml_id},
-        op="embed",
-    )
+    macros = {"DTYPE": op.dtype.ggml_id}
+    launch = KernelLaunch("units_embed", (blocks,), EMBEDDING_THREADS, 0, macros, op="embed")
     return Replacement(1, (launch,))

@@ -40,19 +40,16 @@ def pack_launch(
     whole = run.norm is not None or folded is not None
     pieces = _row_pieces(tokens, units, device) if whole else -(-units // WARPS)
     warps = min(ROW_WARPS if whole else WARPS, -(-units // pieces))
+    macros = {
+        "WARPS": warps,
+        "HELD_UNITS": -(-units // (pieces * warps)),
+        "PIECES": pieces,
+        "CLUSTER": 1 if run.norm is None else pieces,
+        **_fold_macros(ops, folded),
+        **_packing_macros(ops, run),
+    }
     return KernelLaunch(
-        "unit_pack",
-        (min(tokens, MAX_PACKING_BLOCKS) * pieces, 1, 1),
-        (warps * 32, 1, 1),
-        4 * units,
-        {
-            "WARPS": warps,
-            "HELD_UNITS": -(-units // (pieces * warps)),
-            "PIECES": pieces,
-            "CLUSTER": 1 if run.norm is None else pieces,
-            **_fold_macros(ops, folded),
-            **_packing_macros(ops, run),
-        },
+        "unit_pack", (min(tokens, MAX_PACKING_BLOCKS) * pieces,), warps * 32, 4 * units, macros
     )
 
 
@@ -74,23 +71,19 @@ def pack_fours(
     warps = min(WARPS, units) if run.norm is None else units
     pieces = -(-units // warps)
     weights = 0 if run.norm is None else 4 * UNIT_COLUMNS * warps
-    return KernelLaunch(
-        "unit_pack_fours",
-        (-(-tokens // FOUR) * pieces, 1, 1),
-        (warps * 32, 1, 1),
-        2 * 4 * FOUR * warps + weights,
-        {
-            "WARPS": warps,
-            "PIECES": pieces,
-            "HALF_TOKENS": half_tokens,
-            "FACTORS_AT": ABSENT,
-            "GATE_ROW": ABSENT,
-            "GATE_LOGIT": ABSENT,
-            "EXPERT_PAIRS": 0,
-            **_packing_macros(ops, run),
-            **around_experts,
-        },
-    )
+    macros = {
+        "WARPS": warps,
+        "PIECES": pieces,
+        "HALF_TOKENS": half_tokens,
+        "FACTORS_AT": ABSENT,
+        "GATE_ROW": ABSENT,
+        "GATE_LOGIT": ABSENT,
+        "EXPERT_PAIRS": 0,
+        **_packing_macros(ops, run),
+        **around_experts,
+    }
+    grid = (-(-tokens // FOUR) * pieces,)
+    return KernelLaunch("unit_pack_fours", grid, warps * 32, 2 * 4 * FOUR * warps + weights, macros)
 
 
 def _packing_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
@@ -111,16 +104,12 @@ def _packing_macros(ops: Sequence[Op], run: Run) -> dict[str, int]:
 def fold_launch(ops: Sequence[Op], run: Run) -> KernelLaunch:
     """Folds sums of spans that no later run packs."""
     tokens = ops[run.products[0]].count.maximum
-    return KernelLaunch(
-        "unit_fold",
-        (min(tokens, MAX_PACKING_BLOCKS), 1, 1),
-        (ROW_WARPS * 32, 1, 1),
-        macros={
-            **operand_indices(ops, run.residual, "y"),
-            **_fold_macros(ops, run),
-            **size_indices("matmul", "rows"),
-        },
-    )
+    macros = {
+        **operand_indices(ops, run.residual, "y"),
+        **_fold_macros(ops, run),
+        **size_indices("matmul", "rows"),
+    }
+    return KernelLaunch("unit_fold", (min(tokens, MAX_PACKING_BLOCKS),), ROW_WARPS * 32, 0, macros)
 
 
 def _row_pieces(tokens: int, units: int, device: Device) -> int:

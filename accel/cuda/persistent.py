@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.attention import TILE_WARPS
 from accel.cuda.device import Device
@@ -36,6 +35,7 @@ from accel.cuda.step_table import (
 )
 from accel.packets.packet import aligned
 from accel.packets.step import Op
+from contract.arrays import Bytes, Records
 from contract.dtypes import I12, WEIGHT_DTYPES
 
 STATE_BYTES = 256
@@ -101,9 +101,7 @@ class StepTable:
         """Bytes of state, counters and all banks."""
         return self.exchange_at + self.banks * self.exchange.bank_bytes
 
-    def bound(
-        self, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
-    ) -> NDArray[np.uint8]:
+    def bound(self, packets: Records, stop: int, peers: PeerWorkspaces | None = None) -> Bytes:
         """See LaunchTable."""
         assert (peers is not None) == self.shared
         head = np.zeros(1, HEAD)
@@ -289,7 +287,7 @@ def _launch(
         tuned_source("step.cu", _macros(phases, table, shape, tokens)),
         "step_phases",
         (device.multiprocessors, 1, 1),
-        (shape.warps * 32, 1, 1),
+        shape.warps * 32,
         run.first,
         run.stop - run.first,
         shape.shared_bytes,

@@ -6,29 +6,17 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from accel.cuda import step_table
 from accel.cuda.attention import HEAD_DIMS, SPAN_TILES, TILE_WARPS, groups_bytes
 from accel.cuda.packed_tiles import UNIT_ROWS, unit_count
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.products import ALIGNED_FLOATS, SQUARE_BYTES, UNIT_ACTIVATION_BYTES
 from accel.cuda.runs import result
-from accel.cuda.step_table import (
-    ATTENTION_KIND,
-    ATTENTION_RECORD,
-    MATRICES,
-    PRODUCT_KIND,
-    PRODUCT_RECORD,
-    RESULT_FIELDS,
-    Bound,
-    LaunchOperands,
-    Operand,
-    real_of,
-    size_of,
-)
 from accel.packets.packet import aligned
 from accel.packets.step import Op
 from contract.arithmetic import KV_TILE, PAGE_TOKENS
+from contract.arrays import Records
 from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
 
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
@@ -46,7 +34,7 @@ class ProductPhase:
     """The phase of one launch of ``unit_product.cu``. ``before`` is the index of the op before it
     that selects rows of x or rotates them back, if there is one."""
 
-    operands: LaunchOperands
+    operands: step_table.LaunchOperands
     length: int
     before: int | None = None
 
@@ -105,13 +93,13 @@ class ProductPhase:
         return self.operands.ops[number]
 
     @property
-    def x(self) -> Operand:
+    def x(self) -> step_table.Operand:
         """The rows that are multiplied, before any selection or rotation."""
         if self.before is None:
             return self.operands.needed("X")
         tensor = self.operands.ops[self.before].operands[0]
         assert tensor is not None
-        return Operand(self.before, 0, tensor)
+        return step_table.Operand(self.before, 0, tensor)
 
     @property
     def dropped(self) -> frozenset[str]:
@@ -119,13 +107,13 @@ class ProductPhase:
         return frozenset(() if self.before is None else (self.operands.needed("X").tensor.buffer,))
 
     @property
-    def reads(self) -> tuple[Operand, ...]:
+    def reads(self) -> tuple[step_table.Operand, ...]:
         """Operands that another phase may have written."""
         residual = self.operands.operand("RESIDUAL")
         return (self.x,) if residual is None else (self.x, residual)
 
     @property
-    def writes(self) -> tuple[Operand, ...]:
+    def writes(self) -> tuple[step_table.Operand, ...]:
         """The results."""
         count = 1 if self.operands.number("GATE") is not None else len(self.formats)
         return tuple(self.operands.needed(f"Y{i}") for i in range(count))
@@ -145,15 +133,15 @@ class ProductPhase:
         values = (tile_units << slot_bits) * tokens * UNIT_ROWS * 4
         return tokens * self.units * (UNIT_ACTIVATION_BYTES + SQUARE_BYTES) + values
 
-    def record(self, bound: Bound, formats: Sequence[int], slot_bits: int) -> NDArray[np.void]:
+    def record(self, bound: step_table.Bound, formats: Sequence[int], slot_bits: int) -> Records:
         """PRODUCT_RECORD[1]; ``formats`` are those of the kernel."""
         operands, packets = self.operands, bound.packets
-        record = np.zeros(1, PRODUCT_RECORD)
+        record = np.zeros(1, step_table.PRODUCT_RECORD)
         one = record[0]
         product = packets[operands.macros["PRODUCT"] + operands.first]
-        one["kind"] = PRODUCT_KIND
+        one["kind"] = step_table.PRODUCT_KIND
         one["multiplier"], one["counted"] = product["size"][0], product["counted"]
-        one["columns"] = size_of(product, "matmul", "columns")
+        one["columns"] = step_table.size_of(product, "matmul", "columns")
         one["x"], one["x_stride"] = bound.read(self.x)
         one["norm_weight"], _ = bound.stored(operands.operand("NORM_WEIGHT"))
         one["residual"], one["residual_stride"] = bound.read(operands.operand("RESIDUAL"))
@@ -163,17 +151,17 @@ class ProductPhase:
         for i, dtype in enumerate(self.formats):
             weight = operands.needed(f"W{i}")
             one["units"][i], _ = bound.stored(weight)
-            one["rows"][i] = size_of(packets[weight.op], "matmul", "rows")
+            one["rows"][i] = step_table.size_of(packets[weight.op], "matmul", "rows")
             one["bias"][i], _ = bound.stored(operands.operand(f"B{i}"))
             one["formats"] |= formats.index(dtype) << 4 * i
         for i, y in enumerate(self.writes):
-            for name, value in zip(RESULT_FIELDS, bound.written(y), strict=True):
+            for name, value in zip(step_table.RESULT_FIELDS, bound.written(y), strict=True):
                 one[name][i] = value
         if (norm := operands.number("NORM")) is not None:
-            one["norm"], one["eps"] = 1, real_of(packets[norm], "rms_norm", "eps")
+            one["norm"], one["eps"] = 1, step_table.real_of(packets[norm], "rms_norm", "eps")
         if (gate := operands.number("GATE")) is not None:
             one["paired"] = 1
-            one["activation"] = size_of(packets[gate], "swiglu", "activation")
+            one["activation"] = step_table.size_of(packets[gate], "swiglu", "activation")
         one["slot_bits"] = slot_bits
         everywhere = (y.tensor in bound.exchange.everywhere for y in self.writes)
         one["everywhere"] = sum(1 << i for i, every in enumerate(everywhere) if every)
@@ -184,7 +172,7 @@ class ProductPhase:
 class AttentionPhase:
     """The phase of one launch of ``attention_clusters.cu``."""
 
-    operands: LaunchOperands
+    operands: step_table.LaunchOperands
     length: int
 
     @property
@@ -247,12 +235,12 @@ class AttentionPhase:
         return frozenset((self.operands.needed("Q_RESULT_AT").tensor.buffer,))
 
     @property
-    def reads(self) -> tuple[Operand, ...]:
+    def reads(self) -> tuple[step_table.Operand, ...]:
         """Operands that another phase may have written."""
         return tuple(self.operands.needed(name) for name in ("Q_AT", "K_AT", "V_AT"))
 
     @property
-    def writes(self) -> tuple[Operand, ...]:
+    def writes(self) -> tuple[step_table.Operand, ...]:
         """The results."""
         return (self.operands.needed("Y_AT"),)
 
@@ -262,18 +250,18 @@ class AttentionPhase:
         rows = 0 if self.turns_halves else 4 * self.head_dim * warps
         return groups_bytes(self.head_dim, groups * TILE_WARPS, 1, self.dtype) + rows
 
-    def record(self, bound: Bound, parts: int) -> NDArray[np.void]:
+    def record(self, bound: step_table.Bound, parts: int) -> Records:
         """ATTENTION_RECORD[1]; ``parts`` is the offset of its parts in the workspace."""
         operands, packets = self.operands, bound.packets
-        record = np.zeros(1, ATTENTION_RECORD)
+        record = np.zeros(1, step_table.ATTENTION_RECORD)
         one = record[0]
         part = packets[self.part]
-        one["kind"] = ATTENTION_KIND
+        one["kind"] = step_table.ATTENTION_KIND
         one["multiplier"], one["counted"] = part["size"][0], part["counted"]
         for name in ("heads", "kv_heads", "window"):
-            one[name] = np.int32(size_of(part, "flash_attn_part", name))
+            one[name] = np.int32(step_table.size_of(part, "flash_attn_part", name))
         one["slots"], one["divided_from"] = self.slots, DIVIDED_FROM
-        one["scale"] = real_of(part, "flash_attn_part", "scale")
+        one["scale"] = step_table.real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):
             one[name], one[f"{name}_stride"] = bound.read(operands.needed(f"{name.upper()}_AT"))
         for name in ("query", "pages"):
@@ -281,15 +269,17 @@ class AttentionPhase:
         one["rope_table"], _ = bound.stored(operands.needed("TABLE_AT"))
         one["kv"], _ = bound.stored(operands.needed("KV_AT"))
         one["parts"] = parts
-        for name, value in zip(RESULT_FIELDS, bound.written(self.writes[0]), strict=True):
+        for name, value in zip(
+            step_table.RESULT_FIELDS, bound.written(self.writes[0]), strict=True
+        ):
             one[name] = value
         rope = packets[operands.macros["Q_ROPE"] + operands.first]
-        one["rotary_pairs"] = size_of(rope, "rope", "rotary_pairs")
-        one["neox"] = size_of(rope, "rope", "neox")
+        one["rotary_pairs"] = step_table.size_of(rope, "rope", "rotary_pairs")
+        one["neox"] = step_table.size_of(rope, "rope", "neox")
         for name in ("q", "k"):
             if (norm := operands.number(f"{name.upper()}_NORM")) is not None:
                 one[f"{name}_norm"] = 1
-                one[f"{name}_eps"] = real_of(packets[norm], "rms_norm", "eps")
+                one[f"{name}_eps"] = step_table.real_of(packets[norm], "rms_norm", "eps")
                 weight = operands.operand(f"{name.upper()}_WEIGHT_AT")
                 one[f"{name}_weight"], _ = bound.stored(weight)
         return record
@@ -321,7 +311,7 @@ def _product(
     if first.entry != "unit_product" or first.grid[1] != 1:
         return None
     operands = _operands_of(first, ops)
-    if operands.macros["MATRICES"] > MATRICES:
+    if operands.macros["MATRICES"] > step_table.MATRICES:
         return None
     return (ProductPhase(operands, first.count), 1) if operands.operand("X") else None
 
@@ -379,10 +369,10 @@ def _readable(phase: Phase) -> bool:
     )
 
 
-def _operands_of(launch: PlannedLaunch, ops: Sequence[Op]) -> LaunchOperands:
-    return LaunchOperands(ops, launch.first, dict(launch.source.macros))
+def _operands_of(launch: PlannedLaunch, ops: Sequence[Op]) -> step_table.LaunchOperands:
+    return step_table.LaunchOperands(ops, launch.first, dict(launch.source.macros))
 
 
-def _operand_index(operands: LaunchOperands, select: int) -> int:
+def _operand_index(operands: step_table.LaunchOperands, select: int) -> int:
     names = [operand.name for operand in operands.ops[select].device.operands]
     return names.index("output_rows")

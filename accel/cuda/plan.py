@@ -7,9 +7,6 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.device import Device
 from accel.cuda.gathers import barrier_bytes, with_gathers
 from accel.cuda.program import Source, plain_source, tuned_source
@@ -21,6 +18,7 @@ from accel.kernels.source import module_of
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import aligned
 from accel.packets.step import Op, Tensor
+from contract.arrays import Bytes, Records
 from contract.ir.nodes import BufferDecl
 
 GROUPS_PER_MULTIPROCESSOR = 8
@@ -50,9 +48,7 @@ class LaunchTable(Protocol):
     def layout(self) -> object:
         """What is equal for tables of launches that several devices can execute together."""
 
-    def bound(
-        self, packets: NDArray[np.void], stop: int, peers: PeerWorkspaces | None = None
-    ) -> NDArray[np.uint8]:
+    def bound(self, packets: Records, stop: int, peers: PeerWorkspaces | None = None) -> Bytes:
         """The table with addresses; ``stop`` is the address of the word that ends a step, ``peers``
         the workspaces of devices that execute the launch too."""
 
@@ -71,7 +67,7 @@ class PlannedLaunch:
     source: Source
     entry: str
     grid: Extent
-    block: Extent
+    threads: int
     first: int
     count: int = 1
     shared_bytes: int = 0
@@ -229,17 +225,17 @@ def _plain(op: Op, index: int, device: Device) -> PlannedLaunch:
     module = module_of(op)
     groups = op.launch_groups(module.group_size, device.multiprocessors * GROUPS_PER_MULTIPROCESSOR)
     source = plain_source(module)
-    return PlannedLaunch(source, module.entry, (groups, 1, 1), (module.group_size, 1, 1), index)
+    return PlannedLaunch(source, module.entry, (groups, 1, 1), module.group_size, index)
 
 
 def _tuned(launch: KernelLaunch, index: int, count: int, workspace: int) -> PlannedLaunch:
-    x, y, z = launch.grid
+    # A launch has at least one block; in a bucket of no tokens its kernel finds nothing to do.
+    x, y, z = (max(1, blocks) for blocks in (*launch.grid, 1, 1)[:3])
     return PlannedLaunch(
         tuned_source(launch.file, {**launch.macros, "PACKET_COUNT": count}, launch.op),
         launch.entry,
-        # A launch has at least one block; in a bucket of no tokens its kernel finds nothing to do.
-        (max(1, x), max(1, y), max(1, z)),
-        launch.block,
+        (x, y, z),
+        launch.threads,
         index,
         count,
         launch.shared_bytes,

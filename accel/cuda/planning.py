@@ -17,20 +17,13 @@ from accel.cuda.plan import Plan, plan_launches, sent_since
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.step_choice import NEVER, StepChoice
 from accel.cuda.unpacked_pages import unpack_rotated
+from accel.packets import shares
 from accel.packets.binding import product_factors
 from accel.packets.estimate_cache import EstimateCache, code_state, decoded_memory, encoded_memory
 from accel.packets.footprint import StepMemory, device_footprint, step_memory
 from accel.packets.packet import aligned
 from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_launches
-from accel.packets.shares import (
-    NO_ROWS,
-    Share,
-    SharedStep,
-    divided_weights,
-    share_step,
-    written_since,
-)
 from accel.packets.step import Schedule, Step
 from contract.dtypes import StorageClass
 from contract.footprint import Footprint
@@ -85,7 +78,7 @@ def _decoded(data: Any) -> MemoryEstimate:
     )
 
 
-ALONE = Share(0, 1)
+ALONE = shares.Share(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +120,7 @@ class Planner:
 
     device: Device
     step: StepChoice
-    share: Share
+    share: shares.Share
     arranged_bytes: Callable[[BufferDecl], int]
     cache: Path | None = None
     streams: Callable[[Graph], bool] = lambda _: False
@@ -190,27 +183,27 @@ class Planner:
         if self.share.count == 1:
             return frozenset()
         weights = {d.name for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
-        return divided_weights(list(steps), self.share) & weights
+        return shares.divided_weights(list(steps), self.share) & weights
 
 
 def planned_bucket(
     step: Step,
     device: Device,
     choice: StepChoice = NEVER,
-    share: Share = ALONE,
+    share: shares.Share = ALONE,
     divided: Collection[str] = (),
 ) -> LoweredBucket:
     """The part of a lowered step that ``device`` executes, with its share of the ``divided``
     weights."""
-    shared = SharedStep(step, NO_ROWS)
+    shared = shares.SharedStep(step, shares.NO_ROWS)
     if share.count > 1:
-        shared = share_step(step, share, divided, lambda op: divides_heads(op, device))
+        shared = shares.share_step(step, share, divided, lambda op: divides_heads(op, device))
     step = shared.step
     tuned = plan_launches(step.ops, device, step.scratch)
     plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
     if share.count > 1 and plan is tuned:
         plan = plan_launches(step.ops, device, step.scratch, sends=True)
-    since = {name: plan.levels[op] for name, op in written_since(step.ops).items()}
+    since = {name: plan.levels[op] for name, op in shares.written_since(step.ops).items()}
     since = sent_since(plan, step.ops) | since
     schedule = schedule_launches(step, plan.levels, plan.joined_levels, since)
     return LoweredBucket(step, schedule, plan, shared.first_rows)
@@ -231,7 +224,7 @@ def _estimate_of(
     )
 
 
-def share_of_decl(decl: BufferDecl, share: Share) -> BufferDecl:
+def share_of_decl(decl: BufferDecl, share: shares.Share) -> BufferDecl:
     """The declaration of a matrix, or stack of matrices, with only the device's own rows."""
     *matrices, rows, columns = decl.shape
     return replace(decl, shape=(*matrices, len(share.of(int(rows))), columns))

@@ -184,12 +184,9 @@ def _launch(ops: Sequence[Op], run: Run, device: Device) -> KernelLaunch | None:
         "COLUMNS": columns,
         **_row_macros(run, together, share_units(units, cluster), shape.warps),
     }
+    macros = {**numbers, **_operand_macros(ops, run)}
     return KernelLaunch(
-        "unit_product",
-        (blocks, -(-tokens // together), 1),
-        (shape.warps * 32, 1, 1),
-        shape.nbytes,
-        {**numbers, **_operand_macros(ops, run)},
+        "unit_product", (blocks, -(-tokens // together)), shape.warps * 32, shape.nbytes, macros
     )
 
 

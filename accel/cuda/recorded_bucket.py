@@ -125,7 +125,7 @@ def _shape(runtime: Runtime, launch: PlannedLaunch) -> LaunchShape:
         # All launches of a kernel share one limit.
         limit = runtime.device.shared_bytes
         runtime.context.call("cuFuncSetAttribute", function, attribute, limit)
-    return LaunchShape(function, launch.grid, launch.block, launch.shared_bytes)
+    return LaunchShape(function, launch.grid, launch.threads, launch.shared_bytes)
 
 
 def _give_back(memory: Memory, allocations: list[Allocation]) -> None:

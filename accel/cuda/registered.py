@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from accel.cuda.attention import (
     attention_blocks_rule,
@@ -63,7 +62,7 @@ RULES: tuple[Rule, ...] = (
 BUCKET_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
 """Tokens of the buckets below the largest: those that tuned kernels for few tokens are built for,
 and those for which blocks cut for a larger bucket would leave many multiprocessors idle."""
-LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = MappingProxyType({WeightLayout.UNITS: UNITS})
+LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = {WeightLayout.UNITS: UNITS}
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.plan import PlannedLaunch, ShortStep
 from accel.cuda.program import tuned_source
 from accel.cuda.runs import operand_indices, operand_of, source
 from accel.cuda.step_table import END_FIELDS, END_KIND, END_RECORD, Bound, Operand
 from accel.packets.step import Op, Tensor
+from contract.arrays import Records
 
 DRAWING = ("sample_bins", "sample_draw")
 ENDING = ("sample_part", "sample", "stream_out", "store_request_state")
@@ -49,7 +49,7 @@ class EndPhase:
         """Indices of the ops that the phase executes for a row that is not drawn."""
         return range(self.first, min(self.first + len(ENDING), len(self.ops)))
 
-    def record(self, bound: Bound) -> NDArray[np.void]:
+    def record(self, bound: Bound) -> Records:
         """END_RECORD[1]."""
         record = np.zeros(1, END_RECORD)
         one = record[0]

@@ -21,7 +21,7 @@ from accel.cuda.self_check import check_arithmetic
 from accel.cuda.step_choice import AUTO, VARIABLE, StepChoice, chosen_step
 from accel.cuda.upload import Uploader
 from accel.packets.build import Progress
-from accel.packets.staging_buffers import Bytes
+from contract.arrays import Bytes
 from contract.errors import TierUnavailable
 
 BUSY = ("CUDA_ERROR_DEVICE_UNAVAILABLE", "CUDA_ERROR_OUT_OF_MEMORY")

@@ -28,7 +28,7 @@ def largest_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     sizes = op.max_sizes()
     blocks = max(1, min(sizes["rows"] * sizes["parts"], MAX_PART_BLOCKS))
-    launch = KernelLaunch("sample_part", (blocks, 1, 1), (GROUP_SIZE, 1, 1), op="sample_part")
+    launch = KernelLaunch("sample_part", (blocks,), GROUP_SIZE, 0, op="sample_part")
     return Replacement(1, (launch,))
 
 
@@ -47,7 +47,7 @@ def sampling_rule(ops: Remaining, device: Device) -> Replacement | None:
     drawn = THREADS // 32 * SUMS_BYTES + 12 * THREADS + 16 + 8 * parts + 16
     shared = {"sample_bins": PART_TALLY_BYTES, "sample_draw": drawn + LISTED_NEAR * LISTED_BYTES}
     launches = [
-        KernelLaunch(entry, (parts, rows, 1), (THREADS, 1, 1), nbytes, macros, op="sample")
+        KernelLaunch(entry, (parts, rows), THREADS, nbytes, macros, op="sample")
         for entry, nbytes in shared.items()
     ]
     return Replacement(1, tuple(launches), rows * _row_bytes(parts))

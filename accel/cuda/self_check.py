@@ -62,7 +62,7 @@ def _computed(memory: Memory, modules: Modules, a: Float32, b: Float32, words: W
     packet["stride"][0, 3] = RESULTS
     packet["size"][0, 0] = len(a)
     function = modules.function(plain_source(MODULE), MODULE.entry)
-    shape = LaunchShape(function, (-(-len(a) // GROUP_SIZE), 1, 1), (GROUP_SIZE, 1, 1))
+    shape = LaunchShape(function, (-(-len(a) // GROUP_SIZE), 1, 1), GROUP_SIZE)
     arguments = Arguments(np.uint64(0), np.uint64(0), packet[0])
     start_kernel(memory.context, memory.stream, shape, arguments)
     found = memory.staging.read(results, 0, results.nbytes).view(np.uint32)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.submissions import CudaBatch, CudaFence
 from accel.packets.in_flight import Pace
+from contract.arrays import Bytes
 from contract.errors import DeviceLost
 from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
@@ -23,7 +21,7 @@ class ShardedBuffer:
     decl: BufferDecl
     nbytes: int
     parts: tuple[CudaBuffer, ...]
-    source: NDArray[np.uint8] | None = None
+    source: Bytes | None = None
     mapped: bool = False
 
     @property
@@ -64,7 +62,7 @@ class ShardedFence:
         return done
 
     @property
-    def outputs(self) -> Mapping[str, NDArray[np.uint8]]:
+    def outputs(self) -> Mapping[str, Bytes]:
         """The outputs of the first device; they are the same on all."""
         return self.parts[0].outputs
 

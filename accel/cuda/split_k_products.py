@@ -61,27 +61,23 @@ def span_launch(ops: Sequence[Op], run: Run, device: Device, parted: bool) -> Ke
     shape = span_shape(formats, columns, tokens, tiles, paired, device, parted)
     if shape is None:
         return None
-    return KernelLaunch(
-        "unit_spans",
-        (min(tiles, max(1, device.multiprocessors // shape.parts)), shape.parts, 1),
-        (shape.warps * 32, 1, 1),
-        shape.shared_bytes,
-        {
-            **format_macros(products),
-            "WARPS": shape.warps,
-            "SLOTS": shape.slots,
-            "TILE_SLOTS": shape.tile_slots,
-            "EIGHTS": _eights(tokens),
-            "PARTS": shape.parts,
-            "PRODUCT": run.products[0],
-            "GATE": packet_number(run.gate),
-            **operand_indices(ops, run.quantize, "m scale sums"),
-            **operand_indices(ops, run.residual, f"RESIDUAL={residual_operand(ops, run)}"),
-            **size_indices("matmul", "rows", "columns"),
-            **size_indices("swiglu", "activation"),
-            **matrix_macros(ops, run, range(len(products))),
-        },
-    )
+    macros = {
+        **format_macros(products),
+        "WARPS": shape.warps,
+        "SLOTS": shape.slots,
+        "TILE_SLOTS": shape.tile_slots,
+        "EIGHTS": _eights(tokens),
+        "PARTS": shape.parts,
+        "PRODUCT": run.products[0],
+        "GATE": packet_number(run.gate),
+        **operand_indices(ops, run.quantize, "m scale sums"),
+        **operand_indices(ops, run.residual, f"RESIDUAL={residual_operand(ops, run)}"),
+        **size_indices("matmul", "rows", "columns"),
+        **size_indices("swiglu", "activation"),
+        **matrix_macros(ops, run, range(len(products))),
+    }
+    grid = (min(tiles, max(1, device.multiprocessors // shape.parts)), shape.parts)
+    return KernelLaunch("unit_spans", grid, shape.warps * 32, shape.shared_bytes, macros)
 
 
 def span_shape(

@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.cuda.runs import ABSENT, OPERANDS_OF_A_PACKET
 from accel.packets.ops import TABLE
 from accel.packets.packet import ABSENT as ABSENT_OPERAND
 from accel.packets.step import Op, Tensor
+from contract.arrays import Records
+from contract.records import record
 
 EXCHANGE_MEMORY = 1 << 60
 """The flag of an operand that is an offset in the bank of exchanged floats."""
@@ -22,69 +23,28 @@ RECORD_BYTES, HEAD_BYTES = 256, 32
 WORK_BYTES = 56 + 4
 """Shared memory in which the kernel stores a phase and its number of tokens."""
 
-HEAD = np.dtype(
-    {
-        "names": ["phases", "exchange_at", "bank_bytes", "works_at", "stop", "banks", "peers_at"],
-        "formats": ["<u4", "<u4", "<u4", "<u4", "<u8", "<u4", "<u4"],
-        "offsets": [0, 4, 8, 12, 16, 24, 28],
-        "itemsize": HEAD_BYTES,
-    }
-)
+HEAD = record("u4 phases exchange_at bank_bytes works_at, u8 stop, u4 banks peers_at")
 MAX_PEERS = 15
-PEER_DEVICES = np.dtype([("count", "<u8"), ("index", "<u8"), ("apart", "<u8", (MAX_PEERS,))])
-COMMON = [("kind", "<u4"), ("multiplier", "<u4"), ("counted", "<u4")]
-THREE = (MATRICES,)
-PRODUCT_RECORD = np.dtype(
-    [
-        *COMMON,
-        ("columns", "<u4"),
-        *((name, "<u8") for name in ("x", "norm_weight", "residual", "picked")),
-        *((name, "<u8", THREE) for name in ("units", "bias", "y", "also")),
-        ("rows", "<u4", THREE),
-        ("x_stride", "<u4"),
-        ("y_stride", "<u4", THREE),
-        ("also_stride", "<u4", THREE),
-        ("residual_stride", "<u4"),
-        ("eps", "<f4"),
-        *((name, "<u4") for name in ("norm", "paired", "activation", "formats", "slot_bits")),
-        ("everywhere", "<u4"),
-        ("turned", "<u4"),
-        ("reserved", "<u4", (9,)),
-    ]
-)
-ADDRESSES = (
-    *("q", "k", "v", "q_weight", "k_weight", "rope_table"),
-    *("query", "pages", "kv", "parts", "y", "also"),
-)
-SIZES = (
-    *("kv_heads", "window", "slots", "q_stride", "k_stride", "v_stride"),
-    *("query_stride", "pages_stride", "y_stride", "also_stride"),
-    *("rotary_pairs", "neox", "q_norm", "k_norm"),
+PEER_DEVICES = record(f"u8 count index apart[{MAX_PEERS}]")
+COMMON = "u4 kind multiplier counted"
+"""The fields that every record begins with."""
+PRODUCT_RECORD = record(
+    f"{COMMON} columns, u8 x norm_weight residual picked units[{MATRICES}] bias[{MATRICES}] "
+    f"y[{MATRICES}] also[{MATRICES}], u4 rows[{MATRICES}] x_stride y_stride[{MATRICES}] "
+    f"also_stride[{MATRICES}] residual_stride, f4 eps, "
+    "u4 norm paired activation formats slot_bits everywhere turned reserved[9]"
 )
 RESULT_FIELDS = ("y", "y_stride", "also", "also_stride")
-ATTENTION_RECORD = np.dtype(
-    [
-        *COMMON,
-        ("heads", "<u4"),
-        *((name, "<u8") for name in ADDRESSES),
-        ("none", "<u8", (4,)),
-        *((name, "<u4") for name in SIZES),
-        *((name, "<f4") for name in ("scale", "q_eps", "k_eps")),
-        ("other_window", "<u4"),
-        ("divided_from", "<u4"),
-        ("reserved", "<u4", (9,)),
-    ]
+ATTENTION_RECORD = record(
+    f"{COMMON} heads, u8 q k v q_weight k_weight rope_table query pages kv parts y also none[4], "
+    "u4 kv_heads window slots q_stride k_stride v_stride query_stride pages_stride y_stride "
+    "also_stride rotary_pairs neox q_norm k_norm, f4 scale q_eps k_eps, "
+    "u4 other_window divided_from reserved[9]"
 )
 END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
-END_RECORD = np.dtype(
-    [
-        *COMMON,
-        ("vocab", "<u4"),
-        *((name, "<u8") for name in ("logits", *END_FIELDS, "arriving")),
-        ("none", "<u8", (7,)),
-        *((name, "<u4") for name in ("query_stride", "slots_stride", "ring_events")),
-        ("reserved", "<u4", (25,)),
-    ]
+END_RECORD = record(
+    f"{COMMON} vocab, u8 logits {' '.join(END_FIELDS)} arriving none[7], "
+    "u4 query_stride slots_stride ring_events reserved[25]"
 )
 assert {RECORD_BYTES} == {
     record.itemsize for record in (PRODUCT_RECORD, ATTENTION_RECORD, END_RECORD)
@@ -111,7 +71,7 @@ class PeerWorkspaces:
     index: int
     apart: tuple[int, ...]
 
-    def record(self) -> NDArray[np.void]:
+    def record(self) -> Records:
         """PEER_DEVICES[1]."""
         record = np.zeros(1, PEER_DEVICES)
         record["count"], record["index"] = len(self.apart), self.index
@@ -132,7 +92,7 @@ class Operand:
 class Bound:
     """The packets of a step, and the buffers that phases exchange."""
 
-    packets: NDArray[np.void]
+    packets: Records
     exchange: PhaseBuffers
 
     def stored(self, operand: Operand | None) -> tuple[int, int]:

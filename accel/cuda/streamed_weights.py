@@ -23,9 +23,9 @@ from accel.cuda.runtime import Runtime
 from accel.cuda.submissions import Mark
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.layouts import WeightLayout
-from accel.packets.staging_buffers import Bytes
 from accel.packets.step import Step
 from accel.packets.weight_ring import RING, WeightRing, ring_of, slot_turns, used_shares, with_ring
+from contract.arrays import Bytes
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, Graph
 

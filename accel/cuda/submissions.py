@@ -14,14 +14,12 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
 from accel.cuda.launcher import Recording
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.row_end import is_drawn, is_plain
 from accel.packets.submissions import HostSlot, LoweredBatch, StepFence, Submissions
+from contract.arrays import Bytes
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputCopy, InputRows, LentBlock
 from contract.records import SAMPLING
@@ -49,7 +47,7 @@ class ShortRecordings:
         """All recordings."""
         return [self.largest, self.drawn, *(() if self.long is None else (self.long,))]
 
-    def enough_for(self, inputs: NDArray[np.uint8]) -> Recording | None:
+    def enough_for(self, inputs: Bytes) -> Recording | None:
         """The recording that suffices for a step with these inputs, None if there is none."""
         stop = self.sampling + SAMPLING.itemsize
         record = inputs[self.sampling : stop].view(SAMPLING)[0]
@@ -68,7 +66,7 @@ class RecordedBucket:
     whole: Recording
     short: ShortRecordings | None = None
 
-    def recorded_for(self, inputs: NDArray[np.uint8]) -> Recording:
+    def recorded_for(self, inputs: Bytes) -> Recording:
         """The launches of a step with these inputs."""
         found = None if self.short is None else self.short.enough_for(inputs)
         return self.whole if found is None else found
@@ -239,7 +237,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
     def submit(
         self,
         batch: CudaBatch,
-        inputs: NDArray[np.uint8],
+        inputs: Bytes,
         requested: Sequence[str],
         rows: InputRows | None = None,
     ) -> CudaFence:
@@ -247,9 +245,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         with self._memory.context.many_calls():
             return super().submit(batch, inputs, requested, rows)
 
-    def start(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
-    ) -> CudaSlot:
+    def start(self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None = None) -> CudaSlot:
         """Enqueue the inputs and the launches of a step; the caller must call ``finish`` next.
         Nothing here waits for the device. Raises CudaError."""
         slot = self._enqueued(batch, inputs, rows)
@@ -259,9 +255,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         self._computed = self._input_slots.read()
         return slot
 
-    def submit_unread(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
-    ) -> CudaFence:
+    def submit_unread(self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None) -> CudaFence:
         """Enqueue a step whose outputs stay on the device. Few calls of the driver: its inputs are
         copied in the stream of steps, and a mark is made only if somebody asks. Raises
         CudaError."""
@@ -287,11 +281,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         self._unread.clear()
 
     def _enqueued(
-        self,
-        batch: CudaBatch,
-        inputs: NDArray[np.uint8],
-        rows: InputRows | None,
-        unread: bool = False,
+        self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None, unread: bool = False
     ) -> CudaSlot:
         """The slot of a step whose inputs and launches were enqueued."""
         slot = super().start(batch, inputs, rows)
@@ -311,7 +301,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         recording.enqueue(memory.stream, address)
         return slot
 
-    def _fill(self, slot: CudaSlot, inputs: NDArray[np.uint8], rows: InputRows | None) -> None:
+    def _fill(self, slot: CudaSlot, inputs: Bytes, rows: InputRows | None) -> None:
         if not isinstance(inputs, LentBlock):
             super()._fill(slot, inputs, rows)
 
@@ -321,12 +311,10 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         ended = Mark(memory.context, memory.streams.outputs)
         return CudaSlot(inputs, ended, inputs.data.ctypes.data)
 
-    def _array(self, nbytes: int) -> NDArray[np.uint8]:
+    def _array(self, nbytes: int) -> Bytes:
         return self._memory.pinned.take(nbytes)
 
-    def _launch(
-        self, batch: CudaBatch, slot: CudaSlot, outputs: Mapping[str, NDArray[np.uint8]]
-    ) -> CudaStep:
+    def _launch(self, batch: CudaBatch, slot: CudaSlot, outputs: Mapping[str, Bytes]) -> CudaStep:
         """Enqueue the copies of the outputs of the step that ``start`` enqueued."""
         memory = self._memory
         copies = [

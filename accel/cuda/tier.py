@@ -7,9 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, TransientMemory, Weights
 from accel.cuda.driver import TIER, CudaError, open_driver
@@ -41,6 +38,7 @@ from accel.packets.step_memory import StepAddresses
 from accel.packets.submissions import LoweredBatch
 from accel.packets.tier import BaseTier, tier_info
 from accel.packets.weight_ring import RING, bytes_of_matrix, ring_of, streamable_weights
+from contract.arrays import Bytes
 from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, LentBlock, input_layout
@@ -172,11 +170,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return self._memory.pinned.take(nbytes).view(LentBlock)
 
     def upload_later(
-        self,
-        decl: BufferDecl,
-        data: NDArray[np.uint8],
-        finite: FiniteWords,
-        on_bytes: Callable[[int], None],
+        self, decl: BufferDecl, data: Bytes, finite: FiniteWords, on_bytes: Callable[[int], None]
     ) -> CudaBuffer:
         """See ``contract.tier.UploadsLater``."""
         check = self._runtime.finite
@@ -263,7 +257,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return batch
 
     def submit_unread(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None = None
+        self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None = None
     ) -> CudaFence:
         """See ``contract.tier.SubmitsUnread``."""
         with self._guarded("submitting a step"):
@@ -273,9 +267,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         """Make the batch's graph for the current memory. Raises CudaError."""
         self._submissions.prepare(batch)
 
-    def start(
-        self, batch: CudaBatch, inputs: NDArray[np.uint8], rows: InputRows | None
-    ) -> CudaSlot:
+    def start(self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None) -> CudaSlot:
         """See ``Submissions``. Raises CudaError."""
         return self._submissions.start(batch, inputs, rows)
 

@@ -44,7 +44,8 @@ Extent = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
-    """One launch of kernel ``entry``, which has a file of its name in ``kernels``.
+    """One launch of kernel ``entry``, which has a file of its name in ``kernels``, in blocks of
+    ``threads`` threads; the grid has one block along each axis that it leaves out.
 
     ``shared_bytes`` is dynamic shared memory; kernels have no other. ``macros`` are defined when
     the file is compiled, so that one file serves several formats or widths; each set is a module of
@@ -55,8 +56,8 @@ class KernelLaunch:
     has another parameter, ``U64 stop``, the address of the word by which the host ends them."""
 
     entry: str
-    grid: Extent
-    block: Extent
+    grid: tuple[int, ...]
+    threads: int
     shared_bytes: int = 0
     macros: Mapping[str, int] = field(default_factory=dict)
     op: str = ""
@@ -146,15 +147,15 @@ class ArrangedLayout:
                                          unsigned first, unsigned groups)
 
     ``stored`` points to the first row of the first of these groups, ``arranged`` to the memory of
-    that group. ``grid(dtype, columns, groups)`` is that of the launch, with blocks of ``block``
-    threads."""
+    that group. ``grid(dtype, columns, groups)`` is that of the launch, with blocks of
+    ``threads`` threads."""
 
     file: str
     entry: str
     group_rows: int
     group_bytes: Callable[[DType, int], int]
     grid: Callable[[DType, int, int], Extent]
-    block: int
+    threads: int
 
 
 LayoutRule = Callable[[BufferDecl, Device], WeightLayout | None]

@@ -81,16 +81,14 @@ def unpack_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     sizes = op.max_sizes()
     assert op.dtype is not None
+    macros = {
+        "DTYPE": op.dtype.ggml_id,
+        "HEAD_DIM": sizes["head_dim"],
+        "KV_HEADS": sizes["kv_heads"],
+        "WINDOW": max(sizes["window"], 0),  # Of chunks all pages are unpacked.
+        **operand_indices(ops, 0, "KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
+    }
     launch = KernelLaunch(
-        "unpack_pages",
-        (device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR, 1, 1),
-        (WARPS * 32, 1, 1),
-        macros={
-            "DTYPE": op.dtype.ggml_id,
-            "HEAD_DIM": sizes["head_dim"],
-            "KV_HEADS": sizes["kv_heads"],
-            "WINDOW": max(sizes["window"], 0),  # Of chunks all pages are unpacked.
-            **operand_indices(ops, 0, "KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
-        },
+        "unpack_pages", (device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR,), WARPS * 32, 0, macros
     )
     return Replacement(1, (launch,))

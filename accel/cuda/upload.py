@@ -21,7 +21,7 @@ from threading import Condition, Thread
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.submissions import Mark
 from accel.packets.stacks import Stack
-from accel.packets.staging_buffers import Bytes
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory
 from contract.file_reads import copy_bytes
 

@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.intel.memory import Memory
 from accel.intel.program import LoadedKernel
@@ -16,6 +15,7 @@ from accel.kernels.launches import PlannedLaunch
 from accel.packets import work
 from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
+from contract.arrays import Records
 from contract.ir.inputs import InputCopy
 
 COPIED, ENDED = 0, 1
@@ -122,9 +122,7 @@ def set_arguments(queue: Queue, kernel: LoadedKernel, arguments: tuple[int, int,
         zero.call("KernelSetArgumentValue", kernel.handle, index, size, data)
 
 
-def launch_packet(
-    memory: Memory, kernel: LoadedKernel, packet: NDArray[np.void], groups: int
-) -> None:
+def launch_packet(memory: Memory, kernel: LoadedKernel, packet: Records, groups: int) -> None:
     """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises DeviceLost."""
     queue = memory.queue
     stored = memory.adopt("packet", packet.view(np.uint8))

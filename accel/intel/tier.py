@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.intel.api import TIER, LevelZero, LevelZeroError, load_level_zero
 from accel.intel.device import Device, all_devices
 from accel.intel.launcher import ENDED, Recording, launch_packet
@@ -35,6 +32,7 @@ from accel.packets.submissions import (
     StepFence,
 )
 from accel.packets.tier import tier_info
+from contract.arrays import Bytes, Records
 from contract.errors import DeviceLost
 
 IntelRecordings = Recordings[Recording]
@@ -68,7 +66,7 @@ class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
         self,
         batch: LoweredBatch[Allocation, IntelRecordings],
         slot: Recording,
-        outputs: Mapping[str, NDArray[np.uint8]],
+        outputs: Mapping[str, Bytes],
     ) -> IntelStep:
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight:
@@ -110,7 +108,7 @@ class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
         info = tier_info(TIER, found.name, found.driver, memory.capacity)
         max_groups = min(MAX_GROUPS, found.max_groups)
 
-        def launch(module: Module, packet: NDArray[np.void], groups: int) -> None:
+        def launch(module: Module, packet: Records, groups: int) -> None:
             launch_packet(memory, program.kernel(module), packet, groups)
 
         arranger = PlaneArranger(memory, launch, max_groups, partial(memory.allocate, zeroed=False))

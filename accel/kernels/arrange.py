@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.kernels.launches import MAX_GROUPS
 from accel.kernels.source import Module
 from accel.packets.binding import lone_packet
@@ -15,7 +12,8 @@ from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, WeightLayout, tile_bytes
 from accel.packets.stacks import Stack
-from accel.packets.tier import A, Bytes, DeviceMemory
+from accel.packets.tier import A, DeviceMemory
+from contract.arrays import Bytes, Records
 from contract.dtypes import DType, StorageClass
 
 STORED_BYTES = 1 << 26
@@ -32,7 +30,7 @@ class PlaneArranger(Generic[A]):
     def __init__(
         self,
         memory: DeviceMemory[A],
-        launch: Callable[[Module, NDArray[np.void], int], None],
+        launch: Callable[[Module, Records, int], None],
         max_groups: int = MAX_GROUPS,
         allocate: Callable[[str, int], A] | None = None,
         stage: Callable[[str, Bytes], A] | None = None,

@@ -16,6 +16,7 @@ from accel.packets.binding import lone_packet
 from accel.packets.device_op import pieces
 from accel.packets.samples import Float32, sample_pairs
 from accel.packets.tier import A, DeviceMemory
+from contract.arrays import Floats, Ints, Records
 from contract.errors import TierUnavailable
 
 RESULTS = (
@@ -35,7 +36,7 @@ ALL_NATIVE = Traits(divide=True, root=True, half=True, dot=True)
 
 SELF_TEST = Module("self_test")
 
-Found = dict[str, NDArray[np.float32] | NDArray[np.int32]]
+Found = dict[str, Floats | Ints]
 Answer = Callable[[Traits], Found]
 """Computes a device's results for the samples, with kernels for these traits."""
 
@@ -80,7 +81,7 @@ def samples() -> Samples:
     return Samples(a, b, low | upper << np.uint32(16))
 
 
-def columns(words: NDArray[np.int32]) -> Found:
+def columns(words: Ints) -> Found:
     """The results by name, from int32[samples, results]."""
     return {
         name: column if name in INTEGERS else column.view(np.float32)
@@ -88,7 +89,7 @@ def columns(words: NDArray[np.int32]) -> Found:
     }
 
 
-def results_of(memory: DeviceMemory[A], launch: Callable[[NDArray[np.void], int], None]) -> Found:
+def results_of(memory: DeviceMemory[A], launch: Callable[[Records, int], None]) -> Found:
     """The device's results for the samples; ``launch`` runs the kernel of SELF_TEST with PACKET[1]
     and a number of work-groups, and waits for it."""
     given = samples()

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.kernels.matrix_tiles import (
     EXPANDED_FORMATS,
@@ -22,6 +21,7 @@ from accel.packets.fused_ops import GROUP_ROWS, GROUP_TOKENS
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS, tile_bytes
 from accel.packets.packet import ABSENT, PACKET
 from accel.packets.tier import A, DeviceMemory
+from contract.arrays import Bytes, Floats, Records
 from contract.dtypes import Q4_K, Q5_1, Q6_K, DType
 
 KERNELS = ("matmul", "matmul_tiles")
@@ -46,8 +46,6 @@ PLANE_CALLS = (
 GROUPS = 4
 """Work-groups of a launch: all that tiles have."""
 
-Bytes = NDArray[np.uint8]
-
 
 @dataclass(frozen=True, slots=True)
 class Product:
@@ -70,7 +68,7 @@ class Product:
         wide = WIDE_PRODUCTS if self.dtype in WIDE_FORMATS else ()
         return (*KERNELS, FEW_PRODUCT, *wide)
 
-    def packet(self, op: str, addresses: Mapping[str, int]) -> NDArray[np.void]:
+    def packet(self, op: str, addresses: Mapping[str, int]) -> Records:
         """PACKET[1] with which ``op`` computes the product."""
         names = [operand.name for operand in ALL_OPS[op].operands]
         packet = np.zeros(1, PACKET)
@@ -105,7 +103,7 @@ def product_of(dtype: DType) -> Product:
 
 UNWRITTEN = np.full(TOKENS * ROWS, np.nan, np.float32)
 
-Launch = Callable[[Module, NDArray[np.void], int], None]
+Launch = Callable[[Module, Records, int], None]
 """Runs the kernel of a module with PACKET[1] and a number of work-groups, and waits for it."""
 
 
@@ -120,7 +118,7 @@ def _agrees(memory: DeviceMemory[A], launch: Launch, product: Product, every: bo
     planes = PLANES if every and product.dtype in EXPANDED_FORMATS else {}
     held = {name: memory.adopt("self-test", data) for name, data in product.operands.items()}
 
-    def computed(*launches: tuple[str, Mapping[str, str]]) -> NDArray[np.float32]:
+    def computed(*launches: tuple[str, Mapping[str, str]]) -> Floats:
         """y after launches of ops, each with the buffer of each of its operands. y is filled with
         NaN first, so that a kernel that writes nothing is detected."""
         memory.write(held["y"], 0, UNWRITTEN.view(np.uint8))

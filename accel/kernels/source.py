@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
-from types import MappingProxyType
 
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
 from accel.kernels.matrix_tiles import (
@@ -41,25 +40,23 @@ def _outside_steps(
     return DeviceOp(name, (*read, written), tuple(sizes.split()), (), items, False, False, name)
 
 
-OUTSIDE_STEPS = MappingProxyType(
-    {
-        op.name: op
-        for op in (
-            _outside_steps(
-                "arrange",
-                "stored",
-                "arranged",
-                "groups rows columns first_group",
-                lambda groups, columns, **_: groups * TILE_ROWS * pieces(columns, UNIT_COLUMNS),
-            ),
-            _outside_steps(
-                "self_test", "a b words", "results", "samples", lambda samples, **_: samples
-            ),
-        )
-    }
-)
+OUTSIDE_STEPS: Mapping[str, DeviceOp] = {
+    op.name: op
+    for op in (
+        _outside_steps(
+            "arrange",
+            "stored",
+            "arranged",
+            "groups rows columns first_group",
+            lambda groups, columns, **_: groups * TILE_ROWS * pieces(columns, UNIT_COLUMNS),
+        ),
+        _outside_steps(
+            "self_test", "a b words", "results", "samples", lambda samples, **_: samples
+        ),
+    )
+}
 """Ops that are launched outside of steps; their packets have no op number."""
-ALL_OPS = MappingProxyType({**TABLE, **FUSED, **OUTSIDE_STEPS})
+ALL_OPS: Mapping[str, DeviceOp] = {**TABLE, **FUSED, **OUTSIDE_STEPS}
 
 UNROTATED = tuple(d for d in KV_DTYPES if d not in ROTATED_KV)
 """Types of keys and values that a fused op writes as it has them."""

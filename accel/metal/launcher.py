@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.kernels.launches import PlannedLaunch
 from accel.metal.memory import Allocation, Memory
@@ -18,11 +17,11 @@ from accel.packets import work
 from accel.packets.arenas import ArenaKind
 from accel.packets.packet import PACKET, aligned
 from accel.packets.step_memory import StepAddresses
+from contract.arrays import Records
 from contract.ir.inputs import InputCopy
+from contract.records import record
 
-ARGUMENTS = np.dtype(
-    [("scratch", "<u8"), ("inputs", "<u8"), ("packets", "<u8"), ("index", "<u4"), ("rest", "<u4")]
-)
+ARGUMENTS = record("u8 scratch inputs packets, u4 index rest")
 """``LAUNCH`` of ``accel/kernels/msl.h``; its size is a multiple of Metal's alignment of
 constants."""
 CONCURRENT_DISPATCH = 1 << 5
@@ -147,9 +146,7 @@ def dispatch(queue: Queue, encoder: Any, pipeline: Pipeline, groups: int) -> Non
     send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", grid, items)
 
 
-def launch_packet(
-    memory: Memory, pipeline: Pipeline, packet: NDArray[np.void], groups: int
-) -> None:
+def launch_packet(memory: Memory, pipeline: Pipeline, packet: Records, groups: int) -> None:
     """Run a kernel with PACKET[1] outside of any step, and wait for it. Raises DeviceLost."""
     queue = memory.queue
     at = aligned(ARGUMENTS.itemsize)

@@ -11,7 +11,8 @@ import numpy as np
 
 from accel.metal.objc import MetalError, NoObject
 from accel.metal.queue import Queue
-from accel.packets.arenas import Arena, ArenaKind, ArenaMemory, ArenaRange, Bytes
+from accel.packets.arenas import Arena, ArenaKind, ArenaMemory, ArenaRange
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory, TierError
 
 SHARED_TRACKED = 0

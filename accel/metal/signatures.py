@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from types import MappingProxyType
 
 DECLARATIONS = """
 typedef void *id;
@@ -32,80 +31,78 @@ METAL_DECLARATIONS = "void *MTLCreateSystemDefaultDevice(void);"
 NATURAL, INTEGER, TRUTH = "uint64_t", "int64_t", "_Bool"
 SIZE, RANGE, ERROR = "MTLSize", "NSRange", "id *"
 
-SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "new": ("id",),
-        "stringWithUTF8String:": ("id", "char *"),
-        "UTF8String": ("char *",),
-        "localizedDescription": ("id",),
-        "respondsToSelector:": (TRUTH, "SEL"),
-        # MTLDevice
-        "name": ("id",),
-        "supportsFamily:": (TRUTH, INTEGER),
-        "hasUnifiedMemory": (TRUTH,),
-        "recommendedMaxWorkingSetSize": (NATURAL,),
-        "currentAllocatedSize": (NATURAL,),
-        "maxBufferLength": (NATURAL,),
-        "maxThreadgroupMemoryLength": (NATURAL,),
-        "newCommandQueue": ("id",),
-        "newSharedEvent": ("id",),
-        "newBufferWithLength:options:": ("id", NATURAL, NATURAL),
-        "newBufferWithBytesNoCopy:length:options:deallocator:": (
-            *("id", "void *", NATURAL, NATURAL),
-            "void *",
-        ),
-        "newLibraryWithSource:options:error:": ("id", "id", "id", ERROR),
-        "newComputePipelineStateWithDescriptor:options:reflection:error:": (
-            *("id", "id", NATURAL, ERROR, ERROR),
-        ),
-        "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:": (
-            *("id", "id", NATURAL, NATURAL),
-        ),
-        # MTLBuffer
-        "contents": ("void *",),
-        "gpuAddress": (NATURAL,),
-        # MTLCompileOptions
-        "setLanguageVersion:": ("void", NATURAL),
-        "setMathMode:": ("void", INTEGER),
-        "setMathFloatingPointFunctions:": ("void", INTEGER),
-        "setFastMathEnabled:": ("void", TRUTH),
-        # MTLLibrary and pipelines
-        "newFunctionWithName:": ("id", "id"),
-        "setComputeFunction:": ("void", "id"),
-        "setMaxTotalThreadsPerThreadgroup:": ("void", NATURAL),
-        "setSupportIndirectCommandBuffers:": ("void", TRUTH),
-        "maxTotalThreadsPerThreadgroup": (NATURAL,),
-        # MTLIndirectCommandBuffer
-        "setCommandTypes:": ("void", NATURAL),
-        "setInheritBuffers:": ("void", TRUTH),
-        "setInheritPipelineState:": ("void", TRUTH),
-        "setMaxKernelBufferBindCount:": ("void", NATURAL),
-        "indirectComputeCommandAtIndex:": ("id", NATURAL),
-        "setKernelBuffer:offset:atIndex:": ("void", "id", NATURAL, NATURAL),
-        "concurrentDispatchThreadgroups:threadsPerThreadgroup:": ("void", SIZE, SIZE),
-        "setBarrier": ("void",),
-        # MTLCommandQueue and what is encoded
-        "commandBuffer": ("id",),
-        "computeCommandEncoder": ("id",),
-        "useResources:count:usage:": ("void", "id *", NATURAL, NATURAL),
-        "setComputePipelineState:": ("void", "id"),
-        "setBuffer:offset:atIndex:": ("void", "id", NATURAL, NATURAL),
-        "dispatchThreadgroups:threadsPerThreadgroup:": ("void", SIZE, SIZE),
-        "executeCommandsInBuffer:withRange:": ("void", "id", RANGE),
-        "blitCommandEncoder": ("id",),
-        "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:": (
-            *("void", "id", NATURAL, "id", NATURAL, NATURAL),
-        ),
-        "endEncoding": ("void",),
-        "encodeSignalEvent:value:": ("void", "id", NATURAL),
-        "commit": ("void",),
-        "status": (NATURAL,),
-        "error": ("id",),
-        # MTLSharedEvent
-        "signaledValue": (NATURAL,),
-        "waitUntilSignaledValue:timeoutMS:": (TRUTH, NATURAL, NATURAL),
-    }
-)
+SIGNATURES: Mapping[str, tuple[str, ...]] = {
+    "new": ("id",),
+    "stringWithUTF8String:": ("id", "char *"),
+    "UTF8String": ("char *",),
+    "localizedDescription": ("id",),
+    "respondsToSelector:": (TRUTH, "SEL"),
+    # MTLDevice
+    "name": ("id",),
+    "supportsFamily:": (TRUTH, INTEGER),
+    "hasUnifiedMemory": (TRUTH,),
+    "recommendedMaxWorkingSetSize": (NATURAL,),
+    "currentAllocatedSize": (NATURAL,),
+    "maxBufferLength": (NATURAL,),
+    "maxThreadgroupMemoryLength": (NATURAL,),
+    "newCommandQueue": ("id",),
+    "newSharedEvent": ("id",),
+    "newBufferWithLength:options:": ("id", NATURAL, NATURAL),
+    "newBufferWithBytesNoCopy:length:options:deallocator:": (
+        *("id", "void *", NATURAL, NATURAL),
+        "void *",
+    ),
+    "newLibraryWithSource:options:error:": ("id", "id", "id", ERROR),
+    "newComputePipelineStateWithDescriptor:options:reflection:error:": (
+        *("id", "id", NATURAL, ERROR, ERROR),
+    ),
+    "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:": (
+        *("id", "id", NATURAL, NATURAL),
+    ),
+    # MTLBuffer
+    "contents": ("void *",),
+    "gpuAddress": (NATURAL,),
+    # MTLCompileOptions
+    "setLanguageVersion:": ("void", NATURAL),
+    "setMathMode:": ("void", INTEGER),
+    "setMathFloatingPointFunctions:": ("void", INTEGER),
+    "setFastMathEnabled:": ("void", TRUTH),
+    # MTLLibrary and pipelines
+    "newFunctionWithName:": ("id", "id"),
+    "setComputeFunction:": ("void", "id"),
+    "setMaxTotalThreadsPerThreadgroup:": ("void", NATURAL),
+    "setSupportIndirectCommandBuffers:": ("void", TRUTH),
+    "maxTotalThreadsPerThreadgroup": (NATURAL,),
+    # MTLIndirectCommandBuffer
+    "setCommandTypes:": ("void", NATURAL),
+    "setInheritBuffers:": ("void", TRUTH),
+    "setInheritPipelineState:": ("void", TRUTH),
+    "setMaxKernelBufferBindCount:": ("void", NATURAL),
+    "indirectComputeCommandAtIndex:": ("id", NATURAL),
+    "setKernelBuffer:offset:atIndex:": ("void", "id", NATURAL, NATURAL),
+    "concurrentDispatchThreadgroups:threadsPerThreadgroup:": ("void", SIZE, SIZE),
+    "setBarrier": ("void",),
+    # MTLCommandQueue and what is encoded
+    "commandBuffer": ("id",),
+    "computeCommandEncoder": ("id",),
+    "useResources:count:usage:": ("void", "id *", NATURAL, NATURAL),
+    "setComputePipelineState:": ("void", "id"),
+    "setBuffer:offset:atIndex:": ("void", "id", NATURAL, NATURAL),
+    "dispatchThreadgroups:threadsPerThreadgroup:": ("void", SIZE, SIZE),
+    "executeCommandsInBuffer:withRange:": ("void", "id", RANGE),
+    "blitCommandEncoder": ("id",),
+    "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:": (
+        *("void", "id", NATURAL, "id", NATURAL, NATURAL),
+    ),
+    "endEncoding": ("void",),
+    "encodeSignalEvent:value:": ("void", "id", NATURAL),
+    "commit": ("void",),
+    "status": (NATURAL,),
+    "error": ("id",),
+    # MTLSharedEvent
+    "signaledValue": (NATURAL,),
+    "waitUntilSignaledValue:timeoutMS:": (TRUTH, NATURAL, NATURAL),
+}
 """For each selector the method's result, then its arguments after receiver and selector."""
 
 KINDS = {

@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import PlannedLaunch
@@ -35,6 +32,7 @@ from accel.packets.submissions import (
     StepFence,
 )
 from accel.packets.tier import tier_info
+from contract.arrays import Bytes, Records
 from contract.footprint import Footprint
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
@@ -72,7 +70,7 @@ class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
         self,
         batch: LoweredBatch[Allocation, MetalRecordings],
         slot: Recording,
-        outputs: Mapping[str, NDArray[np.uint8]],
+        outputs: Mapping[str, Bytes],
     ) -> MetalStep:
         slot.bind(self._addresses)
         copies = self._copies.take(outputs)
@@ -124,7 +122,7 @@ class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, MetalStep]):
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity, host_unified=True)
 
-        def launch(module: Module, packet: NDArray[np.void], groups: int) -> None:
+        def launch(module: Module, packet: Records, groups: int) -> None:
             launch_packet(memory, program.kernel(module), packet, groups)
 
         arranger = PlaneArranger(memory, launch)

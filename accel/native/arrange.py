@@ -8,7 +8,6 @@ from dataclasses import field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.native.names import ARRANGE, FINITE
 from accel.native.pool import RING_STEPS, Job, WorkerPool
@@ -17,6 +16,7 @@ from accel.packets.host_memory import AddressRange, SharedMemory
 from accel.packets.layouts import LANES, WeightLayout, group_bytes
 from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
+from contract.arrays import Bytes, Records
 from contract.dtypes import DType, StorageClass
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
@@ -24,8 +24,7 @@ from contract.tier import FiniteWords
 MAX_AHEAD = RING_STEPS // 2
 """Most jobs of the pool that wait while the host prepares the next one."""
 
-Bytes = NDArray[np.uint8]
-Packets = NDArray[np.void]
+Packets = Records
 
 
 def stack_of(dtype: DType, data: Bytes, matrices: int) -> Stack | None:

@@ -8,10 +8,8 @@ import os
 import weakref
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.native.library import Library
+from contract.arrays import Bytes
 from contract.errors import ModelFileError
 from contract.file_reads import FileRange, file_range
 
@@ -31,7 +29,7 @@ class MappedFiles:
             weakref.WeakKeyDictionary()
         )
 
-    def guard(self, data: NDArray[np.uint8]) -> FileRange | None:
+    def guard(self, data: Bytes) -> FileRange | None:
         """Guard the file that ``data`` is a part of, as long as it is mapped; where the data lies
         in it, None for data that is no part of a file."""
         found = file_range(data)

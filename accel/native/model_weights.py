@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.native import weight_cache
 from accel.native.arrange import (
@@ -29,14 +28,13 @@ from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import LANES, group_bytes
 from accel.packets.packet import aligned
 from accel.packets.stacks import Stack
+from contract.arrays import Bytes
 from contract.file_reads import FileRange
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
 
 MAX_JOB_BYTES = 1 << 22
 """Most stored bytes of one job: their pages leave the page table when it ends."""
-
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(slots=True, eq=False)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.native.names import library_name, sources_digest, this_target
 from accel.native.plan_file import (
@@ -37,6 +36,7 @@ from accel.packets.layouts import WeightLayout
 from accel.packets.ops import OPS
 from accel.packets.packet import OPERANDS, PACKET, aligned
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
+from contract.arrays import Bytes, Records
 from contract.cached_files import replacing
 from contract.errors import ConfigError
 from contract.execution import ExecutableGraph
@@ -44,7 +44,6 @@ from contract.lazy_dataclass import dataclass
 from contract.records import OUTPUT_EVENT
 from contract.shape_key import ShapeKey
 
-Bytes = NDArray[np.uint8]
 ARRANGED = " (arranged)"
 """Ends the name of a weight in the layout of products."""
 CHUNK = 1 << 24
@@ -146,9 +145,7 @@ def export_plan(
     return weights
 
 
-def _describe_model(
-    header: NDArray[np.void], facts: PlanFacts, executable: ExecutableGraph
-) -> None:
+def _describe_model(header: Records, facts: PlanFacts, executable: ExecutableGraph) -> None:
     """Fill in what the plan says of the model and of the inputs of a step."""
     for name, value in facts.limits.items():
         header[name] = value
@@ -160,7 +157,7 @@ def _describe_model(
     header["kv_dtype"] = facts.kv_dtype
 
 
-def _describe_machine(header: NDArray[np.void], tier: NativeTier) -> None:
+def _describe_machine(header: Records, tier: NativeTier) -> None:
     """Fill in what the plan needs of the processor, the library and the layout of packets."""
     variant = tier.variant
     target = this_target(variant.machine)
@@ -188,7 +185,7 @@ def _needed_words(variant: Variant) -> list[int]:
     return words
 
 
-def _laid_out(numbered: PlanBuffers) -> tuple[NDArray[np.void], list[Bytes]]:
+def _laid_out(numbered: PlanBuffers) -> tuple[Records, list[Bytes]]:
     """The records of all buffers, and the contents of those in the weights file in its order."""
     records = np.zeros(len(numbered.stored), BUFFER_RECORD)
     parts, end = [], 0
@@ -228,10 +225,7 @@ def _write_weights(
 
 
 def _plan_bytes(
-    header: NDArray[np.void],
-    records: NDArray[np.void],
-    buckets: tuple[ShapeKey, ...],
-    packets: list[NDArray[np.void]],
+    header: Records, records: Records, buckets: tuple[ShapeKey, ...], packets: list[Records]
 ) -> bytes:
     """The bytes of a plan file."""
     table = np.zeros(len(buckets), BUCKET_RECORD)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from accel.native.variants import WORDS
+from contract.records import record
 
 ABI = 1
 """ZINC_RT_ABI of ``zinc_rt.h``."""
@@ -26,41 +25,13 @@ OFFSETS = (
     *("scratch_bytes", "own_bytes", "input_bytes"),
     *("query", "output_rows", "sampling", "page_table", "buffers_offset", "buckets_offset"),
 )
-HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("abi", "<u4"),
-        ("header_bytes", "<u4"),
-        ("file_bytes", "<u8"),
-        ("digest", "u1", (32,)),
-        ("weights_digest", "u1", (32,)),
-        ("weights_bytes", "<u8"),
-        ("needs", "<u8", (WORDS,)),
-        ("machine", "S16"),
-        ("variant", "S32"),
-        ("kernels", "S96"),
-        ("kernels_digest", "S24"),
-        ("weights", "S256"),
-        ("model", "S96"),
-        ("kv_dtype", "S16"),
-        *((name, "<u4") for name in COUNTS),
-        *((name, "<u8") for name in OFFSETS),
-    ]
+HEADER = record(
+    "S8 magic, u4 abi header_bytes, u8 file_bytes, u1 digest[32] weights_digest[32], "
+    f"u8 weights_bytes needs[{WORDS}], S16 machine, S32 variant, S96 kernels, S24 kernels_digest, "
+    f"S256 weights, S96 model, S16 kv_dtype, u4 {' '.join(COUNTS)}, u8 {' '.join(OFFSETS)}"
 )
-BUFFER_RECORD = np.dtype(
-    [("name", "S160"), ("bytes", "<u8"), ("offset", "<u8"), ("memory", "<u4"), ("reserved", "<u4")]
-)
-BUCKET_RECORD = np.dtype(
-    [("tokens", "<u4"), ("rows", "<u4"), ("packets_offset", "<u8"), ("packets", "<u8")]
-)
-WEIGHTS_HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("abi", "<u4"),
-        ("reserved", "<u4"),
-        ("bytes", "<u8"),
-        ("digest", "u1", (32,)),
-    ]
-)
+BUFFER_RECORD = record("S160 name, u8 bytes offset, u4 memory reserved")
+BUCKET_RECORD = record("u4 tokens rows, u8 packets_offset packets")
+WEIGHTS_HEADER = record("S8 magic, u4 abi reserved, u8 bytes, u1 digest[32]")
 DIGESTED_FROM = HEADER.fields["weights_digest"][1] if HEADER.fields else 0
 """The digest of a plan covers all bytes from here on."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 import accel.native
 from accel.native.names import TIER
@@ -30,6 +29,7 @@ from accel.packets.estimate_cache import CODE, code_state, entry_name
 from accel.packets.layouts import WeightLayout
 from accel.packets.packet import PACKET
 from accel.packets.step import Schedule, Step
+from contract.arrays import Records
 from contract.ir.inputs import InputLayout
 from contract.ir.nodes import Graph
 from contract.lazy_dataclass import dataclass
@@ -47,7 +47,7 @@ class StoredStep:
     """A lowered step. ``packets`` PACKET[ops] refer to ``buffers``, the name of each and whether it
     is read as a matrix for products; ``shared_bytes`` and ``own_bytes`` are of scratch memory."""
 
-    packets: NDArray[np.void]
+    packets: Records
     buffers: tuple[tuple[str, bool], ...]
     shared_bytes: int
     own_bytes: int
@@ -69,7 +69,7 @@ class StoredStep:
         )
         return cls(packets, tuple(numbers), schedule.shared_bytes, schedule.own_bytes)
 
-    def bound(self, address_of: AddressOf, matrix_of: MatrixOf) -> NDArray[np.void]:
+    def bound(self, address_of: AddressOf, matrix_of: MatrixOf) -> Records:
         """The packets with addresses, as ``bind_step`` makes them."""
         packets = self.packets.copy()
         operands = packets["operand"]

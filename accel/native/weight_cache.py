@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.digests import DIGEST_BYTES, digest
+from contract.arrays import Bytes
 from contract.cached_files import PARTIAL, CachedFile, being_written, least_used, remove_abandoned
 from contract.file_reads import PIECE_BYTES, FileRange, read_pages, remember_file
 from contract.lazy_dataclass import dataclass
@@ -57,7 +57,6 @@ MAX_READ_AHEAD = 1 << 30
 MS_SYNC = 4
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 
-Bytes = NDArray[np.uint8]
 Identity = tuple[int, int, int, int, int]
 """Of a file: device, inode, size, when its bytes changed, when anything of it changed (both in
 nanoseconds)."""

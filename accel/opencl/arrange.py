@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.opencl.program import CONSTANTS_FILE, build_program, kernel_text
 from accel.opencl.runtime import Runtime
@@ -21,11 +20,10 @@ from accel.packets.host_memory import AddressRange
 from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout, group_bytes, tile_bytes
 from accel.packets.packet import BANK_SHIFT
 from accel.packets.stacks import Stack
+from contract.arrays import Bytes
 from contract.dtypes import DType, StorageClass
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
-
-Bytes = NDArray[np.uint8]
 
 FILES = ("packet.h", "blocks.h", "lanes_layout.h", "arrange.cl")
 STAGED_BYTES = 1 << 25

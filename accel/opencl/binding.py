@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.opencl.api import Error, handles, information, number, opencl, text
 from accel.opencl.platforms import DeviceHandle, get_platforms
+from contract.arrays import Array
 
 __all__ = ["Error", "get_platforms"]
 
-Host: TypeAlias = NDArray[Any]
+Host: TypeAlias = Array
 
 PROFILING_ENABLE = 1 << 1
 READ_WRITE, WRITE_ONLY, READ_ONLY = 1 << 0, 1 << 1, 1 << 2

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.opencl.contents import StepPrograms, parts_of
 from accel.opencl.memory import Memory
@@ -18,6 +17,7 @@ from accel.packets.host_memory import AddressRange
 from accel.packets.step import Op
 from accel.packets.step_memory import WorkerScratch
 from accel.packets.worker_tuner import FixedWorkers, WorkerChoice
+from contract.arrays import Records
 from contract.lazy_dataclass import dataclass
 
 MEETING_BYTES = 512
@@ -102,7 +102,7 @@ class Launcher(ABC):
         self.workers = workers
 
     @abstractmethod
-    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
+    def record(self, packets: Records, address: int, ops: Sequence[Op]) -> Recording:
         """Prepare the ``packets`` of ``ops``, which are at ``address`` in device memory. Raises
         BuildError."""
 
@@ -151,7 +151,7 @@ class PersistentLauncher(Launcher):
         self._address = np.uint64(meeting.address)
         self._words = launch.memory.map(meeting).view(np.uint32)
 
-    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op] = ()) -> Recording:
+    def record(self, packets: Records, address: int, ops: Sequence[Op] = ()) -> Recording:
         """See Launcher. Without ``ops`` the packets are of BASE_OPS."""
         trailing = (
             np.uint64(address),
@@ -227,7 +227,7 @@ class _PersistentRecording:
 class PacketLauncher(Launcher):
     """Launches each packet by itself, so that no two workers need to run at the same time."""
 
-    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
+    def record(self, packets: Records, address: int, ops: Sequence[Op]) -> Recording:
         program = self.launch.step_program(ops)
         kernels = [self.launch.cl.Kernel(program, f"launch_{op.name}") for op in ops]
         return LaunchRecording(

@@ -13,8 +13,9 @@ import numpy as np
 
 from accel.packets.host_memory import AddressRange, aligned_bytes, check_fits
 from accel.packets.packet import BANK_SHIFT, BANKS, aligned
-from accel.packets.staging_buffers import Bytes, StagedMemory, StagingBuffers
+from accel.packets.staging_buffers import StagedMemory, StagingBuffers
 from accel.packets.tier import DeviceMemory
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
 

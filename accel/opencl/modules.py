@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.kernels.source import Language, Module, Traits, module_of, module_source
 from accel.opencl.launcher import LaunchContext, Launcher, LaunchRecording, Recording
 from accel.packets.packet import BANK_SHIFT, BANKS
 from accel.packets.step import Op
+from contract.arrays import Records
 
 BuildText = Callable[[str, str], Any]
 """Builds a program from a name and a text."""
@@ -33,7 +33,7 @@ class ModuleLauncher(Launcher):
         self._build = build
         self._programs: dict[Module, Any] = {}
 
-    def record(self, packets: NDArray[np.void], address: int, ops: Sequence[Op]) -> Recording:
+    def record(self, packets: Records, address: int, ops: Sequence[Op]) -> Recording:
         launches = []
         for op in ops:
             module = module_of(op)
@@ -45,7 +45,7 @@ class ModuleLauncher(Launcher):
         """The arguments of every launch before the address of the inputs."""
         return *self.launch.memory.arguments(), np.uint64(self.launch.scratch.shared)
 
-    def run_alone(self, module: Module, packet: NDArray[np.void], buffers: Sequence[Any]) -> None:
+    def run_alone(self, module: Module, packet: Records, buffers: Sequence[Any]) -> None:
         """Run ``module`` on ``packet``, PACKET[1], outside any step, and wait for its end.
 
         On a device with its own memory the packet's addresses are in ``buffers``, each of which is

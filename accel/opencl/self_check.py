@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.opencl.device import TIER, Device, import_binding
 from accel.opencl.program import BuildOptions, build_program, self_test_files
 from accel.packets.packet import PACKET
 from accel.packets.samples import Float32, sample_pairs
+from contract.arrays import Array
 from contract.errors import TierUnavailable
 
 LAYOUT_FIELDS = (
@@ -64,9 +64,7 @@ class SelfTest:
         self._queue.finish()
         return bool(target[0] == source[0])
 
-    def _run(
-        self, name: str, size: int, inputs: tuple[NDArray[Any], ...], outputs: list[Any]
-    ) -> None:
+    def _run(self, name: str, size: int, inputs: tuple[Array, ...], outputs: list[Any]) -> None:
         cl = self._cl
         read = [
             cl.Buffer(self._context, cl.READ_ONLY | cl.COPY_HOST_PTR, hostbuf=x) for x in inputs

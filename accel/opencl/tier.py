@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.opencl.arrange import Arranger
 from accel.opencl.device import TIER, find_device, import_binding
@@ -23,11 +22,11 @@ from accel.packets.layouts import planes_bytes
 from accel.packets.packet_tier import BoundStep
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers
-from accel.packets.staging_buffers import Bytes
 from accel.packets.step import Schedule, Step
 from accel.packets.streaming_tier import StreamingTier
 from accel.packets.submissions import HostSlot, LoweredBatch, StepFence, Submissions
 from accel.packets.tier import tier_info
+from contract.arrays import Bytes
 from contract.errors import DeviceLost
 from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputCopy
@@ -217,7 +216,7 @@ class OpenClTier(StreamingTier[AddressRange, Recording, OpenClStep]):
         assert isinstance(self._memory, BankedMemory)
         self._memory.expect_on_host(nbytes)
 
-    def _upload_stored(self, name: str, data: NDArray[np.uint8]) -> AddressRange:
+    def _upload_stored(self, name: str, data: Bytes) -> AddressRange:
         return self._memory.adopt(name, data, borrowed=True)
 
     def _finish_uploads(self) -> None:

@@ -9,10 +9,10 @@ from enum import Enum, auto
 from typing import Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.free_ranges import FreeRanges
 from accel.packets.packet import ALIGNMENT, aligned
+from contract.arrays import Bytes
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
 
@@ -25,7 +25,6 @@ GROWTH = 64
 """An arena for allocations that were not announced has this part of all allocated memory."""
 STAGING_BYTES = 8 << 20
 
-Bytes = NDArray[np.uint8]
 H = TypeVar("H")
 
 

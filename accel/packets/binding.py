@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.layouts import WeightLayout
 from accel.packets.ops import NUMBERS
@@ -21,6 +20,7 @@ from accel.packets.packet import (
     SIZES,
 )
 from accel.packets.step import PRODUCTS, Op, OpSchedule, Schedule, Step, Tensor
+from contract.arrays import Records
 from contract.ir.inputs import InputLayout
 
 NO_NUMBER = 0xFFFF_FFFF
@@ -39,7 +39,7 @@ MatrixOf = Callable[[str], tuple[int, int, WeightLayout]]
 
 def bind_step(
     step: Step, schedule: Schedule, inputs: InputLayout, address_of: AddressOf, matrix_of: MatrixOf
-) -> NDArray[np.void]:
+) -> Records:
     """PACKET[ops] in execution order; ``inputs`` has the offset of each REQUEST buffer."""
     factors = product_factors(step)
     packets = []
@@ -113,7 +113,7 @@ def _address(tensor: Tensor, schedule: Schedule, inputs: InputLayout, address_of
     return address_of(tensor.buffer) + offset
 
 
-def lone_packet(operands: Sequence[int], sizes: Sequence[int]) -> NDArray[np.void]:
+def lone_packet(operands: Sequence[int], sizes: Sequence[int]) -> Records:
     """PACKET[1] of an op that belongs to no step."""
     packet = np.zeros(1, PACKET)
     packet["operand"] = ABSENT

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.packets.layouts import WeightLayout
+from contract.arrays import Bytes
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 
@@ -51,7 +49,7 @@ class DeviceBuffer(Generic[A]):
     decl: BufferDecl
     nbytes: int
     allocation: A | None = None
-    source: NDArray[np.uint8] | None = None
+    source: Bytes | None = None
     matrix: ArrangedMatrix[A] | None = None
 
     @property

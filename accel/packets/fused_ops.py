@@ -5,8 +5,8 @@ step."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from accel.packets.declarations import op
 from accel.packets.device_op import DeviceOp, Units, pieces
@@ -126,5 +126,5 @@ _ROWS = (
         for name in ("flash_attn_row", "flash_attn_row_wide")
     ),
 )
-FUSED = MappingProxyType({one.name: one for one in _ROWS})
+FUSED: Mapping[str, DeviceOp] = {one.name: one for one in _ROWS}
 """The fused ops by name; the name is also that of the kernel file."""

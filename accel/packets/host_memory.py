@@ -15,7 +15,7 @@ from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
 
 if TYPE_CHECKING:
-    from accel.packets.staging_buffers import Bytes
+    from contract.arrays import Bytes
 
 MEMORY_INFORMATION = Path("/proc/meminfo")
 OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from types import MappingProxyType
 from typing import TypeAlias
 
 from accel.packets.device_op import DeviceOp, DeviceOperand
@@ -31,7 +30,7 @@ Field: TypeAlias = Tensor | Count | int | float | None
 Rule: TypeAlias = "Callable[[Lowering, Node], None]"
 """Lowers a node of one opcode."""
 
-NO_EXPERTS: Mapping[str, Field] = MappingProxyType({"used": 0, "max_chunks": 0})
+NO_EXPERTS: Mapping[str, Field] = {"used": 0, "max_chunks": 0}
 """The routing fields of a product by a single matrix."""
 
 

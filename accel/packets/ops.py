@@ -5,10 +5,10 @@ An op's number is its index in OPS. The layout of a packet, the accessors by whi
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from collections.abc import Mapping
 
 from accel.packets.declarations import elementwise, op
-from accel.packets.device_op import pieces
+from accel.packets.device_op import DeviceOp, pieces
 from accel.packets.layouts import TILE_ROWS
 from contract.arithmetic import SEGMENT, SPAN
 from contract.dtypes import BF16, F16, F32
@@ -238,5 +238,5 @@ OPS = (
 )
 """Every op; ``packet.op`` is an index of this tuple."""
 
-TABLE = MappingProxyType({each.name: each for each in OPS})
-NUMBERS = MappingProxyType({each.name: number for number, each in enumerate(OPS)})
+TABLE: Mapping[str, DeviceOp] = {each.name: each for each in OPS}
+NUMBERS: Mapping[str, int] = {each.name: number for number, each in enumerate(OPS)}

@@ -6,7 +6,7 @@ import numpy as np
 
 from accel.packets.ops import OPS
 from contract.arithmetic import MAX_LOG_PROBABILITIES
-from contract.records import OUTPUT_EVENT, SLOT, STEP
+from contract.records import OUTPUT_EVENT, SLOT, STEP, record
 
 OPERANDS = max(len(op.operands) for op in OPS)
 SIZES = max(len(op.sizes) for op in OPS)
@@ -14,21 +14,9 @@ REALS = max(len(op.reals) for op in OPS)
 SIZES += (OPERANDS + SIZES + REALS) % 2
 """An even number of words, so that a packet is a whole number of 64-bit words."""
 
-PACKET = np.dtype(
-    [
-        ("op", "<u4"),
-        ("wait", "<u4"),
-        ("everyone", "<u4"),
-        ("split_columns", "<u4"),
-        ("dtype", "<u4"),
-        ("layout", "<u4"),
-        ("counted", "<u4"),
-        ("reserved", "<u4"),
-        ("operand", "<u8", (OPERANDS,)),
-        ("stride", "<u4", (OPERANDS,)),
-        ("size", "<i4", (SIZES,)),
-        ("real", "<f4", (REALS,)),
-    ]
+PACKET = record(
+    "u4 op wait everyone split_columns dtype layout counted reserved, "
+    f"u8 operand[{OPERANDS}], u4 stride[{OPERANDS}], i4 size[{SIZES}], f4 real[{REALS}]"
 )
 """The record type; ``PACKET`` of ``accel/opencl/kernels/packet.h`` mirrors it and explains the
 fields. An operand is an address in the device's memory, or one of the values below."""

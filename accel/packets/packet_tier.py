@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.binding import bind_step
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of, outputs_of
@@ -18,7 +17,8 @@ from accel.packets.packet import ALIGNMENT
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import LoweredBatch, StepFence, Submissions
-from accel.packets.tier import A, BaseTier, Bytes, C, DeviceMemory, L
+from accel.packets.tier import A, BaseTier, C, DeviceMemory, L
+from contract.arrays import Bytes, Records
 from contract.dtypes import DType
 from contract.errors import DeviceLost
 from contract.footprint import Footprint
@@ -57,7 +57,7 @@ class BoundStep(Generic[A]):
     name: str
     step: Step
     schedule: Schedule
-    packets: NDArray[np.void]
+    packets: Records
     stored: A
     input_bytes: int
 
@@ -131,7 +131,7 @@ class PacketTier(BaseTier[A, L, C]):
         buffers: Mapping[str, DeviceBuffer[A]],
         bucket: ShapeKey,
         inputs: InputLayout,
-        packets: NDArray[np.void],
+        packets: Records,
         record: Callable[[A], L],
     ) -> LoweredBatch[A, L]:
         """The batch of bound packets; ``record`` is given their copy on the device."""

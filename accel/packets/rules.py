@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from accel.packets.lowering import Lowering, Rule, cheap, named
 from accel.packets.rules_experts import EXPERT_RULES
@@ -97,15 +96,13 @@ def _scan(low: Lowering, node: Node) -> None:
     low.lower(node, "ssm_scan", gates=gates)
 
 
-RECURRENT_RULES: Mapping[Opcode, Rule] = MappingProxyType(
-    {
-        Opcode.SCALE_COLUMNS: _scale_columns,
-        Opcode.SSM_CONV1D: named("ssm_conv1d"),
-        Opcode.SSM_DELTA_NET: _delta_net,
-        Opcode.SSM_GATED_NORM: named("ssm_gated_norm", "y"),
-        Opcode.SSM_SCAN: _scan,
-    }
-)
+RECURRENT_RULES: Mapping[Opcode, Rule] = {
+    Opcode.SCALE_COLUMNS: _scale_columns,
+    Opcode.SSM_CONV1D: named("ssm_conv1d"),
+    Opcode.SSM_DELTA_NET: _delta_net,
+    Opcode.SSM_GATED_NORM: named("ssm_gated_norm", "y"),
+    Opcode.SSM_SCAN: _scan,
+}
 """The lowering of each opcode."""
 
 
@@ -180,36 +177,34 @@ def _store_request_state(low: Lowering, node: Node) -> None:
     low.add("store_request_state", low.tensors(node), rows=rows, private=cheap(rows, SLOT_WORDS))
 
 
-RULES: Mapping[Opcode, Rule] = MappingProxyType(
-    {
-        Opcode.EMBED: _embed,
-        Opcode.SELECT_ROWS: named("select_rows", "y"),
-        Opcode.RMS_NORM: named("rms_norm", "x"),
-        Opcode.ROPE: named("rope", "x"),
-        Opcode.KV_WRITE_BATCHED: _kv_write,
-        Opcode.FLASH_ATTN: lower_attention,
-        Opcode.FLASH_ATTN_BATCHED: lower_attention,
-        Opcode.MATMUL: _matmul,
-        Opcode.ADD: _elementwise,
-        Opcode.SCALE: _elementwise,
-        Opcode.BIAS_ADD: _elementwise,
-        Opcode.SOFT_CAP: _elementwise,
-        Opcode.XIELU: _elementwise,
-        Opcode.SWIGLU: _elementwise,
-        Opcode.SAMPLE: _sample,
-        Opcode.LOG_PROBABILITIES: _log_probabilities,
-        Opcode.ROW_DIGEST: named("row_digest"),
-        Opcode.MAP_TOKENS: named("map_tokens"),
-        Opcode.STREAM_OUT: named("stream_out"),
-        Opcode.LOAD_REQUEST_STATE: named("load_request_state", "resolved"),
-        Opcode.STORE_REQUEST_STATE: _store_request_state,
-        Opcode.VERIFY_K: named("verify_k"),
-        Opcode.COPY_ROWS: named("copy_rows"),
-        Opcode.BARRIER: lambda low, node: None,
-        **RECURRENT_RULES,
-        **EXPERT_RULES,
-    }
-)
+RULES: Mapping[Opcode, Rule] = {
+    Opcode.EMBED: _embed,
+    Opcode.SELECT_ROWS: named("select_rows", "y"),
+    Opcode.RMS_NORM: named("rms_norm", "x"),
+    Opcode.ROPE: named("rope", "x"),
+    Opcode.KV_WRITE_BATCHED: _kv_write,
+    Opcode.FLASH_ATTN: lower_attention,
+    Opcode.FLASH_ATTN_BATCHED: lower_attention,
+    Opcode.MATMUL: _matmul,
+    Opcode.ADD: _elementwise,
+    Opcode.SCALE: _elementwise,
+    Opcode.BIAS_ADD: _elementwise,
+    Opcode.SOFT_CAP: _elementwise,
+    Opcode.XIELU: _elementwise,
+    Opcode.SWIGLU: _elementwise,
+    Opcode.SAMPLE: _sample,
+    Opcode.LOG_PROBABILITIES: _log_probabilities,
+    Opcode.ROW_DIGEST: named("row_digest"),
+    Opcode.MAP_TOKENS: named("map_tokens"),
+    Opcode.STREAM_OUT: named("stream_out"),
+    Opcode.LOAD_REQUEST_STATE: named("load_request_state", "resolved"),
+    Opcode.STORE_REQUEST_STATE: _store_request_state,
+    Opcode.VERIFY_K: named("verify_k"),
+    Opcode.COPY_ROWS: named("copy_rows"),
+    Opcode.BARRIER: lambda low, node: None,
+    **RECURRENT_RULES,
+    **EXPERT_RULES,
+}
 """The lowering of each opcode. A BARRIER orders in-place writes; the schedule finds it itself."""
 OPCODES = frozenset(RULES) | frozenset(EXPANSIONS)
 """The opcodes a graph may have: those with a rule, and those that are expanded first."""

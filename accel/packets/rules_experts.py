@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from accel.packets.lowering import NO_EXPERTS, PRIVATE_ELEMENTS, Field, Lowering, Rule
 from accel.packets.ops import SLOTS
@@ -198,14 +197,12 @@ def _by_head(whole: Tensor, heads: int) -> Tensor:
     return whole._replace(columns=width, stride=width)
 
 
-EXPERT_RULES: Mapping[Opcode, Rule] = MappingProxyType(
-    {
-        Opcode.MOE_GATE_TOPK: _gate_topk,
-        Opcode.MOE_GATE_UP: _gate_up,
-        Opcode.MOE_SWIGLU: _swiglu,
-        Opcode.MOE_DOWN_ACC: _down_acc,
-        Opcode.SHARED_EXPERT: _shared_expert,
-        Opcode.HEAD_PRODUCT: _head_product,
-    }
-)
+EXPERT_RULES: Mapping[Opcode, Rule] = {
+    Opcode.MOE_GATE_TOPK: _gate_topk,
+    Opcode.MOE_GATE_UP: _gate_up,
+    Opcode.MOE_SWIGLU: _swiglu,
+    Opcode.MOE_DOWN_ACC: _down_acc,
+    Opcode.SHARED_EXPERT: _shared_expert,
+    Opcode.HEAD_PRODUCT: _head_product,
+}
 """The lowering of each opcode."""

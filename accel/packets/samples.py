@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats
+
 SAMPLES = 1 << 14
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 
 def sample_pairs() -> tuple[Float32, Float32]:

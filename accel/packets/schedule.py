@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 
 from accel.packets.device_op import Split
 from accel.packets.packet import aligned
@@ -21,8 +20,8 @@ MAX_REPEATING_WORKERS = 64
 """Most workers that repeat cheap work to save a barrier. The thousands of workers of an accelerator
 would saturate its memory; there every op is divided among work-groups, with its own split."""
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
-NO_NAMES: Mapping[str, str] = MappingProxyType({})
+NOTHING: Mapping[str, int] = {}
+NO_NAMES: Mapping[str, str] = {}
 Lifetimes = dict[str, tuple[int, int]]
 Pending = dict[str, list[Touch]]
 """The accesses to each buffer since the last barrier."""

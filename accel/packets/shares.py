@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
-from types import MappingProxyType
 
 from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
 from accel.packets.ops import TABLE
@@ -43,19 +42,17 @@ ATTENTION_SHARE = replace(
 """FLASH_ATTN_BATCHED of some of the heads. The last size is 65,536 times the KV heads of a page
 plus the first KV head that the op reads."""
 
-BY_COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "add": ("a", "b", "y"),
-        "scale": ("x", "y"),
-        "bias_add": ("x", "bias", "y"),
-        "soft_cap": ("x", "y"),
-        "xielu": ("x", "y"),
-        "swiglu": ("gate", "up", "y"),
-        "expert_bias": ("x", "bias", "y"),
-        "expert_sum": ("products", "residual", "y"),
-        "gated_add": ("residual", "x", "y"),
-    }
-)
+BY_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "add": ("a", "b", "y"),
+    "scale": ("x", "y"),
+    "bias_add": ("x", "bias", "y"),
+    "soft_cap": ("x", "y"),
+    "xielu": ("x", "y"),
+    "swiglu": ("gate", "up", "y"),
+    "expert_bias": ("x", "bias", "y"),
+    "expert_sum": ("products", "residual", "y"),
+    "gated_add": ("residual", "x", "y"),
+}
 """Ops with independent columns, and their operands that have these columns."""
 FEW, SMALL_ROWS = 4, 1 << 14
 """Tokens of a step, and rows of a matrix, with which a meeting takes longer than half a product."""
@@ -395,5 +392,5 @@ class _Dividing:
         return Op(ALL_GATHER, (part, whole), (ANY, ANY), count, sizes)
 
 
-NO_ROWS: Mapping[int, int] = MappingProxyType({})
+NO_ROWS: Mapping[int, int] = {}
 """The ``first_rows`` of a device that is alone."""

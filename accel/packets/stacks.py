@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.layouts import LANES
+from contract.arrays import Bytes
 from contract.dtypes import DType
 from contract.lazy_dataclass import dataclass
 
@@ -16,7 +16,7 @@ class Stack:
     which need not be contiguous."""
 
     dtype: DType
-    data: NDArray[np.uint8]
+    data: Bytes
     rows: int
     group_rows: int = LANES
 
@@ -56,7 +56,7 @@ class Stack:
         rows = self.first_row(groups.stop) - self.first_row(groups.start)
         return rows * int(self.data.shape[-1])
 
-    def stored(self, groups: range) -> NDArray[np.uint8]:
+    def stored(self, groups: range) -> Bytes:
         """The rows of some groups; a copy if they are not contiguous."""
         first, stop = self.first_row(groups.start), self.first_row(groups.stop)
         if self.data.ndim == 2:

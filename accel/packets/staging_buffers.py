@@ -7,13 +7,11 @@ from dataclasses import field
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES
+from contract.arrays import Bytes
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.lazy_dataclass import dataclass
-
-Bytes = NDArray[np.uint8]
 
 
 @runtime_checkable

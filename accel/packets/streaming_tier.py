@@ -10,24 +10,15 @@ from typing import Protocol
 
 import numpy as np
 
+from accel.packets import weight_ring
 from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
 from accel.packets.footprint import PlannedSteps, StepMemory
 from accel.packets.layouts import WeightLayout, planes_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.packet_tier import Arranger, PacketTier
 from accel.packets.step import Step
-from accel.packets.tier import A, Bytes, C, L
-from accel.packets.weight_ring import (
-    RING,
-    SOURCE,
-    WeightRing,
-    bytes_of_matrix,
-    in_ring,
-    ring_of,
-    streamable_weights,
-    with_copies,
-    with_ring,
-)
+from accel.packets.tier import A, C, L
+from contract.arrays import Bytes
 from contract.dtypes import F32, DType
 from contract.errors import OutOfMemory
 from contract.footprint import Footprint
@@ -62,7 +53,7 @@ class StreamingTier(PacketTier[A, L, C]):
     ``_forget_inputs``."""
 
     _arranger: StreamingArranger[A]
-    _ring: WeightRing | None = None
+    _ring: weight_ring.WeightRing | None = None
     _ring_memory: A | None = None
 
     @property
@@ -72,7 +63,7 @@ class StreamingTier(PacketTier[A, L, C]):
 
     def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
         stored = self._steps.memory(graph, largest).stored
-        return streamable_weights(graph, stored, self._device_bytes)
+        return weight_ring.streamable_weights(graph, stored, self._device_bytes)
 
     @property
     def caches_experts(self) -> bool:
@@ -92,18 +83,18 @@ class StreamingTier(PacketTier[A, L, C]):
             scratch=self._streaming_scratch(resident.scratch),
             variants=resident.variants + copies * kinds_of_steps(graph),
         )
-        return with_ring(more, ring_of(graph, names, self._device_bytes))
+        return weight_ring.with_ring(more, weight_ring.ring_of(graph, names, self._device_bytes))
 
     def _streaming_scratch(self, nbytes: int) -> int:
         """At most the scratch of steps that copy weights, from that of steps that copy none."""
         return nbytes
 
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
-        self._ring = ring_of(graph, names, self._device_bytes) if names else None
+        self._ring = weight_ring.ring_of(graph, names, self._device_bytes) if names else None
         memory_cache = None if names else self._memory_cache
         self._steps = PlannedSteps(self._schedule, self.buckets, memory_cache)
         # What steps share may lie between weights, so it is allocated again with what follows.
-        with self._guarded(RING):
+        with self._guarded(weight_ring.RING):
             self._free_shared(self._ring_memory, self._own, self._forget_inputs())
         self._ring_memory = self._own = None
 
@@ -130,10 +121,10 @@ class StreamingTier(PacketTier[A, L, C]):
         memory."""
         super().reserve(graph, largest)
         if self._ring is not None and self._ring_memory is None:
-            with self._guarded(RING):
+            with self._guarded(weight_ring.RING):
                 self._expect_on_host(sum(map(aligned, self._ring.sizes.values())))
                 # A copy of a single row reads its row number from the zeros after the slots.
-                self._ring_memory = self._memory.allocate(RING, self._ring.nbytes)
+                self._ring_memory = self._memory.allocate(weight_ring.RING, self._ring.nbytes)
 
     @abstractmethod
     def _forget_inputs(self) -> A | None:
@@ -161,7 +152,9 @@ class StreamingTier(PacketTier[A, L, C]):
         footprint = self._footprint(graph, largest, steps)
         ring = self._ring
         return (
-            with_ring(footprint, ring) if ring is not None and self._streamed(graph) else footprint
+            weight_ring.with_ring(footprint, ring)
+            if ring is not None and self._streamed(graph)
+            else footprint
         )
 
     def _streamed(self, graph: Graph) -> frozenset[str]:
@@ -175,15 +168,15 @@ class StreamingTier(PacketTier[A, L, C]):
         names = self._streamed(graph)
         if not names or self._ring is None:
             return step, step
-        copying = with_copies(step, self._ring, names)
-        return copying, in_ring(copying, self._ring, names)
+        copying = weight_ring.with_copies(step, self._ring, names)
+        return copying, weight_ring.in_ring(copying, self._ring, names)
 
     def _address(self, name: str, buffers: Mapping[str, DeviceBuffer[A]]) -> int:
-        if name == RING:
+        if name == weight_ring.RING:
             assert self._ring_memory is not None
             return self._ring_memory.address
-        if name.startswith(SOURCE):
-            return buffers[name.removeprefix(SOURCE)].operand[0]
+        if name.startswith(weight_ring.SOURCE):
+            return buffers[name.removeprefix(weight_ring.SOURCE)].operand[0]
         return super()._address(name, buffers)
 
     def _operand(self, buffer: DeviceBuffer[A]) -> tuple[int, int, WeightLayout]:
@@ -195,4 +188,4 @@ class StreamingTier(PacketTier[A, L, C]):
 
     def _device_bytes(self, decl: BufferDecl) -> int:
         """Bytes of a matrix on the device."""
-        return bytes_of_matrix(decl, self._arranged_bytes)
+        return weight_ring.bytes_of_matrix(decl, self._arranged_bytes)

@@ -14,17 +14,15 @@ from dataclasses import field
 from typing import Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.in_flight import Pace
+from contract.arrays import Bytes
 from contract.ir.inputs import InputCopy, InputRows, step_of
 from contract.ir.nodes import BufferDecl
 from contract.ir.scratch import buffer_bytes
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
 from contract.tier import check_bucket
-
-Bytes = NDArray[np.uint8]
 
 
 class Completion(Protocol):

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.packets.buffers import Allocation, DeviceBuffer
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
@@ -21,6 +20,7 @@ from accel.packets.staging_buffers import Synced, sync_as
 from accel.packets.step_memory import grown
 from accel.packets.submissions import Completion, LoweredBatch, StepFence, Submissions
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Bytes
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost
 from contract.ir.inputs import InputRows
@@ -28,7 +28,6 @@ from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
 from contract.tier import PROMPT_TOKENS, TierInfo, check_range
 
-Bytes = NDArray[np.uint8]
 A = TypeVar("A", bound=Allocation)
 L = TypeVar("L")
 C = TypeVar("C", bound=Completion)

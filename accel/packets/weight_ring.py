@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from accel.packets.buffers import matrices_of
 from accel.packets.ops import TABLE
@@ -25,7 +24,7 @@ SOURCE = "in host memory: "
 """Prefix of the name of a weight's copy in host memory."""
 SLOTS = 2
 WORD_BYTES = 4
-NO_SHARES: Mapping[str, float] = MappingProxyType({})
+NO_SHARES: Mapping[str, float] = {}
 PAIR_WORDS = 2
 """Words of the pair of row numbers that a copy of a single row reads: zeros after the slots."""
 

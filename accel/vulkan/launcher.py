@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.source import ALL_OPS, Module, Traits
@@ -16,6 +15,7 @@ from accel.vulkan.memory import Memory
 from accel.vulkan.program import Pipeline, Program
 from accel.vulkan.push_constants import Packets, push_constants
 from accel.vulkan.queue import Queue
+from contract.arrays import Records
 
 MAX_GROUPS_OF_A_CPU = 64
 MATRIX_SPEED = 16
@@ -95,7 +95,7 @@ def launch_packet(
     memory: Memory,
     program: Program,
     module: Module,
-    packet: NDArray[np.void],
+    packet: Records,
     groups: int,
     traits: Traits | None = None,
 ) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from accel.packets.arenas import Arena, ArenaKind, ArenaRange, Bytes, MirroredMemory
+from accel.packets.arenas import Arena, ArenaKind, ArenaRange, MirroredMemory
 from accel.vulkan.api import VulkanError, is_out_of_memory
 from accel.vulkan.device import MEMORY_BUDGET
 from accel.vulkan.queue import Queue
+from contract.arrays import Bytes
 from contract.errors import DeviceLost, OutOfMemory, TierError
 
 WHOLE_SIZE = (1 << 64) - 1

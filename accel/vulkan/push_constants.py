@@ -5,13 +5,11 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.kernels.accessors import is_pushed, pushed_bytes, pushed_counts
 from accel.packets.device_op import DeviceOp
 from accel.packets.packet import ABSENT, BANK_SHIFT, INPUT_MEMORY, SCRATCH_MEMORY
 from accel.packets.step_memory import StepAddresses
+from contract.arrays import Records
 
 BY_ADDRESS = struct.Struct("<3QI")
 """Addresses of scratch, inputs and packets, and the index of the packet."""
@@ -22,7 +20,7 @@ OFFSET_MASK = (1 << BANK_SHIFT) - 1
 class Packets:
     """PACKET[ops] of a step; ``address`` is that of their copy in device memory."""
 
-    host: NDArray[np.void]
+    host: Records
     address: int
 
 

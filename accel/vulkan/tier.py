@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from accel.kernels.arrange import PlaneArranger
 from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import launches_of
@@ -34,6 +31,7 @@ from accel.vulkan.memory import Allocation, Memory
 from accel.vulkan.push_constants import Packets
 from accel.vulkan.queue import Queue
 from accel.vulkan.runtime import Choices, Runtime, open_runtime
+from contract.arrays import Bytes
 from contract.ir.inputs import InputCopy
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
@@ -94,7 +92,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         self,
         batch: LoweredBatch[Allocation, Recording],
         slot: VulkanSlot,
-        outputs: Mapping[str, NDArray[np.uint8]],
+        outputs: Mapping[str, Bytes],
     ) -> VulkanStep:
         recorded = batch.launch.batches
         # What the host wrote into mapped memory counts only if nothing was running.
@@ -160,7 +158,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         self,
         batch: LoweredBatch[Allocation, Recording],
         copies: Mapping[str, Allocation],
-        outputs: Mapping[str, NDArray[np.uint8]],
+        outputs: Mapping[str, Bytes],
     ) -> Any:
         def fill(commands: Any) -> None:
             self._queue.barrier(commands)

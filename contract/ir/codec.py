@@ -14,14 +14,15 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Array
 from contract.dtypes import BY_NAME
 from contract.errors import CodecError
 from contract.ir.nodes import IR_VERSION, BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.verify import verify
 from contract.opcodes import Opcode
 from contract.ops import TABLE
+from contract.records import record
 from contract.shape_key import SYMBOLS
 from contract.spec import Dim, Scalar, Stage
 
@@ -34,36 +35,18 @@ INTEGER, REAL = 0, 1
 Item = TypeVar("Item")
 
 
-def _record(**fields: str) -> np.dtype[Any]:
-    return np.dtype(list(fields.items()))
-
-
 SECTIONS = {
     "text": np.dtype("u1"),
-    "strings": _record(start="<u4", size="<u4"),
+    "strings": record("u4 start size"),
     "dims": np.dtype("<i8"),
-    "buffers": _record(
-        name="<u4", source="<u4", dtype="<u2", kind="<u2", first_dim="<u4", dims="<u4"
-    ),
-    "operands": _record(name="<u4", buffer="<u4", start="<i8", stop="<i8"),
-    "params": _record(name="<u4", kind="<u4", bits="<u8"),
-    "nodes": _record(
-        name="<u4", opcode="<u4", first_operand="<u4", operands="<u4", first_param="<u4",
-        params="<u4",
-    ),
-}  # fmt: skip
+    "buffers": record("u4 name source, u2 dtype kind, u4 first_dim dims"),
+    "operands": record("u4 name buffer, i8 start stop"),
+    "params": record("u4 name kind, u8 bits"),
+    "nodes": record("u4 name opcode first_operand operands first_param params"),
+}
 """Sections in file order. A dimension below 0 means the symbol ``SYMBOLS[-1 - dimension]``."""
 
-HEADER = np.dtype(
-    [
-        ("magic", "V4"),
-        ("version", "<u2"),
-        ("stage", "<u2"),
-        ("name", "<u4"),
-        ("sections", "<u4", (len(SECTIONS),)),
-        ("sha256", "V32"),
-    ]
-)
+HEADER = record(f"V4 magic, u2 version stage, u4 name sections[{len(SECTIONS)}], V32 sha256")
 _DIGEST = slice(HEADER.itemsize - 32, HEADER.itemsize)
 
 _DTYPES = {dtype.ggml_id: dtype for dtype in BY_NAME.values()}
@@ -198,7 +181,7 @@ class _Writer:
         record = (node.opcode.value, first_operand, operand_count, first_param, param_count)
         self.rows["nodes"].append((self.string(node.name), *record))
 
-    def sections(self) -> dict[str, NDArray[Any]]:
+    def sections(self) -> dict[str, Array]:
         """The arrays, in file order."""
         arrays = {name: np.array(self.rows[name], dtype) for name, dtype in SECTIONS.items()}
         arrays["text"] = np.frombuffer(bytes(self.text), np.uint8)
@@ -210,7 +193,7 @@ class _Reader:
 
     def __init__(self, data: memoryview, header: np.void) -> None:
         self._starts: dict[str, int] = {}
-        self._sections: dict[str, NDArray[Any]] = {}
+        self._sections: dict[str, Array] = {}
         for name, start, end in _layout(header):
             self._starts[name] = start
             self._sections[name] = np.frombuffer(data[start:end], SECTIONS[name])

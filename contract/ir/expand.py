@@ -130,13 +130,11 @@ def _norm_rope_kv_write(parts: _Parts, node: Node) -> None:
     parts.add(node, "kv_write", Opcode.KV_WRITE_BATCHED, operands, MappingProxyType(sizes))
 
 
-EXPANSIONS: Mapping[Opcode, Callable[[_Parts, Node], None]] = MappingProxyType(
-    {
-        Opcode.LM_HEAD: _lm_head,
-        Opcode.RESIDUAL_RMS_NORM: _residual_rms_norm,
-        Opcode.RMS_NORM_FUSED_QKV: _norm_products("q", "k", "v"),
-        Opcode.RMS_NORM_FUSED_MLP_GATE_UP: _norm_products("gate", "up"),
-        Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _norm_rope_kv_write,
-    }
-)
+EXPANSIONS: Mapping[Opcode, Callable[[_Parts, Node], None]] = {
+    Opcode.LM_HEAD: _lm_head,
+    Opcode.RESIDUAL_RMS_NORM: _residual_rms_norm,
+    Opcode.RMS_NORM_FUSED_QKV: _norm_products("q", "k", "v"),
+    Opcode.RMS_NORM_FUSED_MLP_GATE_UP: _norm_products("gate", "up"),
+    Opcode.RMS_NORM_FUSED_ROPE_KV_WRITE: _norm_rope_kv_write,
+}
 """The function that replaces a node of each fused opcode."""

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Array, Bytes
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import ALIGNMENT, buffer_bytes
 from contract.lazy_dataclass import dataclass
@@ -54,7 +55,7 @@ class InputRows:
         versions = self.versions
         return max(versions.tolist()) if len(versions) <= FEW_ROWS else int(versions.max())
 
-    def of(self, block: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def of(self, block: Bytes) -> Bytes:
         """The table in ``block``, as uint8 [rows, row_bytes]."""
         stop = self.start + self.row_bytes * len(self.versions)
         return block[self.start : stop].reshape(-1, self.row_bytes)
@@ -68,12 +69,12 @@ class InputCopy:
     """A tier's copy ``data`` of a step's inputs, which each step overwrites. When the versions of a
     table's rows are given, only rows that changed since the last update are copied."""
 
-    def __init__(self, data: NDArray[np.uint8]) -> None:
+    def __init__(self, data: Bytes) -> None:
         self.data = data
         self._rows: InputRows | None = None
         self._version = 0
 
-    def update(self, inputs: NDArray[np.uint8], rows: InputRows | None = None) -> None:
+    def update(self, inputs: Bytes, rows: InputRows | None = None) -> None:
         """Copy ``inputs`` to ``data``. If ``rows`` is the same object as in the last call, rows of
         its table that did not change are skipped."""
         latest = 0 if rows is None else rows.latest
@@ -106,10 +107,10 @@ def input_layout(graph: Graph, largest: ShapeKey) -> InputLayout:
 def pack_inputs(
     layout: InputLayout,
     step: ShapeKey,
-    arrays: Mapping[str, NDArray[Any]],
+    arrays: Mapping[str, Array],
     first_event: int = 0,
-    block: NDArray[np.uint8] | None = None,
-) -> NDArray[np.uint8]:
+    block: Bytes | None = None,
+) -> Bytes:
     """Write the inputs of a step to ``block`` uint8[layout.nbytes], or to a new one; returns it.
 
     They are the STEP record, of the counts in ``step`` and the number ``first_event`` of the step's
@@ -124,12 +125,12 @@ def pack_inputs(
     return block
 
 
-def put_step(block: NDArray[np.uint8], tokens: int, rows: int, first_event: int) -> None:
+def put_step(block: Bytes, tokens: int, rows: int, first_event: int) -> None:
     """Write the STEP record of a block."""
     _STEP.pack_into(block.data, 0, tokens, rows, first_event, 0)
 
 
-def step_of(block: NDArray[np.uint8]) -> ShapeKey:
+def step_of(block: Bytes) -> ShapeKey:
     """The numbers of tokens and rows in a block's STEP record."""
     return ShapeKey(*_STEP_COUNTS.unpack_from(block.data))
 

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.lazy_dataclass import dataclass
 
 _SLICE = re.compile(r"\[(\d+):(\d+)/(\d+)\]")
@@ -79,7 +80,7 @@ class WeightSource:
         runs = ",".join(f"{power}x{len(list(run))}" for power, run in groupby(self.powers))
         return f"{self.tensor}{self.rows or ''}{f'*2^({runs})' if runs else ''}"
 
-    def scaled(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    def scaled(self, values: Floats) -> Floats:
         """``values`` [..., columns] times the powers of two, which is exact."""
         return values if not self.powers else np.ldexp(values, np.array(self.powers))
 

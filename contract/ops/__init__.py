@@ -6,7 +6,6 @@ read this table; ``contract.ops.common`` says what its dimension names mean."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from contract.opcodes import Opcode
 from contract.ops.attention import ATTENTION
@@ -18,12 +17,10 @@ from contract.ops.recurrent import RECURRENT
 from contract.ops.step import STEP
 from contract.spec import OpSpec
 
-TABLE: Mapping[Opcode, OpSpec] = MappingProxyType(
-    {
-        spec.opcode: spec
-        for spec in (*STEP, *NORMS, *PROJECTIONS, *ATTENTION, *ELEMENTWISE, *EXPERTS, *RECURRENT)
-    }
-)
+TABLE: Mapping[Opcode, OpSpec] = {
+    spec.opcode: spec
+    for spec in (*STEP, *NORMS, *PROJECTIONS, *ATTENTION, *ELEMENTWISE, *EXPERTS, *RECURRENT)
+}
 """Every opcode's specification, by opcode."""
 
 if set(TABLE) != set(Opcode):

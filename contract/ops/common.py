@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.spec import ACTIVATION, INDEX, KV, WEIGHT, Access, Dim, Operand, Param, Scalar, Work
@@ -16,17 +15,15 @@ from contract.spec import ACTIVATION, INDEX, KV, WEIGHT, Access, Dim, Operand, P
 Constraint = Callable[[Mapping[str, Dim], Mapping[str, Scalar]], str | None]
 
 
-NAMED: Mapping[str, str] = MappingProxyType(
-    {
-        # Records of token, slot, position and flags.
-        "query": "int query[tokens, 4]",
-        "page_table": "int page_table[slots, slot_pages]",
-        # Cosines at index 0 of the second axis, sines at 1.
-        "rope_table": "rope_table[context, 2, rotary_pairs]",
-        # The KV pages of one layer: keys at index 0 of the second axis, values at 1.
-        "kv": f"pages kv[pages, 2, {PAGE_TOKENS}, kv_heads, head_dim]",
-    }
-)
+NAMED: Mapping[str, str] = {
+    # Records of token, slot, position and flags.
+    "query": "int query[tokens, 4]",
+    "page_table": "int page_table[slots, slot_pages]",
+    # Cosines at index 0 of the second axis, sines at 1.
+    "rope_table": "rope_table[context, 2, rotary_pairs]",
+    # The KV pages of one layer: keys at index 0 of the second axis, values at 1.
+    "kv": f"pages kv[pages, 2, {PAGE_TOKENS}, kv_heads, head_dim]",
+}
 """Operands that always have the same dimensions, which ``operands`` leaves out."""
 _DTYPES = {"": ACTIVATION, "int": INDEX, "weight": WEIGHT, "pages": KV}
 _ACCESS = {"": Access.READ, "*": Access.WRITE, "&": Access.UPDATE}

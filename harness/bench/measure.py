@@ -21,7 +21,8 @@ from harness.bench.engines import PEER, Setup, peer_flash_choices, peer_version
 from harness.bench.machine import busy_processes, machine_facts, stream_bandwidth
 from harness.bench.worker import Worker
 from reference.limits import Limits, pages_for
-from reference.model.gguf import open_gguf, write_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.writer import write_gguf
 from reference.model.open import open_model
 
 FIRST_PROMPT = "Why is the sky blue?"

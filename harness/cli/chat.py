@@ -8,7 +8,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Protocol
 
 from contract.errors import ConfigError, RequestError, TemplateError
@@ -48,14 +47,12 @@ HELP = """\
 Ctrl-C stops an answer. A message of several lines stands between \"\"\" and \"\"\".
 Write // for a message that begins with a slash."""
 HOW_TO_GO_ON = "/forget leaves out older messages, /reset starts a new conversation"
-SAME_COMMANDS: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("/regenerate", "/regen"), "/retry"),
-        **dict.fromkeys(("/clear", "/new"), "/reset"),
-        **dict.fromkeys(("/bye", "/quit"), "/exit"),
-        "/?": "/help",
-    }
-)
+SAME_COMMANDS: Mapping[str, str] = {
+    **dict.fromkeys(("/regenerate", "/regen"), "/retry"),
+    **dict.fromkeys(("/clear", "/new"), "/reset"),
+    **dict.fromkeys(("/bye", "/quit"), "/exit"),
+    "/?": "/help",
+}
 """Commands of other programs that mean the same as ours, and ours."""
 CHANGEABLE = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"),

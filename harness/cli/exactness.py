@@ -10,13 +10,13 @@ import struct
 from collections.abc import Callable, Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import EXP_LIMIT, SEGMENT
+from contract.arrays import Floats
 from reference.exact import elementary
 from reference.exact.sums import fold_segment
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 SAMPLES = 512
 BLAS_ROWS = 64

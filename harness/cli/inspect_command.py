@@ -16,7 +16,7 @@ from harness.console import printable, table
 from harness.settings import Settings, add_flags, group_of, resolve
 
 if TYPE_CHECKING:
-    from reference.model.gguf import GgufFile
+    from reference.model.gguf.file import GgufFile
 
 ENGINE_NAMES = ("context", "slots", "kv_dtype", "chunk", "memory_budget", *TIER_SETTINGS)
 EXAMPLES = """\
@@ -52,7 +52,7 @@ def inspect(args: argparse.Namespace) -> int:
     settings = resolve(args, (*MODEL_SETTINGS, "lora", *ENGINE_NAMES))
     path = model_file(settings, pull_missing=False)
     from harness.cli.model_facts import file_facts, json_value, vocabulary_facts
-    from reference.model.gguf import open_gguf
+    from reference.model.gguf.file import open_gguf
 
     with open_gguf(path) as file:
         if args.metadata is not None:

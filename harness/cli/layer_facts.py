@@ -8,7 +8,7 @@ from typing import Any
 
 from contract.dtypes import DType
 from reference.model.config.records import ModelConfig, Rope
-from reference.model.gguf import TensorInfo
+from reference.model.gguf.tensors import TensorInfo
 from reference.model.open import Model
 
 EXPERT_TENSOR = "_exps."

@@ -18,9 +18,7 @@ from harness.settings import add_flags, group_of, resolve
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from contract.arrays import Floats
     from harness.host.session import Session
 
 NAMES = (*MODEL_SETTINGS, "lora", *ENGINE_SETTINGS)
@@ -105,7 +103,7 @@ def _stored(session: Session, tokens: list[int], out: Path | None, top: int) -> 
         raise ConfigError(f"flag --out: {out}: cannot write: {system_words(error)}") from None
 
 
-def _mapped(file: BinaryIO, shape: tuple[int, int]) -> NDArray[np.float32]:
+def _mapped(file: BinaryIO, shape: tuple[int, int]) -> Floats:
     """A mapping of an empty .npy file. Raises OSError where the disk has no room for it: later, the
     system would end the process."""
     import numpy as np
@@ -120,9 +118,7 @@ def _mapped(file: BinaryIO, shape: tuple[int, int]) -> NDArray[np.float32]:
     return np.memmap(file, np.float32, "r+", start, shape)
 
 
-def _document(
-    session: Session, tokens: list[int], values: NDArray[np.float32], top: int
-) -> dict[str, Any]:
+def _document(session: Session, tokens: list[int], values: Floats, top: int) -> dict[str, Any]:
     """Compute the logits into ``values``, and describe them."""
     import numpy as np
 
@@ -149,7 +145,7 @@ def _document(
     }
 
 
-def _top(row: NDArray[np.float32], count: int) -> list[dict[str, Any]]:
+def _top(row: Floats, count: int) -> list[dict[str, Any]]:
     """The largest logits with their bits; equal ones by rising id."""
     import numpy as np
 

@@ -7,9 +7,8 @@ import errno
 import os
 import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
-from types import MappingProxyType
 from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
@@ -38,32 +37,30 @@ from harness.interrupts import INTERRUPTED, is_interrupt
 from harness.settings import misspelt_variables
 from harness.startup import prepare_process
 
-COMMANDS = MappingProxyType(
-    {
-        "run": "run_command",
-        "chat": "run_command",
-        "serve": "serve_command",
-        "run-batch": "batch_command",
-        "verify": "serve_command",
-        "receipts": "receipts_command",
-        "ps": "servers_command",
-        "stop": "servers_command",
-        "tenants": "tenants_command",
-        "model": "model_command",
-        "inspect": "inspect_command",
-        "graph": "graph_command",
-        "logits": "logits_command",
-        "score": "score_command",
-        "export-plan": "export_plan_command",
-        "check": "check_command",
-        "devices": "devices_command",
-        "config": "config_command",
-        "asm": "asm_command",
-        "pm4-test": "pm4_test_command",
-        "card-test": "card_test_command",
-        **dict.fromkeys(TOOLS, "tools_command"),
-    }
-)
+COMMANDS: Mapping[str, str] = {
+    "run": "run_command",
+    "chat": "run_command",
+    "serve": "serve_command",
+    "run-batch": "batch_command",
+    "verify": "serve_command",
+    "receipts": "receipts_command",
+    "ps": "servers_command",
+    "stop": "servers_command",
+    "tenants": "tenants_command",
+    "model": "model_command",
+    "inspect": "inspect_command",
+    "graph": "graph_command",
+    "logits": "logits_command",
+    "score": "score_command",
+    "export-plan": "export_plan_command",
+    "check": "check_command",
+    "devices": "devices_command",
+    "config": "config_command",
+    "asm": "asm_command",
+    "pm4-test": "pm4_test_command",
+    "card-test": "card_test_command",
+    **dict.fromkeys(TOOLS, "tools_command"),
+}
 """The module of ``harness.cli`` that adds each command, in the order of the help."""
 FAILED = 1
 REFUSALS = (*DISK_ERRORS, errno.EBADF)

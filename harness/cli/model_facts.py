@@ -40,7 +40,9 @@ from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
 from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.config import read_config
 from reference.model.config.vision import SEEING
-from reference.model.gguf import GgufFile, StringArray, Value
+from reference.model.gguf.file import GgufFile
+from reference.model.gguf.metadata import Value
+from reference.model.gguf.strings import StringArray
 from reference.model.heads import is_head, read_head
 from reference.model.open import Model
 from reference.model.tokenizer import load_tokenizer

@@ -6,7 +6,6 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NoReturn
 
 from contract.errors import ConfigError
@@ -18,62 +17,54 @@ TEMPLATE = "the model file says how conversations, calls and reasoning are writt
 WEIGHTS = "the model file determines how weights are stored"
 PARALLEL = "--device 0,1 runs one model on several devices"
 GRAMMAR = "zinc-rt serve and LLM.chat in Python take response_format"
-ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        flag: advice
-        for flags, advice in (
-            ("-ngl --ngl --n-gpu-layers --gpu-layers --main-gpu -mg", ONE_DEVICE),
-            ("-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo", ONE_DEVICE),
-            ("-fa --flash-attn --mlock --mmap --no-mmap -cb --cont-batching", NOT_NEEDED),
-            ("--metrics --embedding --embeddings --no-warmup --simple-io -co -st", NOT_NEEDED),
-            ("--enable-prefix-caching --enable-chunked-prefill --enforce-eager", NOT_NEEDED),
-            ("--trust-remote-code --no-display-prompt --nowordwrap --stream", NOT_NEEDED),
-            ("--jinja --chat-template --chat-template-file --tokenizer", TEMPLATE),
-            ("--tool-call-parser --enable-auto-tool-choice", TEMPLATE),
-            ("--reasoning-parser --reasoning-format", TEMPLATE),
-            ("--dtype --quantization", WEIGHTS),
-            ("-hf -hfr --hf-repo -hff --hf-file", "write --model hf.co/ORG/REPO[:QUANT] instead"),
-            ("-mu --model-url", "download the file and name it with --model"),
-            ("-b -ub --batch-size --ubatch-size", "--chunk sets the most prompt tokens of a step"),
-            ("--max-num-batched-tokens", "--chunk sets the most prompt tokens of a step"),
-            (
-                "-i -it -cnv --interactive --conversation -mli",
-                "use zinc-rt chat for a conversation",
-            ),
-            ("-no-cnv --no-conversation", "--raw continues a text without a conversation"),
-            (
-                "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
-                "--kv-dtype sets how keys and values are stored",
-            ),
-            ("-cram --cache-ram", "--host-cache sets the memory for prompts seen before"),
-            (
-                "--prompt-cache --slot-save-path",
-                "--disk-cache names a folder for prompts seen before",
-            ),
-            ("-tp --tensor-parallel-size -sm --split-mode -ts --tensor-split", PARALLEL),
-            ("-tb --threads-batch", "--threads is for prompts and answers"),
-            ("--grammar --grammar-file --json-schema -j --format", GRAMMAR),
-            ("--mmproj -mm --image --audio", "only text is understood, no images or sound"),
-            ("-r --reverse-prompt", "--stop ends an answer before a text"),
-            ("-sysf --system-prompt-file", 'write --system "$(cat FILE)"'),
-            ("--think", "write --thinking on, or off"),
-            ("--gpu-memory-utilization", "--memory-budget sets the most memory, such as 20GB"),
-            ("--download-dir", "--cache-dir is the folder of downloaded models"),
-            ("--generation-config", "--temperature and its like set what requests leave out"),
-            ("--log-level --uvicorn-log-level --log-disable", "--quiet logs problems only"),
-            (
-                "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
-                "a proxy in front speaks TLS",
-            ),
-            ("--list-devices", "use zinc-rt devices"),
-            ("--logprobs --top-logprobs", "zinc-rt score --top N lists the likeliest tokens"),
-            ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
-            ("--verbose", "the last line of an answer has the timings; --debug explains errors"),
-            ("--keepalive", "a served model stays in memory: leave it out"),
-        )
-        for flag in flags.split()
-    }
-)
+ADVICE: Mapping[str, str] = {
+    flag: advice
+    for flags, advice in (
+        ("-ngl --ngl --n-gpu-layers --gpu-layers --main-gpu -mg", ONE_DEVICE),
+        ("-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo", ONE_DEVICE),
+        ("-fa --flash-attn --mlock --mmap --no-mmap -cb --cont-batching", NOT_NEEDED),
+        ("--metrics --embedding --embeddings --no-warmup --simple-io -co -st", NOT_NEEDED),
+        ("--enable-prefix-caching --enable-chunked-prefill --enforce-eager", NOT_NEEDED),
+        ("--trust-remote-code --no-display-prompt --nowordwrap --stream", NOT_NEEDED),
+        ("--jinja --chat-template --chat-template-file --tokenizer", TEMPLATE),
+        ("--tool-call-parser --enable-auto-tool-choice", TEMPLATE),
+        ("--reasoning-parser --reasoning-format", TEMPLATE),
+        ("--dtype --quantization", WEIGHTS),
+        ("-hf -hfr --hf-repo -hff --hf-file", "write --model hf.co/ORG/REPO[:QUANT] instead"),
+        ("-mu --model-url", "download the file and name it with --model"),
+        ("-b -ub --batch-size --ubatch-size", "--chunk sets the most prompt tokens of a step"),
+        ("--max-num-batched-tokens", "--chunk sets the most prompt tokens of a step"),
+        ("-i -it -cnv --interactive --conversation -mli", "use zinc-rt chat for a conversation"),
+        ("-no-cnv --no-conversation", "--raw continues a text without a conversation"),
+        (
+            "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
+            "--kv-dtype sets how keys and values are stored",
+        ),
+        ("-cram --cache-ram", "--host-cache sets the memory for prompts seen before"),
+        ("--prompt-cache --slot-save-path", "--disk-cache names a folder for prompts seen before"),
+        ("-tp --tensor-parallel-size -sm --split-mode -ts --tensor-split", PARALLEL),
+        ("-tb --threads-batch", "--threads is for prompts and answers"),
+        ("--grammar --grammar-file --json-schema -j --format", GRAMMAR),
+        ("--mmproj -mm --image --audio", "only text is understood, no images or sound"),
+        ("-r --reverse-prompt", "--stop ends an answer before a text"),
+        ("-sysf --system-prompt-file", 'write --system "$(cat FILE)"'),
+        ("--think", "write --thinking on, or off"),
+        ("--gpu-memory-utilization", "--memory-budget sets the most memory, such as 20GB"),
+        ("--download-dir", "--cache-dir is the folder of downloaded models"),
+        ("--generation-config", "--temperature and its like set what requests leave out"),
+        ("--log-level --uvicorn-log-level --log-disable", "--quiet logs problems only"),
+        (
+            "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
+            "a proxy in front speaks TLS",
+        ),
+        ("--list-devices", "use zinc-rt devices"),
+        ("--logprobs --top-logprobs", "zinc-rt score --top N lists the likeliest tokens"),
+        ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
+        ("--verbose", "the last line of an answer has the timings; --debug explains errors"),
+        ("--keepalive", "a served model stays in memory: leave it out"),
+    )
+    for flag in flags.split()
+}
 """Flags of other programs without an equivalent here, and what to do instead."""
 GLUED = re.compile(r"-[ncst][a-z-]")
 """A flag of one letter that takes a number, with what is none: a flag of several letters."""
@@ -90,54 +81,50 @@ SURE = 0.8
 """Likeness of two flags from which on one is a misspelling of the other."""
 NEAR_COMMAND = 0.75
 """Likeness of a word and a command from which on the command is suggested."""
-SAME_COMMANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "pull": ("model", "pull"),
-        "list": ("model", "list"),
-        "ls": ("model", "list"),
-        "rm": ("model", "rm"),
-        "show": ("inspect",),
-        "version": ("--version",),
-        "batch": ("run-batch",),
-        "model ls": ("model", "list"),
-        "model remove": ("model", "rm"),
-        "model delete": ("model", "rm"),
-        "model show": ("inspect",),
-    }
-)
+SAME_COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "pull": ("model", "pull"),
+    "list": ("model", "list"),
+    "ls": ("model", "list"),
+    "rm": ("model", "rm"),
+    "show": ("inspect",),
+    "version": ("--version",),
+    "batch": ("run-batch",),
+    "model ls": ("model", "list"),
+    "model remove": ("model", "rm"),
+    "model delete": ("model", "rm"),
+    "model show": ("inspect",),
+}
 """Commands of other programs that mean the same as ours, and ours."""
 A_FILE_IS_ENOUGH = "a GGUF file is used as it is: zinc-rt run --model FILE.gguf"
 EMBED = "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python"
-COMMAND_ADVICE: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("create", "cp", "import", "push", "convert"), A_FILE_IS_ENOUGH),
-        **dict.fromkeys(("quantize", "llama-quantize"), A_FILE_IS_ENOUGH),
-        **dict.fromkeys(("update", "upgrade", "self"), "a new version is installed with pip"),
-        **dict.fromkeys(("completion", "generate-shell-completion"), "zinc-rt --help lists all"),
-        **dict.fromkeys(("perplexity", "llama-perplexity"), "use zinc-rt score"),
-        **dict.fromkeys(("cache", "clean", "prune"), "zinc-rt model rm deletes a model"),
-        **dict.fromkeys(("llama-cli", "ask", "prompt", "query"), "use zinc-rt run"),
-        "llama-server": "use zinc-rt serve",
-        "llama-bench": "use zinc-rt bench",
-        "status": "use zinc-rt ps",
-        "logs": "a server logs to its standard error",
-        "install": "use zinc-rt model pull",
-        "signin": "no account is needed",
-        "download": "use zinc-rt model pull",
-        "models": "use zinc-rt model list",
-        "info": "use zinc-rt inspect",
-        "generate": "use zinc-rt run",
-        "complete": "use zinc-rt run --raw",
-        "server": "use zinc-rt serve",
-        "start": "use zinc-rt serve",
-        "doctor": "use zinc-rt check",
-        "benchmark": "use zinc-rt bench",
-        "settings": "use zinc-rt config init",
-        "login": "models of the hub that need an account are not fetched; download the file",
-        **dict.fromkeys(("embed", "embedding", "embeddings"), EMBED),
-        "tokenize": "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python",
-    }
-)
+COMMAND_ADVICE: Mapping[str, str] = {
+    **dict.fromkeys(("create", "cp", "import", "push", "convert"), A_FILE_IS_ENOUGH),
+    **dict.fromkeys(("quantize", "llama-quantize"), A_FILE_IS_ENOUGH),
+    **dict.fromkeys(("update", "upgrade", "self"), "a new version is installed with pip"),
+    **dict.fromkeys(("completion", "generate-shell-completion"), "zinc-rt --help lists all"),
+    **dict.fromkeys(("perplexity", "llama-perplexity"), "use zinc-rt score"),
+    **dict.fromkeys(("cache", "clean", "prune"), "zinc-rt model rm deletes a model"),
+    **dict.fromkeys(("llama-cli", "ask", "prompt", "query"), "use zinc-rt run"),
+    "llama-server": "use zinc-rt serve",
+    "llama-bench": "use zinc-rt bench",
+    "status": "use zinc-rt ps",
+    "logs": "a server logs to its standard error",
+    "install": "use zinc-rt model pull",
+    "signin": "no account is needed",
+    "download": "use zinc-rt model pull",
+    "models": "use zinc-rt model list",
+    "info": "use zinc-rt inspect",
+    "generate": "use zinc-rt run",
+    "complete": "use zinc-rt run --raw",
+    "server": "use zinc-rt serve",
+    "start": "use zinc-rt serve",
+    "doctor": "use zinc-rt check",
+    "benchmark": "use zinc-rt bench",
+    "settings": "use zinc-rt config init",
+    "login": "models of the hub that need an account are not fetched; download the file",
+    **dict.fromkeys(("embed", "embedding", "embeddings"), EMBED),
+    "tokenize": "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python",
+}
 """Commands of other programs, and what does the same here."""
 
 

@@ -19,8 +19,11 @@ from contract.ops import TABLE
 from contract.tier import Tier
 from harness import goldens
 from harness.golden_specs import SYNTHETIC_SPECS
-from harness.parity import Case, all_cases, compare, run_barrier
-from harness.synth import SynthSpec, sized_spec, write_synthetic
+from harness.parity.cases import Case, all_cases
+from harness.parity.execute import compare, run_barrier
+from harness.synth.sizes import sized_spec
+from harness.synth.spec import SynthSpec
+from harness.synth.write import write_synthetic
 from harness.tiers import SIMULATED, TierOptions, open_tier
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from contract.types import Request, TokenEvent
 from reference.sched.scores import TokenScores
 
@@ -52,13 +52,13 @@ class ExpertChoices:
     position once, in order."""
 
     def __init__(self) -> None:
-        self._parts: list[NDArray[np.int32]] = []
+        self._parts: list[Ints] = []
 
-    def __call__(self, first: int, ids: NDArray[np.int32]) -> None:
+    def __call__(self, first: int, ids: Ints) -> None:
         """Take the ids of the positions from ``first`` on."""
         self._parts.append(ids)
 
-    def of(self, tokens: int) -> NDArray[np.int32]:
+    def of(self, tokens: int) -> Ints:
         """The expert ids of the first ``tokens`` positions, int32[positions, layers, used]. There
         are fewer if fewer were computed: the last token of an answer is not."""
         if not self._parts:

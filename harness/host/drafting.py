@@ -20,7 +20,7 @@ from reference.hidden_rows import shared_names
 from reference.limits import Limits
 from reference.memory.planner import FootprintOf, MemoryPlan, plan_memory
 from reference.model.config import read_config
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.heads import check_head, is_head, read_head
 from reference.model.open import Model
 from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner

@@ -19,6 +19,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.errors import UnsupportedModel
 from reference.model.open import Model
 
@@ -66,7 +67,7 @@ class Pool:
         """The first position whose row is needed."""
         return self._tokens - 1 if self.pooling is Pooling.LAST else 0
 
-    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+    def __call__(self, first: int, rows: Floats) -> None:
         """Take the rows of the positions from ``first`` on, float32[positions, hidden]."""
         for position, row in enumerate(rows, first):
             if self.pooling is not Pooling.MEAN and position != self._requested:
@@ -78,7 +79,7 @@ class Pool:
         """Take over the state of another pool of the same text."""
         self._sum = other._sum
 
-    def vector(self, dimensions: int | None = None) -> NDArray[np.float32]:
+    def vector(self, dimensions: int | None = None) -> Floats:
         """The normalised vector, float32[dimensions]; the full width for None. Raises ValueError
         for a hidden state that is not finite."""
         assert self._sum is not None, "no row came"

@@ -10,9 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from contract.context_manager import ContextManager
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
@@ -127,13 +125,13 @@ class Session(ContextManager):
 
         return FramedAnswer.of(dialect_of(template.text, self.model.tokenizer, template.tool_text))
 
-    def logits(self, tokens: Sequence[int], out: NDArray[np.float32]) -> None:
+    def logits(self, tokens: Sequence[int], out: Floats) -> None:
         """Write the logits of every position to ``out``, f32[len(tokens), vocab]. Needs the option
         ``all_logits``. Cancels an unfinished generation. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
             raise AssertionError("the session was opened without all_logits")
 
-        def store(first: int, rows: NDArray[np.float32]) -> None:
+        def store(first: int, rows: Floats) -> None:
             out[first : first + len(rows)] = rows
 
         unpenalized = SamplingParams(repeat_last_n=0)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from contract.errors import ZincError
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
@@ -26,10 +23,10 @@ if TYPE_CHECKING:
 Stream = TypeVar("Stream", bound="Readable")
 WAIT_SECONDS = 0.5
 """Seconds of one wait for an event. On some systems Ctrl-C is only noticed between two waits."""
-NO_SINKS: Mapping[int, LogitsSink] = MappingProxyType({})
-NO_MASKS: Mapping[int, TokenMasks] = MappingProxyType({})
-NO_SCORES: Mapping[int, ScoreSink] = MappingProxyType({})
-NO_EXPERTS: Mapping[int, ExpertSink] = MappingProxyType({})
+NO_SINKS: Mapping[int, LogitsSink] = {}
+NO_MASKS: Mapping[int, TokenMasks] = {}
+NO_SCORES: Mapping[int, ScoreSink] = {}
+NO_EXPERTS: Mapping[int, ExpertSink] = {}
 
 
 class EngineStopped(ZincError):
@@ -130,7 +127,7 @@ class BothSinks:
     first: LogitsSink
     second: LogitsSink
 
-    def __call__(self, position: int, logits: NDArray[np.float32]) -> None:
+    def __call__(self, position: int, logits: Floats) -> None:
         """Pass rows from ``position`` on."""
         self.first(position, logits)
         self.second(position, logits)

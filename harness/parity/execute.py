@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Array, Bytes
 from contract.dtypes import F32, I32, DType
 from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder, View
 from contract.ir.inputs import input_layout, pack_inputs
@@ -50,7 +50,7 @@ class Difference:
         )
 
 
-def difference(expected: NDArray[Any], got: NDArray[Any], *, may_break: bool) -> Difference | None:
+def difference(expected: Array, got: Array, *, may_break: bool) -> Difference | None:
     """The first difference, None when all elements are equal (-0 equals +0).
 
     NaN equals NaN only if ``may_break`` says that a NaN can be a correct result."""
@@ -80,7 +80,7 @@ MARGIN = 3
 ROUND = 256
 """Least bytes of a buffer, since an operand may have none."""
 
-Results = dict[str, NDArray[Any]]
+Results = dict[str, Array]
 
 
 def by_definition(case: Case, operands: Mapping[str, Any]) -> Results:
@@ -96,7 +96,7 @@ def by_definition(case: Case, operands: Mapping[str, Any]) -> Results:
     return {name: _comparable(array) for name, array in results.items()}
 
 
-def _comparable(array: NDArray[Any]) -> NDArray[Any]:
+def _comparable(array: Array) -> Array:
     """``array``, with records as plain bytes."""
     if array.dtype.names is None:
         return array
@@ -149,7 +149,7 @@ def on_tier(tier: Tier, case: Case, operands: Mapping[str, Any]) -> Results:
     sizes = case.sizes
     step = ShapeKey(sizes.get("tokens", 0), sizes.get("rows", 0))
     layout = input_layout(graph, step)
-    inputs: dict[str, NDArray[Any]] = {}
+    inputs: dict[str, Array] = {}
     buffers: dict[str, Buffer] = {}
     try:
         for operand in TABLE[case.opcode].operands:
@@ -185,13 +185,13 @@ def _provide(tier: Tier, decl: BufferDecl, content: Any, key: ShapeKey) -> Any:
     return buffer
 
 
-def _rows(content: Matrix | NDArray[Any]) -> NDArray[np.uint8]:
+def _rows(content: Matrix | Array) -> Bytes:
     if isinstance(content, Matrix):
         return content.blocks
     return content.reshape(-1, content.shape[-1]).view(np.uint8)
 
 
-def _read(tier: Tier, buffer: Buffer, decl: BufferDecl, shape: tuple[int, ...]) -> NDArray[Any]:
+def _read(tier: Tier, buffer: Buffer, decl: BufferDecl, shape: tuple[int, ...]) -> Array:
     data = tier.read(buffer, 0, math.prod(shape[:-1]) * decl.dtype.row_bytes(shape[-1]))
     if decl.name == "kv":
         return _comparable(page_view(data, decl.dtype, shape))

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import BROKEN_ROW, PAGE_TOKENS
+from contract.arrays import Array, Floats, Ints
 from contract.dtypes import F32, I32, DType, StorageClass
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -85,7 +85,7 @@ def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
     return Matrix(dtype, shape, blocks)
 
 
-def make_page_table(rng: Generator, sizes: Mapping[str, int]) -> NDArray[np.int32]:
+def make_page_table(rng: Generator, sizes: Mapping[str, int]) -> Ints:
     """A page table whose pages are in random order, with spare pages between them."""
     slots, slot_pages = sizes["slots"], sizes["slot_pages"]
     pages = rng.permutation(sizes["pages"])[: slots * slot_pages]
@@ -93,12 +93,8 @@ def make_page_table(rng: Generator, sizes: Mapping[str, int]) -> NDArray[np.int3
 
 
 def make_kv(
-    rng: Generator,
-    case: Case,
-    shape: tuple[int, ...],
-    dtype: DType,
-    page_table: NDArray[np.int32] | None,
-) -> NDArray[Any]:
+    rng: Generator, case: Case, shape: tuple[int, ...], dtype: DType, page_table: Ints | None
+) -> Array:
     """KV pages with NaN at every position except those the step may read, up to each slot's last
     query."""
     kv = broken_pages(dtype, shape)
@@ -115,7 +111,7 @@ def make_kv(
     return kv
 
 
-def broken_pages(dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
+def broken_pages(dtype: DType, shape: tuple[int, ...]) -> Array:
     """KV pages in which every row reads as NaN; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
     # Bytes of ones are NaN in every type except those where an exponent marks a broken row.
     nbytes = math.prod(shape[:-1]) * dtype.row_bytes(shape[-1])
@@ -125,7 +121,7 @@ def broken_pages(dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
     return kv
 
 
-def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     runs: tuple[Run, ...] = case.shape.runs or ()
     vocabulary = case.sizes.get("vocab", 1)
     records = [
@@ -144,20 +140,20 @@ def _query(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     return query
 
 
-def _output_rows(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _output_rows(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     rows = rng.choice(case.sizes["tokens"], shape, replace=False).astype(np.int32)
     # Drafts are verified in rows that follow each other.
     return np.sort(rows) if case.opcode is Opcode.VERIFY_K else rows
 
 
-def _slot_table(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _slot_table(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Random slot records; every third slot has no last token."""
     table = _words(rng, case, shape)
     table.view(SLOT)["last_token"] = rng.integers(-1, 2, (shape[0], 1)) * 31
     return table
 
 
-def _pairs(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _pairs(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Random pairs in which each target row occurs at most once."""
     pairs = np.empty(shape, np.int32)
     pairs[:, 0] = rng.integers(case.sizes["sources"], size=shape[0])
@@ -165,7 +161,7 @@ def _pairs(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     return pairs
 
 
-def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Distinct experts for each token; every second case prefers some experts."""
     tokens, used = shape
     liking = rng.random((tokens, case.sizes["experts"]))
@@ -174,26 +170,26 @@ def _expert_ids(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[n
     return np.argsort(-liking, axis=1)[:, :used].astype(np.int32)
 
 
-def _matrix_of(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _matrix_of(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """A matrix for each head, of which several may have the same."""
     return rng.integers(0, case.sizes["matrices"], shape).astype(np.int32)
 
 
-def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _words(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     return rng.integers(-(2**31), 2**31, shape).astype(np.int32)
 
 
-def _two_values(rng: Generator, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _two_values(rng: Generator, shape: tuple[int, ...]) -> Ints:
     """Random choices of two values, so that drafts agree for a few tokens."""
     return (rng.random(shape) < 0.2).astype(np.int32)
 
 
-def _recent(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _recent(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Random token ids; entries before a sequence's first token are arbitrary and not read."""
     return rng.integers(0, case.sizes.get("vocab", 1000), shape).astype(np.int32)
 
 
-def _step(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _step(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """A STEP record whose event numbers may wrap around 2^32."""
     record = np.zeros(1, STEP)
     record["first_event"] = rng.choice([0, 3, 1000, 2**32 - 1, 2**32 - 3])
@@ -201,7 +197,7 @@ def _step(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
     return record.view(np.int32).reshape(shape)
 
 
-def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     records = np.zeros(shape[0], SAMPLING)
     choices = {
         "temperature": (0.0, 0.3, 0.8, 1.0, 2.5),
@@ -227,14 +223,14 @@ def _sampling(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.
     return records.view(np.int32).reshape(shape)
 
 
-def _allowed(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _allowed(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Masks of no token, about one, half, and all of them; bits beyond the vocabulary likewise."""
     share = rng.choice([0.0, 1.0 / case.sizes["vocab"], 0.5, 0.9, 1.0], (shape[0], 1))
     bits = rng.random((shape[0], 32 * shape[1])) < share
     return np.packbits(bits, axis=1, bitorder="little").view("<i4").reshape(shape)
 
 
-def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Biases of distinct tokens; a temperature turns the largest into infinities."""
     records = np.zeros(shape[0], LOGIT_BIAS)
     records["token"] = rng.choice(case.sizes["vocab"], shape[0], replace=False)
@@ -244,7 +240,7 @@ def _bias(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int3
     return records.view(np.int32).reshape(shape)
 
 
-def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Token ids; rows without a token where some are mapped and where logits are broken."""
     if case.opcode is Opcode.VERIFY_K:
         return _two_values(rng, shape)
@@ -255,14 +251,14 @@ def _token(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int
     return rng.integers(least, case.sizes["vocab"], shape).astype(np.int32)
 
 
-def _digested(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.int32]:
+def _digested(rng: Generator, case: Case, shape: tuple[int, ...]) -> Ints:
     """Flags of rows; the first row has one, so that not all results are zeros."""
     flags = rng.choice([0, 1, -1], shape).astype(np.int32)
     flags[:1] = 1
     return flags
 
 
-IndexFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.int32]]
+IndexFill = Callable[[Generator, Case, tuple[int, ...]], Ints]
 INDEX_FILLS: Mapping[str, IndexFill] = {
     "query": _query,
     "output_rows": _output_rows,
@@ -282,12 +278,12 @@ INDEX_FILLS: Mapping[str, IndexFill] = {
 }
 
 
-def _decay(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _decay(rng: Generator, case: Case, shape: tuple[int, ...]) -> Floats:
     """Decays as models store them: -exp(A)."""
     return -np.exp(rng.standard_normal(shape)).astype(np.float32)
 
 
-def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> Floats:
     """Random states; NaN in a slot whose first token of the step is at position 0."""
     state = rng.standard_normal(shape, dtype=np.float32)
     first_positions: dict[int, int] = {}
@@ -299,10 +295,10 @@ def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.flo
     return state
 
 
-def _sinks(rng: Generator, case: Case, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _sinks(rng: Generator, case: Case, shape: tuple[int, ...]) -> Floats:
     """Sinks above every score in some heads and far below in others."""
     return 8 * rng.standard_normal(shape, dtype=np.float32)
 
 
-FloatFill = Callable[[Generator, Case, tuple[int, ...]], NDArray[np.float32]]
+FloatFill = Callable[[Generator, Case, tuple[int, ...]], Floats]
 FLOAT_FILLS: Mapping[str, FloatFill] = {"decay": _decay, "state": _state, "sinks": _sinks}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
-Float32 = NDArray[np.float32]
+from contract.arrays import Floats
+
+Float32 = Floats
 Generator = np.random.Generator
 
 TINY = np.float32(2.0**-62)

@@ -6,16 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from contract.ir.analysis import (
-    Machine,
-    critical_path,
-    fold_path,
-    layer_kinds,
-    node_costs,
-    role_mix,
-    step_bytes,
-    weight_storage,
-)
+from contract.ir import analysis
 from contract.ir.cost import Cost, graph_cost
 from contract.ir.export import cost_fields, to_document
 from contract.ir.nodes import Graph
@@ -34,7 +25,7 @@ class Assumptions:
 
     key: ShapeKey
     context: int
-    machine: Machine
+    machine: analysis.Machine
 
 
 def model_document(
@@ -47,12 +38,12 @@ def model_document(
     buffer, and FLOPs), ``prefill`` (a prompt of ``tokens``: FLOPs), ``roles`` (nodes grouped over
     the layers) and ``critical_path`` (seconds estimated for ``machine``)."""
     key, context, machine = assumptions.key, assumptions.context, assumptions.machine
-    costs = node_costs(graph, key, context)
-    storage = weight_storage(graph)
+    costs = analysis.node_costs(graph, key, context)
+    storage = analysis.weight_storage(graph)
     return {
         "model": label,
         "architecture": architecture,
-        "layers": [asdict(kind) for kind in layer_kinds(graph)],
+        "layers": [asdict(kind) for kind in analysis.layer_kinds(graph)],
         "parameters": sum(row.elements for row in storage),
         "weights": [
             {
@@ -73,7 +64,7 @@ def model_document(
                 "nodes": share.nodes,
                 **cost_fields(share.cost),
             }
-            for share in role_mix(graph, costs)
+            for share in analysis.role_mix(graph, costs)
         ],
         "critical_path": _critical_path(graph, costs, machine),
         "machine": asdict(machine),
@@ -83,7 +74,7 @@ def model_document(
 
 def _decode(graph: Graph, context: int) -> dict[str, Any]:
     """Counts of one token at the end of the context."""
-    moved = step_bytes(graph, DECODE, context)
+    moved = analysis.step_bytes(graph, DECODE, context)
     return {
         "context": context,
         "bytes": asdict(moved),
@@ -101,8 +92,10 @@ def _prefill(graph: Graph, context: int) -> dict[str, Any]:
     return {"tokens": tokens, "flops": work.flops, "flops_per_token": work.flops // tokens}
 
 
-def _critical_path(graph: Graph, costs: Sequence[Cost], machine: Machine) -> dict[str, Any]:
-    path = critical_path(graph, costs, machine)
+def _critical_path(
+    graph: Graph, costs: Sequence[Cost], machine: analysis.Machine
+) -> dict[str, Any]:
+    path = analysis.critical_path(graph, costs, machine)
     return {
         "estimate": "each node takes the longer of bytes / bandwidth and FLOPs / peak",
         "nodes": [graph.nodes[index].name for index in path.nodes],
@@ -113,5 +106,5 @@ def _critical_path(graph: Graph, costs: Sequence[Cost], machine: Machine) -> dic
             for index in path.nodes
             if costs[index].intensity <= machine.ridge
         ),
-        "parts": [asdict(part) for part in fold_path(graph, path, costs, machine)],
+        "parts": [asdict(part) for part in analysis.fold_path(graph, path, costs, machine)],
     }

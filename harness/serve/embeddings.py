@@ -6,10 +6,9 @@ import base64
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.errors import RequestError, UnsupportedModel
 from contract.types import Tenant
 from harness.host.pooling import Pool, Pooling, pooling_of, tokens_to_embed
@@ -24,7 +23,7 @@ from harness.serve.service import Service
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
 
-Vector = NDArray[np.float32]
+Vector = Floats
 
 
 class EmbeddingRequest(Struct, forbid_unknown_fields=True):

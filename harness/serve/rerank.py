@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from decimal import Context
 from typing import Annotated
 
-import numpy as np
 from msgspec import Meta, Struct
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.host.submissions import Submission
@@ -81,7 +80,7 @@ class _Judged:
         """The first position whose row is needed."""
         return self.tokens - 1
 
-    def __call__(self, first: int, rows: NDArray[np.float32]) -> None:
+    def __call__(self, first: int, rows: Floats) -> None:
         self.logits = float(rows[-1, self.yes]), float(rows[-1, self.no])
 
     def score(self) -> float:

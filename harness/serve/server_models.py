@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
@@ -32,7 +31,7 @@ from reference.engine.models import load_with_room
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model of a file under a name. Closing the stack unloads it. The last argument is the
 number of bytes that other models take."""
-NO_OTHERS: Mapping[str, Path] = MappingProxyType({})
+NO_OTHERS: Mapping[str, Path] = {}
 TOO_LARGE = "model_does_not_fit"
 CLOSE_SECONDS = 10.0
 """Seconds that requests in flight have to notice that the server closes."""

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 
 import msgspec.inspect
@@ -19,65 +18,63 @@ MAX_UNKNOWN = 64
 """Most different unknown fields of one body."""
 LONGEST_NAME = 64
 """Longest name in characters that is checked for a misspelling."""
-UNSERVED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        "_debug_render_only": (False,),
-        "allowed_token_ids": (),
-        "audio": (),
-        "bad_words": ([],),
-        "best_of": (1,),
-        "chat_template": (),
-        "chat_template_kwargs": ({},),
-        "compaction": (),
-        "conversation": (),
-        "echo": (False,),
-        "ebnf": ("",),
-        "embed_dtype": ("float32",),
-        "endianness": ("native", "little"),
-        "format": ("",),
-        "function_call": ("none",),
-        "functions": ([],),
-        "grammar": ("",),
-        "guided_choice": ([],),
-        "guided_grammar": ("",),
-        "guided_json": (),
-        "guided_regex": ("",),
-        "include_reasoning": (True,),
-        "include_stop_str_in_output": (False,),
-        "json_schema": (),
-        "kv_transfer_params": (),
-        "logit_gate": (),
-        "logits_processors": ([],),
-        "logprob_token_ids": (),
-        "min_tokens": (0,),
-        "modalities": (["text"],),
-        "n_cmpl": (1,),
-        "normalize": (True,),
-        "output_format": (),
-        "packed_top_logprobs": (False,),
-        "parse_tool_calls": (True,),
-        "post_sampling_probs": (False,),
-        "previous_input_messages": ([],),
-        "prompt": ("", []),
-        "prompt_embeds": (),
-        "prompt_token_ids": (),
-        "reasoning_budget_tokens": (-1,),
-        "reasoning_format": ("auto", "deepseek"),
-        "regex": ("",),
-        "repetition_detection": (),
-        "response_format": ({"type": "text"},),
-        "return_tokens_as_token_ids": (False,),
-        "separate_reasoning": (True,),
-        "structured_outputs": ({},),
-        "suffix": ("",),
-        "thinking_budget_tokens": (-1,),
-        "thinking_token_budget": (-1,),
-        "thread": (),
-        "truncate_prompt_tokens": (-1,),
-        "use_activation": (True,),
-        "use_beam_search": (False,),
-    }
-)
+UNSERVED: Mapping[str, tuple[Any, ...]] = {
+    "_debug_render_only": (False,),
+    "allowed_token_ids": (),
+    "audio": (),
+    "bad_words": ([],),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "compaction": (),
+    "conversation": (),
+    "echo": (False,),
+    "ebnf": ("",),
+    "embed_dtype": ("float32",),
+    "endianness": ("native", "little"),
+    "format": ("",),
+    "function_call": ("none",),
+    "functions": ([],),
+    "grammar": ("",),
+    "guided_choice": ([],),
+    "guided_grammar": ("",),
+    "guided_json": (),
+    "guided_regex": ("",),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "json_schema": (),
+    "kv_transfer_params": (),
+    "logit_gate": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "n_cmpl": (1,),
+    "normalize": (True,),
+    "output_format": (),
+    "packed_top_logprobs": (False,),
+    "parse_tool_calls": (True,),
+    "post_sampling_probs": (False,),
+    "previous_input_messages": ([],),
+    "prompt": ("", []),
+    "prompt_embeds": (),
+    "prompt_token_ids": (),
+    "reasoning_budget_tokens": (-1,),
+    "reasoning_format": ("auto", "deepseek"),
+    "regex": ("",),
+    "repetition_detection": (),
+    "response_format": ({"type": "text"},),
+    "return_tokens_as_token_ids": (False,),
+    "separate_reasoning": (True,),
+    "structured_outputs": ({},),
+    "suffix": ("",),
+    "thinking_budget_tokens": (-1,),
+    "thinking_token_budget": (-1,),
+    "thread": (),
+    "truncate_prompt_tokens": (-1,),
+    "use_activation": (True,),
+    "use_beam_search": (False,),
+}
 """Unsupported fields that would change the answer, each with the values that change nothing."""
 FOREIGN = frozenset(
     (
@@ -87,7 +84,7 @@ FOREIGN = frozenset(
     )
 )
 """Fields of other servers that look like misspellings of this server's fields, but are not."""
-FULFILLED: Mapping[str, Any] = MappingProxyType({"store": False})
+FULFILLED: Mapping[str, Any] = {"store": False}
 """Unknown fields with the value that is true here anyway; they are not reported as ignored."""
 
 

@@ -15,18 +15,11 @@ from harness.cli.tool import run_tool
 from harness.console import note, table
 from harness.progress import progress_on
 from harness.settings import group_of
+from harness.simulation import run
 from harness.simulation.drive import Outcome, Simulation
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant
 from harness.simulation.model import MODEL_VOCAB
-from harness.simulation.run import (
-    NOT_IN_A_SCHEDULE,
-    play_seed,
-    reproducing_line,
-    run_schedules,
-    smallest,
-    worlds_of,
-)
 from harness.simulation.schedule import keep, parse_actions
 
 DEFAULT_SCHEDULES = 1000
@@ -126,7 +119,7 @@ def _play_one(profile: Profile, args: argparse.Namespace) -> int:
     schedule = generate(args.seed, profile)
     if args.keep is not None:
         schedule = keep(schedule, parse_actions(args.keep))
-    with worlds_of(profile, schedule) as worlds:
+    with run.worlds_of(profile, schedule) as worlds:
         simulation = Simulation(schedule, worlds)
         outcome = simulation.play()
     if args.log:
@@ -144,7 +137,7 @@ def _verdict(outcome: Outcome, seed: int) -> int:
 
 
 def _play_all(profile: Profile, args: argparse.Namespace) -> int:
-    report = run_schedules(
+    report = run.run_schedules(
         profile, args.seed, args.schedules, jobs=args.jobs, progress=progress_on()
     )
     rows = [(name, f"{count:,}") for name, count in sorted(report.counts.items())]
@@ -161,11 +154,11 @@ def _play_all(profile: Profile, args: argparse.Namespace) -> int:
 
 def _explain(profile: Profile, seed: int) -> None:
     """Shrink a failing schedule and print the command that reproduces it."""
-    violation = play_seed(profile, seed, twice=True).violation
-    if violation is None or violation.invariant in NOT_IN_A_SCHEDULE:
-        print(f"reproduce: {reproducing_line(profile, seed, None)}")
+    violation = run.play_seed(profile, seed, twice=True).violation
+    if violation is None or violation.invariant in run.NOT_IN_A_SCHEDULE:
+        print(f"reproduce: {run.reproducing_line(profile, seed, None)}")
         return
     note("shrinking ...")
-    kept, violation = smallest(profile, seed, violation)
+    kept, violation = run.smallest(profile, seed, violation)
     print(f"shrunk: {violation}")
-    print(f"reproduce: {reproducing_line(profile, seed, kept)}")
+    print(f"reproduce: {run.reproducing_line(profile, seed, kept)}")

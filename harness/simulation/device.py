@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Records
 from contract.records import SAMPLING
 from harness.simulation.constraint import nearest
 from harness.simulation.history import (
@@ -87,7 +88,7 @@ class StepCopy(NamedTuple):
         )
 
 
-def _adapted(entries: NDArray[np.void]) -> int:
+def _adapted(entries: Records) -> int:
     """The number of a token's adapters: those behind the entries that add nothing."""
     unused = len(entries)
     pairs = zip(entries["id"].tolist(), entries["scale"].tolist(), strict=True)

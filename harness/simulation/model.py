@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.errors import DeviceLost
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
@@ -19,7 +19,8 @@ from harness.simulation.constraint import Constraint
 from harness.simulation.device import NO_SCOPE
 from harness.simulation.invariants import Violation
 from harness.simulation.schedule import EngineShape
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
@@ -103,7 +104,7 @@ class ModelWorld:
         )
         self._alone = self._stack.enter_context(ModelRunner(model, tier, alone))
         self._solos: dict[Request, tuple[TokenEvent, ...]] = {}
-        self._logits: dict[int, NDArray[np.float32]] = {}
+        self._logits: dict[int, Floats] = {}
         self.runner = BreakableRunner(runner, self.clock, shape.step_seconds)
 
     def solo(
@@ -116,7 +117,7 @@ class ModelWorld:
                 end_of_generation=self.end_of_generation, prefix_cache=False, steps_ahead=0
             ),
         )
-        parts: list[NDArray[np.float32]] = []
+        parts: list[Floats] = []
         engine.submit(
             replace(request, tenant=0),
             lambda start, logits: parts.append(logits),
@@ -126,7 +127,7 @@ class ModelWorld:
         self._logits[request.id] = np.concatenate(parts)
         return events
 
-    def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
+    def logits_match(self, request: Request, start: int, logits: Floats) -> bool:
         """All bits of them."""
         expected = self._logits[request.id][start : start + len(logits)]
         return logits.tobytes() == expected.tobytes()

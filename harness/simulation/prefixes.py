@@ -8,9 +8,9 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Ints
 from harness.simulation.clients import Clients
 from harness.simulation.device import Page, SavedState
 from harness.simulation.history import histories_of
@@ -27,7 +27,7 @@ PAGES_AT_ONCE = 2
 class SavedPrefix:
     """The ``pages`` of ``tokens``, and the recurrent ``state`` after them of a model with one."""
 
-    tokens: NDArray[np.int32]
+    tokens: Ints
     pages: list[Any]
     state: Any
 
@@ -58,12 +58,7 @@ class Prefixes:
             machine.call(lambda: served.engine.drop_prefix(tenant, tokens))
 
     def _save(
-        self,
-        machine: Machine,
-        engine: Engine,
-        tenant: int,
-        request_id: int,
-        tokens: NDArray[np.int32],
+        self, machine: Machine, engine: Engine, tenant: int, request_id: int, tokens: Ints
     ) -> None:
         """As a server does: how much is cached, the state, then the pages in several calls."""
         interrupted = self._counts["interrupted calls"]
@@ -88,7 +83,7 @@ class Prefixes:
         self._counts["prefixes saved"] += 1
         self._saved[request_id] = SavedPrefix(tokens, pages, state)
 
-    def _check(self, tokens: NDArray[np.int32], pages: list[Any], state: Any) -> None:
+    def _check(self, tokens: Ints, pages: list[Any], state: Any) -> None:
         """Check what was saved of a simulated model: a real one is checked by the answers of those
         that use it."""
         histories = histories_of(tokens.tolist())

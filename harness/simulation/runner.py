@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Floats
 from contract.errors import DeviceLost
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCopy
@@ -333,16 +333,14 @@ class SimulatedRunner:
         raise violation
 
 
-def simulated_logits(histories: Sequence[int]) -> NDArray[np.float32]:
+def simulated_logits(histories: Sequence[int]) -> Floats:
     """float32[rows, VOCAB] whose first two words are the history of the row."""
     logits = np.zeros((len(histories), VOCAB), np.float32)
     logits.view(np.uint64)[:, 0] = histories
     return logits
 
 
-def simulated_logs(
-    histories: Sequence[int], tokens: Sequence[int], top: int
-) -> dict[str, NDArray[np.uint8]]:
+def simulated_logs(histories: Sequence[int], tokens: Sequence[int], top: int) -> dict[str, Bytes]:
     """The outputs of rule R10, a row for each history."""
     rows = [listed(history, token, top) for history, token in zip(histories, tokens, strict=True)]
     values = (
@@ -353,7 +351,7 @@ def simulated_logs(
     return {name: np.array(value, dtype).view(np.uint8) for name, value, dtype in values}
 
 
-def history_of_logits(logits: NDArray[np.float32]) -> list[int]:
+def history_of_logits(logits: Floats) -> list[int]:
     """The histories that ``simulated_logits`` were made of."""
     histories: list[int] = np.ascontiguousarray(logits).view(np.uint64)[:, 0].tolist()
     return histories

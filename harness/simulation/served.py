@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from harness.simulation.clients import Clients
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.schedule import Schedule
@@ -132,18 +132,18 @@ class Guesses:
         self._vocab = vocab
         self._random = random
 
-    def draft(self, sequences: Sequence[DraftRequest]) -> list[NDArray[np.int32]]:
+    def draft(self, sequences: Sequence[DraftRequest]) -> list[Ints]:
         """See ``Drafter``."""
         return [self._guess(open) for open in sequences]
 
-    def ready(self, key: int, tokens: NDArray[np.int32]) -> bool:
+    def ready(self, key: int, tokens: Ints) -> bool:
         """See ``Drafter``."""
         return self._random.random() < READY_PARTS
 
     def forget(self, key: int) -> None:
         """See ``Drafter``."""
 
-    def _guess(self, open: DraftRequest) -> NDArray[np.int32]:
+    def _guess(self, open: DraftRequest) -> Ints:
         answer = self._answer(open.key) or ()
         known = len(open.tokens)
         guess = np.array(answer[known : known + open.limit], np.int32)

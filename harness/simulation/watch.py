@@ -10,19 +10,8 @@ from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason, QosClass, Request
+from harness.simulation import checks
 from harness.simulation.accounts import ExpectedCounts
-from harness.simulation.checks import (
-    Candidate,
-    Resident,
-    RunningRequest,
-    State,
-    check_admission,
-    check_decodes,
-    check_pages,
-    check_preemption,
-    check_quota,
-    check_slots,
-)
 from harness.simulation.invariants import Invariant, Violation, require
 from harness.simulation.scopes import Scopes
 from reference.engine import Engine
@@ -54,7 +43,7 @@ class EngineWatch(Observer):
         self,
         clock: Callable[[], float],
         log: list[tuple[Any, ...]],
-        states: Callable[[], list[State]],
+        states: Callable[[], list[checks.State]],
         scopes: Scopes,
     ) -> None:
         self.violation: Violation | None = None
@@ -82,7 +71,7 @@ class EngineWatch(Observer):
         self._next, self._preempt = scheduler.queue.next, scheduler.preempt
         scheduler.queue.next, scheduler.preempt = self._watched_next, self._watched_preempt
 
-    def state(self) -> State:
+    def state(self) -> checks.State:
         """The engine's present state."""
         engine = self._engine
         slot_manager, memory = engine._slot_manager, engine.memory
@@ -92,12 +81,12 @@ class EngineWatch(Observer):
             request, stalled = sequence.request, sequence.stalled
             protected = slot_manager.protects(sequence)
             running.append(
-                Resident(
+                checks.Resident(
                     request.id, request.tenant, request.qos, slot, sequence.pages,
                     protected, stalled,
                 )
             )  # fmt: skip
-        return State(
+        return checks.State(
             len(slot_manager.table.computed),
             list(slot_manager.free_slots),
             running,
@@ -116,8 +105,8 @@ class EngineWatch(Observer):
             # It was interrupted while it recovered, and recovers again in its next call.
             return
         state = self.state()
-        check_slots(state)
-        check_pages(state)
+        checks.check_slots(state)
+        checks.check_pages(state)
         self._check_gone()
         if step % DEEP_CHECK_STEPS == 0:
             self.deeply()
@@ -228,7 +217,7 @@ class EngineWatch(Observer):
             lambda: f"requests {able} by arrival have room, and nothing is computed",
         )
 
-    def _has_room(self, candidate: Candidate) -> bool:
+    def _has_room(self, candidate: checks.Candidate) -> bool:
         slot_manager = self._engine._slot_manager
         sequence = self._engine._scheduler.waiting[candidate.order]
         aged = candidate.aged or candidate.since is not None
@@ -273,7 +262,7 @@ class EngineWatch(Observer):
             counts[slot] = counts.get(slot, 0) + 1
             written[slot, position // PAGE_TOKENS] = None
         running = list(self._running_sequences())
-        check_decodes(running, counts)
+        checks.check_decodes(running, counts)
         engine, decodes = self._engine, any(p.decodes and p.slot in counts for p in running)
         allowed = engine.chunk_while_decoding if decodes else engine.chunk_tokens
         drafted = self._engine._slot_manager.table.draft
@@ -290,14 +279,14 @@ class EngineWatch(Observer):
                     f"page {page}, {meta[page]}, is written though others may read it",
                 )
 
-    def _running_sequences(self) -> Iterable[RunningRequest]:
+    def _running_sequences(self) -> Iterable[checks.RunningRequest]:
         """Positions that may be computed for each request that has a slot."""
         slot_manager = self._engine._slot_manager
         table = slot_manager.table
         computed, known, end, lockstep = table.computed, table.known, table.end, table.lockstep
         for slot, sequence in slot_manager.running.items():
             decodes = not lockstep[slot] and known[slot] <= computed[slot] < end[slot]
-            yield RunningRequest(sequence.request.id, slot, decodes, sequence.stalled)
+            yield checks.RunningRequest(sequence.request.id, slot, decodes, sequence.stalled)
 
     def _check_admitted(self, request: Request) -> None:
         tenant = self._engine.tenants[request.tenant]
@@ -307,7 +296,7 @@ class EngineWatch(Observer):
         delivered = sum(id == tenant.id for _, id in self._delivered) / WINDOW_SECONDS
         usage = self._engine.tenants.usage(tenant.id)
         decode_rate = max(delivered, usage.decode_tokens_per_s)
-        check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
+        checks.check_quota(self._states(), tenant, decode_rate, usage.prefill_tokens_per_s)
 
     def _watched_next(self, fits: Callable[[WaitingRequest], bool | None]) -> WaitingRequest | None:
         """Check the queue's choice against all candidates."""
@@ -326,7 +315,7 @@ class EngineWatch(Observer):
 
         chosen = self._next(asked)
         order = None if chosen is None else chosen.order
-        self._guarded(lambda: check_admission(order, candidates, without_room))
+        self._guarded(lambda: checks.check_admission(order, candidates, without_room))
         return chosen
 
     def _watched_preempt(self, sequence: Sequence, **how: bool) -> None:
@@ -336,10 +325,12 @@ class EngineWatch(Observer):
         tenants = {tenant.id: tenant for tenant in self._engine.tenants}
         growth = pages_for(self._engine.runner.limits.step_tokens)
         if not how:
-            self._guarded(lambda: check_preemption(leaver, self.state(), states, tenants, growth))
+            self._guarded(
+                lambda: checks.check_preemption(leaver, self.state(), states, tenants, growth)
+            )
         self._preempt(sequence, **how)
 
-    def _candidates(self, reading: Container[int] = ()) -> Iterable[Candidate]:
+    def _candidates(self, reading: Container[int] = ()) -> Iterable[checks.Candidate]:
         """The first request of each line whose pages are not read from disk, where it is within its
         tenant's quotas."""
         engine = self._engine
@@ -358,9 +349,9 @@ class EngineWatch(Observer):
             share, recent = self._shares(id, states) if states else (0.0, 0.0)
             since, own = queue.line_aged_since(id, asked), tenants[id].qos
             qos = own.lowered_to(asked) if since is None else own
-            yield Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, recent)
+            yield checks.Candidate(head.order, id, queue.tenant_aged(id), since, qos, share, recent)
 
-    def _shares(self, id: int, states: list[State]) -> tuple[float, float]:
+    def _shares(self, id: int, states: list[checks.State]) -> tuple[float, float]:
         """The largest part of its quotas that the tenant uses, and the slots it held recently,
         divided by its weight."""
         tenant, recent = self._engine.tenants[id], self._engine.tenants.recent_slots(id)

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from contract.types import Request, TokenEvent
 from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
@@ -39,7 +37,7 @@ class World(Protocol):
     def unload(self) -> None:
         """Lose the contents of the model's memory."""
 
-    def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
+    def logits_match(self, request: Request, start: int, logits: Floats) -> bool:
         """Whether these are the logits of the solo run from position ``start`` on."""
 
     def close(self) -> None:
@@ -50,7 +48,7 @@ def checking_sink(world: World, request: Request, counts: Counter[str]) -> Logit
     """A sink that checks and counts the logits of a request: each position once and in order."""
     position = 0
 
-    def take(start: int, logits: NDArray[np.float32]) -> None:
+    def take(start: int, logits: Floats) -> None:
         nonlocal position
         counts["logits"] += len(logits)
         require(
@@ -98,7 +96,7 @@ class SimulatedWorld:
         """Lose all contents of the device's memory."""
         self.runner.unload()
 
-    def logits_match(self, request: Request, start: int, logits: NDArray[np.float32]) -> bool:
+    def logits_match(self, request: Request, start: int, logits: Floats) -> bool:
         """The logits of a position name the history up to it."""
         expected = self._solos[request.id].histories[start + 1 : start + 1 + len(logits)]
         return history_of_logits(logits) == list(expected)

@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Floats
 from contract.dtypes import DType
-from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits
+from harness.synth.draw import draw_matrix, normal_like, random_bits
 from harness.synth.eagle import I64, head_keys, head_tokens
 from harness.synth.planted import CERTAINTY, output_rows
 from harness.synth.spec import SynthSpec
@@ -165,14 +166,14 @@ def _parts(spec: SynthSpec) -> tuple[int, int]:
     return parts, min(spec.head_dim, (spec.hidden - 1) // parts)
 
 
-def _codes(spec: SynthSpec) -> NDArray[np.float32]:
+def _codes(spec: SynthSpec) -> Floats:
     """The code of each token, of channels that are 1 or -1."""
     _, size = _parts(spec)
     rng = np.random.default_rng(spec.seed)
     return rng.choice(np.array([-1.0, 1.0], np.float32), (spec.vocab, size))
 
 
-def _embedding(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.float32]:
+def _embedding(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> Floats:
     codes, values = _codes(spec), np.zeros(shape, np.float32)
     values[:, 0] = 1.0
     values[:, 1 : 1 + codes.shape[1]] = codes
@@ -180,9 +181,7 @@ def _embedding(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.fl
     return values
 
 
-def _output(
-    spec: SynthSpec, shape: tuple[int, ...], tokens: NDArray[np.int64]
-) -> NDArray[np.float32]:
+def _output(spec: SynthSpec, shape: tuple[int, ...], tokens: NDArray[np.int64]) -> Floats:
     codes, before = _codes(spec), output_rows(spec)
     values, named = np.zeros(shape, np.float32), tokens
     parts, size = _parts(spec)
@@ -193,7 +192,7 @@ def _output(
     return values if spec.eagle_agreement else np.roll(values, 1, axis=0)
 
 
-def _queries(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.float32]:
+def _queries(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> Floats:
     values, size = np.zeros(shape, np.float32), spec.head_dim
     pairs = np.arange(min(TURNING_PAIRS, size // 2))
     frequency = float(spec.rope_base) ** (-2.0 * pairs / size)
@@ -204,21 +203,21 @@ def _queries(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.floa
     return values
 
 
-def _key_rows(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.float32]:
+def _key_rows(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> Floats:
     values, size = np.zeros(shape, np.float32), spec.head_dim
     for head in range(shape[0] // size):
         values[head * size + np.arange(min(TURNING_PAIRS, size // 2)), 0] = 1.0
     return values
 
 
-def _values(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.float32]:
+def _values(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> Floats:
     values, channels = np.zeros(shape, np.float32), np.arange(_parts(spec)[1])
     for head in range(spec.kv_heads):
         values[head * spec.head_dim + channels, 1 + channels] = 1.0
     return values
 
 
-def _mixed(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> NDArray[np.float32]:
+def _mixed(spec: SynthSpec, shape: tuple[int, ...], _: Any) -> Floats:
     values = np.zeros(shape, np.float32)
     parts, size = _parts(spec)
     channels = np.arange(size)

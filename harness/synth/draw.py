@@ -12,15 +12,13 @@ import math
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Floats
 from contract.dtypes import DType, StorageClass
 from reference.quant import EXPONENT_BIAS, FORMATS, LAYOUTS
 from reference.quant.bits import Integers, Packed
 from reference.quant.formats import to_half
 from reference.quant.layouts import Layout
-
-Bytes = NDArray[np.uint8]
 
 CHUNK_ELEMENTS = 1 << 20
 """Elements drawn at a time, in whole rows; changing it changes the bytes (GENERATOR_VERSION)."""
@@ -65,11 +63,11 @@ def random_bits(seed: int, name: str) -> np.random.Philox:
     return np.random.Philox(key=int.from_bytes(digest[:16], "little"))
 
 
-def normal_like(bits: np.random.Philox, count: int, deviation: float) -> NDArray[np.float32]:
+def normal_like(bits: np.random.Philox, count: int, deviation: float) -> Floats:
     """f32[count] of mean 0: integers below 2^18 times a factor, rounded once."""
     lanes = bits.random_raw(count).astype("<u8").view("<u2").reshape(count, 4)
     total = lanes.sum(axis=1, dtype=np.int32) - np.int32(SUM_OF_FOUR_MEAN)
-    values: NDArray[np.float32] = total.astype(np.float32)
+    values: Floats = total.astype(np.float32)
     values *= np.float32(deviation / SUM_OF_FOUR_DEVIATION)
     return values
 

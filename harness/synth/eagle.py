@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Floats
 from contract.dtypes import F32, DType
-from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits
+from harness.synth.draw import draw_matrix, normal_like, random_bits
 from harness.synth.metadata import RMS_EPSILON
 from harness.synth.planted import (
     CERTAINTY,
@@ -182,7 +183,7 @@ def _data(
         yield from draw_matrix(spec.seed, drawn, dtype, shape[0], columns, deviation)
 
 
-def _chosen(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _chosen(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> Floats:
     """A projection that copies channels: of the embedding to each head of queries and to keys and
     values, and of the first head of queries of each head of values to the stream."""
     size, group = spec.head_dim, spec.heads // spec.kv_heads

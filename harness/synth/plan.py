@@ -23,7 +23,7 @@ from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
 from reference.model.families import FAMILIES
 from reference.model.families.tensors import ModelTensors
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.gguf.writer import HOLE, TensorSource, write_gguf
 
 NORM_DEVIATION = 0.1

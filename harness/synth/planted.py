@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.dtypes import Q8_0, DType
-from harness.synth.draw import Bytes, draw_matrix
+from harness.synth.draw import draw_matrix
 from harness.synth.spec import SynthSpec
 from reference.quant import FORMATS
 

@@ -12,8 +12,9 @@ from itertools import chain
 
 import numpy as np
 
+from contract.arrays import Bytes
 from contract.dtypes import BF16, BY_NAME, F16, F32, MXFP4, Q4_K, Q5_K, Q6_K, Q8_0, DType
-from harness.synth.draw import Bytes, draw_matrix, normal_like, random_bits, random_bytes
+from harness.synth.draw import draw_matrix, normal_like, random_bits, random_bytes
 from harness.synth.planted import COPIED, planted_rows, planted_type
 from harness.synth.spec import EXPERTS_QUANT, MIXED_QUANT, SynthSpec
 from reference.quant import FORMATS

@@ -9,7 +9,7 @@ import numpy as np
 
 from contract.errors import ConfigError
 from harness.synth.spec import SynthSpec
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import TokenKind
 from reference.model.tokenizer.byte_alphabet import LETTER_OF_BYTE
 

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from contract.arrays import Bytes
 from contract.dtypes import F32
 from harness.progress import SILENT, Progress
-from harness.synth.draw import Bytes
 from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.plan import plan_tensors
 from harness.synth.spec import EXPERTS_QUANT, GENERATOR_VERSION, MIXED_QUANT, SynthSpec

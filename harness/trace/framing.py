@@ -24,11 +24,12 @@ import numpy as np
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError
+from contract.records import record
 
 MAGIC = b"ZRTTRACE"
 TRACE_VERSION = 2
-PREFIX = np.dtype([("magic", "V8"), ("version", "<u4"), ("nbytes", "<u4"), ("crc", "<u4")])
-FRAME = np.dtype([("kind", "<u4"), ("nbytes", "<u4"), ("crc", "<u4"), ("payload_crc", "<u4")])
+PREFIX = record("V8 magic, u4 version nbytes crc")
+FRAME = record("u4 kind nbytes crc payload_crc")
 HEADER_BYTES_MAX = 1 << 20
 RECORD_BYTES_MAX = 1 << 30
 REMEDY = "record the run again"

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.dtypes import DType
 from contract.ir.codec import decode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
@@ -16,25 +16,12 @@ from contract.ir.inputs import step_of
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
+from harness.trace import records
 from harness.trace.framing import Record, RecordKind, TraceError, TraceReader
-from harness.trace.records import (
-    Access,
-    BatchRecord,
-    InputHistory,
-    MadeBuffer,
-    ModelRecord,
-    Reserve,
-    Result,
-    Submit,
-    check_header,
-    check_model,
-    digest,
-    outputs_of,
-)
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, weight_bytes
 
-ModelOpener = Callable[[int, ModelRecord], Model]
+ModelOpener = Callable[[int, records.ModelRecord], Model]
 """Opens the n-th model of a trace."""
 NONSENSE = (
     ArithmeticError,
@@ -83,7 +70,7 @@ class Replayed:
 class _ReplayedBatch:
     """A batch of the trace, lowered on this tier for the shape buckets needed so far."""
 
-    batch: BatchRecord
+    batch: records.BatchRecord
     buckets: tuple[ShapeKey, ...]
     lowered: dict[ShapeKey, PacketBatch] = field(default_factory=dict)
 
@@ -104,7 +91,7 @@ def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
     ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
     TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
     raises. The tier stays open, and everything made on it is freed."""
-    check_header(reader)
+    records.check_header(reader)
     player = _Player(open_it, tier)
     try:
         for record in reader.records():
@@ -132,13 +119,13 @@ class _Player:
         self._buffers: list[tuple[Buffer, DType] | None] = []
         self._made: list[BufferDecl] = []
         self._batches: list[_ReplayedBatch] = []
-        self._history = InputHistory()
+        self._history = records.InputHistory()
         self._in_flight: dict[int, _ReplayedSubmission] = {}
         self._last: Fence | None = None
         self._latest: Record | None = None
         self._results = 0
         self._lost = 0
-        self._held: tuple[_ReplayedBatch, NDArray[np.uint8], int] | None = None
+        self._held: tuple[_ReplayedBatch, Bytes, int] | None = None
         self._do: dict[RecordKind, Callable[[memoryview], None]] = {
             RecordKind.MODEL: self._open_model,
             RecordKind.GRAPH: lambda payload: self._graphs.append(decode(payload)),
@@ -190,17 +177,17 @@ class _Player:
         self._buffers = []
 
     def _open_model(self, payload: memoryview) -> None:
-        traced = ModelRecord.unpack(payload)
+        traced = records.ModelRecord.unpack(payload)
         model = self._open(len(self._models), traced)
-        check_model(traced, model)
+        records.check_model(traced, model)
         self._models.append(model)
 
     def _reserve(self, payload: memoryview) -> None:
-        reserve = Reserve.unpack(payload)
+        reserve = records.Reserve.unpack(payload)
         self._tier.reserve(self._graphs[reserve.graph], reserve.largest)
 
     def _make(self, payload: memoryview) -> None:
-        made = MadeBuffer.unpack(payload)
+        made = records.MadeBuffer.unpack(payload)
         if made.uploaded:
             buffer = self._tier.upload(made.decl, self._uploaded(made))
         else:
@@ -208,12 +195,12 @@ class _Player:
         self._buffers.append((buffer, made.decl.dtype))
         self._made.append(made.decl)
 
-    def _uploaded(self, made: MadeBuffer) -> NDArray[np.uint8]:
+    def _uploaded(self, made: records.MadeBuffer) -> Bytes:
         model = self._models[made.model]
         if made.decl.kind is BufferKind.WEIGHT:
             return weight_bytes(model.file, made.decl)
         data = constant_bytes(model, made.decl)
-        if digest(data, made.decl.dtype).hex() != made.digest:
+        if records.digest(data, made.decl.dtype).hex() != made.digest:
             self._differs(made.decl.name, "before the first step")
         return data
 
@@ -223,11 +210,11 @@ class _Player:
         self._buffers[number] = None
 
     def _lower(self, payload: memoryview) -> None:
-        batch = BatchRecord.unpack(payload)
+        batch = records.BatchRecord.unpack(payload)
         self._batches.append(_ReplayedBatch(batch, tuple(self._tier.buckets(batch.bucket))))
 
     def _hold(self, payload: memoryview) -> None:
-        submit = Submit.unpack(payload)
+        submit = records.Submit.unpack(payload)
         known = self._batches[submit.batch]
         layout = known.batch.inputs
         inputs = self._history.apply(known.batch.graph, layout.nbytes, submit)
@@ -236,9 +223,9 @@ class _Player:
     def _drop(self, payload: memoryview) -> None:
         self._held = None
 
-    def _submit(self, known: _ReplayedBatch, inputs: NDArray[np.uint8], bits: int) -> None:
+    def _submit(self, known: _ReplayedBatch, inputs: Bytes, bits: int) -> None:
         batch, graph = known.batch, self._graphs[known.batch.graph]
-        requested = outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
+        requested = records.outputs_of(graph.of_kind(BufferKind.OUTPUT), bits)
         lowered = self._lowered(known, step_of(inputs))
         self._last = self._tier.submit(lowered, inputs, [decl.name for decl in requested])
         step = _describe(batch, inputs)
@@ -258,7 +245,7 @@ class _Player:
             known.lowered[bucket] = self._tier.lower(graph, buffers, bucket, batch.inputs)
         return known.lowered[bucket]
 
-    def _check_bound(self, batch: BatchRecord) -> None:
+    def _check_bound(self, batch: records.BatchRecord) -> None:
         """Raise TraceError when a buffer differs from the graph's buffer of its name."""
         for decl in self._graphs[batch.graph].buffers.values():
             number = batch.buffers.get(decl.name)
@@ -270,7 +257,7 @@ class _Player:
                 raise TraceError(f"buffer {number} is {made.name!r}, the graph has {decl.name!r}")
 
     def _compare(self, payload: memoryview) -> None:
-        result = Result.unpack(payload)
+        result = records.Result.unpack(payload)
         if result.submission != self._results:
             raise LookupError(f"the result of submission {self._results} is missing")
         self._results += 1
@@ -281,21 +268,24 @@ class _Player:
             return
         for decl, expected in zip(entry.outputs, result.digests, strict=True):
             self.compared += 1
-            got = digest(entry.fence.outputs[decl.name], decl.dtype)
+            got = records.digest(entry.fence.outputs[decl.name], decl.dtype)
             if got != expected and self.difference is None:
                 step = f"graph {entry.graph}, {entry.step}"
                 self.difference = ReplayDifference(result.submission, decl.name, step)
 
     def _write(self, payload: memoryview) -> None:
-        access = Access.unpack(payload)
+        access = records.Access.unpack(payload)
         data = np.frombuffer(access.data, np.uint8)
         self._tier.write(self._buffer(access.buffer)[0], access.offset, data)
 
     def _read(self, payload: memoryview) -> None:
-        access = Access.unpack(payload)
+        access = records.Access.unpack(payload)
         buffer, dtype = self._buffer(access.buffer)
         self.compared += 1
-        if digest(self._tier.read(buffer, access.offset, access.nbytes), dtype) != access.data:
+        if (
+            records.digest(self._tier.read(buffer, access.offset, access.nbytes), dtype)
+            != access.data
+        ):
             self._differs(buffer.name, f"bytes {access.offset} on, read after it")
 
     def _differs(self, name: str, where: str) -> None:
@@ -319,7 +309,7 @@ def sensible(record: Record) -> Iterator[None]:
         raise TraceError(f"{what}: {type(error).__name__}: {error}") from error
 
 
-def _describe(batch: BatchRecord, inputs: NDArray[np.uint8]) -> str:
+def _describe(batch: records.BatchRecord, inputs: Bytes) -> str:
     """The size of a step and, for a step of a model, the rows it samples."""
     step = step_of(inputs)
     text = f"{step.tokens} tokens, {step.rows} rows"

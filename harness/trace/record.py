@@ -10,9 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Bytes
 from contract.context_manager import ContextManager
 from contract.dtypes import DType
 from contract.errors import ZincError
@@ -23,25 +21,11 @@ from contract.ir.inputs import InputLayout, InputRows
 from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier, TierInfo
+from harness.trace import records
 from harness.trace.framing import RecordKind, TraceWriter
-from harness.trace.records import (
-    OUTPUTS_MAX,
-    Access,
-    BatchRecord,
-    InputHistory,
-    MadeBuffer,
-    Reserve,
-    Result,
-    Submit,
-    digest,
-    outputs_of,
-    trace_header,
-    traced_model,
-)
 from reference.limits import Limits
 from reference.model.open import Model
 
-Bytes = NDArray[np.uint8]
 WATCHED_BYTES_MAX = 1 << 16
 """Outputs up to this many bytes are compared after every step, requested or not; tokens are
 small."""
@@ -94,7 +78,7 @@ def record_on(
 
     A ``patient`` recorder keeps records in memory while the disk is full. Reads the whole model
     file. Raises ConfigError when the file cannot be written, or exists."""
-    writer = TraceWriter(path, trace_header(tier), patient=patient)
+    writer = TraceWriter(path, records.trace_header(tier), patient=patient)
     return TracedTier(tier, writer).for_model(model, limits)
 
 
@@ -115,14 +99,14 @@ class TracedTier(ContextManager):
         self._model = -1
         self._made = itertools.count()
         self._batches: dict[int, _TracedBatch] = {}
-        self._history = InputHistory()
+        self._history = records.InputHistory()
         self._in_flight: deque[_TracedSubmission] = deque()
         self._submissions = itertools.count()
 
     def for_model(self, model: Model, limits: Limits) -> TracedTier:
         """The same tier and trace for a runner of another model. Reads the whole model file."""
         face = copy.copy(self)
-        self._writer.write(RecordKind.MODEL, traced_model(model, limits).pack())
+        self._writer.write(RecordKind.MODEL, records.traced_model(model, limits).pack())
         face._model = next(self._models)
         return face
 
@@ -166,18 +150,18 @@ class TracedTier(ContextManager):
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Record the call and make it."""
         self._tier.reserve(graph, largest)
-        self._writer.write(RecordKind.RESERVE, Reserve(self._graph(graph), largest).pack())
+        self._writer.write(RecordKind.RESERVE, records.Reserve(self._graph(graph), largest).pack())
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> Buffer:
         """Record the call and make it."""
-        made = MadeBuffer(decl, nbytes, uploaded=False, model=self._model)
+        made = records.MadeBuffer(decl, nbytes, uploaded=False, model=self._model)
         return self._note(self._tier.alloc(decl, nbytes), made)
 
     def upload(self, decl: BufferDecl, data: Bytes) -> Buffer:
         """Record the call without the data, which the model has, and make it."""
         constant = decl.kind is BufferKind.CONSTANT
-        known = digest(data, decl.dtype).hex() if constant else ""
-        made = MadeBuffer(decl, data.nbytes, uploaded=True, model=self._model, digest=known)
+        known = records.digest(data, decl.dtype).hex() if constant else ""
+        made = records.MadeBuffer(decl, data.nbytes, uploaded=True, model=self._model, digest=known)
         return self._note(self._tier.upload(decl, data), made)
 
     def free(self, buffer: Buffer) -> None:
@@ -190,14 +174,14 @@ class TracedTier(ContextManager):
         """Make the call and record a digest of its result."""
         data = self._tier.read(buffer, offset, nbytes)
         number, _, dtype = self._buffers[id(buffer)]
-        access = Access(number, offset, nbytes, digest(data, dtype))
+        access = records.Access(number, offset, nbytes, records.digest(data, dtype))
         self._writer.write(RecordKind.READ, *access.pack())
         return data
 
     def write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
         """Record the call with its data and make it."""
         self._tier.write(buffer, offset, data)
-        access = Access(self._number(buffer), offset, data.nbytes, data.tobytes())
+        access = records.Access(self._number(buffer), offset, data.nbytes, data.tobytes())
         self._writer.write(RecordKind.WRITE, *access.pack())
 
     def lower(
@@ -206,12 +190,14 @@ class TracedTier(ContextManager):
         """Record the call and make it. Raises ValueError for a graph of more outputs than a record
         has bits."""
         decls = graph.of_kind(BufferKind.OUTPUT)
-        if len(decls) > OUTPUTS_MAX:
-            raise ValueError(f"graph {graph.name} has more than {OUTPUTS_MAX} outputs")
+        if len(decls) > records.OUTPUTS_MAX:
+            raise ValueError(f"graph {graph.name} has more than {records.OUTPUTS_MAX} outputs")
         batch: PacketBatch = self._tier.lower(graph, buffers, bucket, inputs)
         number = self._graph(graph)
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
-        self._writer.write(RecordKind.BATCH, BatchRecord(number, bucket, bound, inputs).pack())
+        self._writer.write(
+            RecordKind.BATCH, records.BatchRecord(number, bucket, bound, inputs).pack()
+        )
         watched = [d.name for d in decls if buffer_bytes(d, bucket) <= WATCHED_BYTES_MAX]
         lowered = _TracedBatch(len(self._batches), number, batch, tuple(decls), frozenset(watched))
         self._batches[id(batch)] = lowered
@@ -232,9 +218,11 @@ class TracedTier(ContextManager):
             for number, decl in enumerate(lowered.outputs)
             if decl.name in requested or decl.name in lowered.watched
         )
-        outputs = outputs_of(lowered.outputs, bits)
+        outputs = records.outputs_of(lowered.outputs, bits)
         numbers, lines = self._history.changes(lowered.graph, inputs)
-        self._writer.write(RecordKind.SUBMIT, *Submit(lowered.number, bits, numbers, lines).pack())
+        self._writer.write(
+            RecordKind.SUBMIT, *records.Submit(lowered.number, bits, numbers, lines).pack()
+        )
         self._writer.flush()
         try:
             inner = self._tier.submit(batch, inputs, [decl.name for decl in outputs], rows)
@@ -262,9 +250,9 @@ class TracedTier(ContextManager):
         try:
             self._tier.wait(entry.fence.inner)
             outputs = entry.fence.inner.outputs
-            digests = tuple(digest(outputs[d.name], d.dtype) for d in entry.outputs)
+            digests = tuple(records.digest(outputs[d.name], d.dtype) for d in entry.outputs)
         finally:
-            self._writer.write(RecordKind.RESULT, *Result(entry.number, digests).pack())
+            self._writer.write(RecordKind.RESULT, *records.Result(entry.number, digests).pack())
         return entry.fence
 
     def close(self) -> None:
@@ -284,7 +272,7 @@ class TracedTier(ContextManager):
         self._writer.write(RecordKind.GRAPH, encode(graph))
         return len(self._graphs) - 1
 
-    def _note(self, buffer: Buffer, made: MadeBuffer) -> Buffer:
+    def _note(self, buffer: Buffer, made: records.MadeBuffer) -> Buffer:
         self._buffers[id(buffer)] = (next(self._made), buffer, made.decl.dtype)
         self._writer.write(RecordKind.BUFFER, made.pack())
         return buffer

@@ -16,9 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.arrays import Bytes
 from contract.dtypes import BY_NAME, F32, DType
 from contract.ir.inputs import InputLayout
 from contract.ir.nodes import BufferDecl, BufferKind
+from contract.records import record
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from harness.digest import file_digest
@@ -26,13 +28,12 @@ from harness.trace.framing import TraceError, TraceReader
 from reference.limits import Limits
 from reference.model.open import Model
 
-Bytes = NDArray[np.uint8]
 LINE_BYTES = 64
 DIGEST_BYTES = 16
 OUTPUTS_MAX = 32
 """Most outputs of a graph, which are bits of a word."""
-SUBMIT = np.dtype([("batch", "<u4"), ("requested", "<u4"), ("lines", "<u4")])
-ACCESS = np.dtype([("buffer", "<u8"), ("offset", "<u8"), ("nbytes", "<u8")])
+SUBMIT = record("u4 batch requested lines")
+ACCESS = record("u8 buffer offset nbytes")
 
 
 def digest(data: Bytes, dtype: DType) -> bytes:

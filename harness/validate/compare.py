@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Array
 from contract.ir.graph import Graph, Node
 from contract.ir.scratch import concrete_shape
 from contract.shape_key import ShapeKey
@@ -68,7 +69,7 @@ class Divergence:
         return [*lines, f"  {self.note}"] if self.note else lines
 
 
-def differs(expected: NDArray[Any], got: NDArray[Any]) -> NDArray[np.bool_]:
+def differs(expected: Array, got: Array) -> NDArray[np.bool_]:
     """Whether each element differs (-0 equals +0) or is one that a finite model cannot give.
 
     A NaN or an infinity is an error of its sequence (rule R0). Weights and tokens are finite here,
@@ -85,8 +86,8 @@ def find_divergence(
     site: Site,
     step: int,
     key: ShapeKey,
-    expected: NDArray[Any],
-    got: NDArray[Any],
+    expected: Array,
+    got: Array,
     note: str = "",
 ) -> Divergence | None:
     """The first differing element of one result, None when all are equal."""

@@ -6,8 +6,8 @@ import hashlib
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.dtypes import F32
 
 BINS = 512
@@ -28,7 +28,7 @@ class ValueHistogram:
         self._magnitude = 0.0
         self._digest = hashlib.sha256()
 
-    def add(self, values: NDArray[np.float32]) -> None:
+    def add(self, values: Floats) -> None:
         """Add one step's values, of any shape."""
         if values.dtype != np.float32:
             raise ValueError(f"a hidden state is {F32}, not {values.dtype}")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Array
 from contract.dtypes import F32, DType
 from contract.ir.graph import BufferKind, Graph
 from contract.records import QUERY_TOKEN
@@ -168,7 +168,7 @@ class _Comparison:
     residuals: Mapping[int, Site] = field(init=False)
     histograms: dict[int, dict[str, ValueHistogram]] = field(default_factory=dict)
     divergences: dict[str, Divergence] = field(default_factory=dict)
-    expected: list[dict[Site, NDArray[Any]]] = field(default_factory=list)
+    expected: list[dict[Site, Array]] = field(default_factory=list)
     results: int = 0
 
     def __post_init__(self) -> None:
@@ -234,8 +234,8 @@ class _Comparison:
         site: Site,
         step: int,
         key: ShapeKey,
-        expected: NDArray[Any],
-        got: NDArray[Any],
+        expected: Array,
+        got: Array,
         note: str,
     ) -> None:
         known = self.divergences.get(name)

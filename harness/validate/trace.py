@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any
 
-from numpy.typing import NDArray
-
+from contract.arrays import Array
 from contract.ir.graph import BufferKind, Graph, View
 from contract.ir.nodes import layer_of
 from contract.ir.scratch import buffer_bytes, concrete_shape
@@ -108,7 +106,7 @@ def layer_groups(
     return [frozenset(group) for group in groups]
 
 
-def observe(runner: ModelRunner, view: View, key: ShapeKey) -> NDArray[Any]:
+def observe(runner: ModelRunner, view: View, key: ShapeKey) -> Array:
     """The contents of ``view`` after a step in the shape bucket ``key``: an array that the next
     step overwrites. Of types that numpy does not have it holds the bytes of each row."""
     decl = runner.graph.buffers[view.buffer]

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import ATTENTION_WEIGHT_BITS, KV_ROW_BITS, KV_SPAN, KV_TILE, PAGE_TOKENS
+from contract.arrays import Array, Floats, Ints
 from reference.cpu.threads import for_each
 from reference.exact.attention_rows import (
     EXP2_MIN,
@@ -36,7 +36,7 @@ from reference.exact.coded_rows import rotated, rotated_back
 from reference.exact.elementary import tanh
 from reference.exact.kv_storage import integers, is_rotated
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 Float64 = NDArray[np.float64]
 
 BLOCK_QUERIES = 128
@@ -83,9 +83,9 @@ class _Cache:
 
 def paged_attention(
     q: Float32,
-    kv: NDArray[Any],
-    page_table: NDArray[np.int32],
-    query: NDArray[np.int32],
+    kv: Array,
+    page_table: Ints,
+    query: Ints,
     shape: AttentionShape,
     y: Float32,
     sinks: Float32 | None = None,
@@ -124,7 +124,7 @@ def paged_attention(
         result[...] = rotated_back(result)
 
 
-def _runs_of_one_slot(query: NDArray[np.int32]) -> Iterator[slice]:
+def _runs_of_one_slot(query: Ints) -> Iterator[slice]:
     boundaries = np.flatnonzero(np.diff(query[:, 1])) + 1
     edges = [0, *boundaries.tolist(), len(query)]
     for start, stop in pairwise(edges):
@@ -133,11 +133,7 @@ def _runs_of_one_slot(query: NDArray[np.int32]) -> Iterator[slice]:
 
 
 def _gather(
-    kv: NDArray[Any],
-    pages: NDArray[np.int32],
-    length: int,
-    shape: AttentionShape,
-    threads: int | None,
+    kv: Array, pages: Ints, length: int, shape: AttentionShape, threads: int | None
 ) -> _Cache:
     padded = -(-length // KV_TILE) * KV_TILE
     width = 2 * shape.kv_heads * shape.head_dim
@@ -178,7 +174,7 @@ def _by_head(rows: Rows, which: int, length: int) -> Rows:
 def _attend(
     queries: Float32,
     cache: _Cache,
-    positions: NDArray[np.int32],
+    positions: Ints,
     shape: AttentionShape,
     sinks: Float32 | None,
     out: Float32,
@@ -224,7 +220,7 @@ def _empty_partial(kv_heads: int, rows: int, head_dim: int) -> Partial:
     return Partial(empty + NO_POSITION, empty, np.zeros((kv_heads, rows, head_dim), np.float32))
 
 
-def _visible(at: slice, row_positions: NDArray[np.int32], window: int) -> NDArray[np.bool_] | None:
+def _visible(at: slice, row_positions: Ints, window: int) -> NDArray[np.bool_] | None:
     """The positions each row sees, bool [tiles, 64, rows]; None when every row sees all of them."""
     column = np.arange(at.start, at.stop, dtype=np.int32)[:, None]
     visible = column <= row_positions

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from contract.dtypes import StorageClass
 from contract.opcodes import Opcode
 from reference.cpu.matmul import PreparedActivation, prepared_matmul
@@ -38,7 +39,7 @@ def expert_products(
     experts: PreparedExperts,
     weights: Sequence[tuple[Matrix, Float32]],
     x: Float32,
-    ids: NDArray[np.int32],
+    ids: Ints,
     threads: int,
 ) -> None:
     """For every (weight, out): out[t, e] = x[t] weight[ids[t, e]]^T.

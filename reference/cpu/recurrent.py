@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT
+from contract.arrays import Floats, Ints
 from reference.cpu.threads import Scratch, for_each
 from reference.exact.elementary import exp, sigmoid, silu, softplus
 from reference.ops.ssm_delta_net import key_head_of, l2_norm, split_heads
 from reference.ops.ssm_scan import split_values
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 CONV_ELEMENTS = 1 << 16
 """Elements of one intermediate array of the convolution, and of one thread's part of the work."""
@@ -55,7 +55,7 @@ class Run:
             yield token, self.slot * states + (self.position + token) % states
 
 
-def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
+def runs_of(query: Ints) -> Iterator[Run]:
     """Split ``query`` [tokens, 4] where the slot changes and before every position 0."""
     slots, positions = query[:, 1], query[:, 2]
     cuts = np.flatnonzero((np.diff(slots) != 0) | (positions[1:] == 0)) + 1
@@ -67,7 +67,7 @@ def runs_of(query: NDArray[np.int32]) -> Iterator[Run]:
 def conv1d(
     x: Float32,
     weight: Float32,
-    query: NDArray[np.int32],
+    query: Ints,
     state: Float32,
     y: Float32,
     history: int,
@@ -116,7 +116,7 @@ def delta_net(
     beta: Float32,
     decay: Float32,
     dt_bias: Float32,
-    query: NDArray[np.int32],
+    query: Ints,
     state: Float32,
     y: Float32,
     key_heads: int,
@@ -174,7 +174,7 @@ def scan(
     decay: Float32,
     dt_bias: Float32,
     skip: Float32,
-    query: NDArray[np.int32],
+    query: Ints,
     state: Float32,
     y: Float32,
     heads: int,

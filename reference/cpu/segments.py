@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT, SPAN
+from contract.arrays import Ints
 from contract.dtypes import StorageClass
 from reference.cpu.threads import Scratch
 from reference.cpu.weights import RowTile, Scales, by_address
@@ -77,7 +78,7 @@ class PreparedActivation:
         return np.ascontiguousarray(self.quantized.scale.T)[..., None]
 
     @cached_property
-    def _digits(self) -> NDArray[np.int32]:
+    def _digits(self) -> Ints:
         high = (self.quantized.m + DIGIT_RADIX // 2) >> 6
         return np.stack([high, self.quantized.m - DIGIT_RADIX * high], axis=1)
 
@@ -91,7 +92,7 @@ class PreparedActivation:
     def half_digit_sums(self) -> Float32:
         """Sums of the digits over every 16 elements, f32[n_segments, 2T, 16]."""
         shape = (2 * len(self.x), -1, 2 * SEGMENT_BLOCKS, BLOCK // 2)
-        sums: NDArray[np.int32] = self._digits.reshape(shape).sum(axis=-1, dtype=np.int32)
+        sums: Ints = self._digits.reshape(shape).sum(axis=-1, dtype=np.int32)
         return sums.astype(np.float32).transpose(1, 0, 2)
 
     @cached_property

@@ -10,11 +10,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import DTypeLike
 
+from contract.arrays import Array
 from reference.thread_pool import thread_pool
 
 Item = TypeVar("Item")
@@ -78,12 +79,10 @@ class Scratch(threading.local):
     undefined. Every thread has its own."""
 
     def __init__(self) -> None:
-        self._arrays: dict[str, NDArray[Any]] = {}
-        self._views: dict[tuple[str, tuple[int, ...]], NDArray[Any]] = {}
+        self._arrays: dict[str, Array] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Array] = {}
 
-    def take(
-        self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32
-    ) -> NDArray[Any]:
+    def take(self, name: str, shape: tuple[int, ...], dtype: DTypeLike = np.float32) -> Array:
         """A C-contiguous array of ``shape``, valid until the thread takes ``name`` again. The
         caller gives a name the same ``dtype`` every time."""
         view = self._views.get((name, shape))

@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT
+from contract.arrays import Array, Bytes
 from contract.dtypes import DType, StorageClass
 from reference.cpu.threads import for_each
 from reference.quant import FORMATS
-from reference.quant.formats import Blocks32, Bytes, Float32, SuperBlocks
+from reference.quant.formats import Blocks32, Float32, SuperBlocks
 
 TILE_ROWS = 768
 """Output rows of a tile: few numpy calls for a token, and short enough for the cache."""
@@ -76,7 +75,7 @@ class RowTile:
     ``wide`` is True when digit sums of this super-block tile may exceed 2^24."""
 
     first: int
-    plane: NDArray[Any]
+    plane: Array
     scales: Scales = field(default_factory=Scales)
     wide: bool = False
 
@@ -174,7 +173,7 @@ def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
     )
 
 
-def by_address(blocks: NDArray[Any]) -> Float32:
+def by_address(blocks: Array) -> Float32:
     """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 if a segment has no block.
 
     The first axis is the block's index in its segment, so the terms that rule R5 adds one after the
@@ -185,5 +184,5 @@ def by_address(blocks: NDArray[Any]) -> Float32:
     return np.ascontiguousarray(padded.reshape(n_segments, SEGMENT // 32, -1).swapaxes(0, 1))
 
 
-def _transpose(matrix: NDArray[Any]) -> NDArray[Any]:
+def _transpose(matrix: Array) -> Array:
     return np.ascontiguousarray(matrix.T)

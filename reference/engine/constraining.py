@@ -11,8 +11,8 @@ from collections.abc import Sequence as Items
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from contract.errors import ZincError
 from contract.lazy_dataclass import dataclass
 from contract.types import Request
@@ -93,9 +93,7 @@ def with_masks(
     return replace(inputs, allowed=np.array(masks)) if masks else inputs
 
 
-def allowed_draft(
-    sequence: Sequence, draft: NDArray[np.int32], ends: Collection[int], words: int
-) -> NDArray[np.int32]:
+def allowed_draft(sequence: Sequence, draft: Ints, ends: Collection[int], words: int) -> Ints:
     """The drafted tokens before the first one that the masks forbid or that ends the answer. Stores
     the masks of their rows in the sequence."""
     masks = [_mask_of(sequence, words)]

@@ -13,13 +13,13 @@ from dataclasses import field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from contract.lazy_dataclass import dataclass
 from reference.limits import RING_STEPS
 from reference.runner import ModelRunner, StepInput, Submission
 
-Tokens = NDArray[np.int32]
+Tokens = Ints
 
 LOOKUP_TOKENS = 3
 """Number of consecutive tokens that must have occurred before for prompt lookup to draft."""

@@ -6,10 +6,8 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Ints
 from reference.engine.pipeline import Pipeline
 from reference.memory.kv import KvMemory
 from reference.memory.prefix import Node, Scope, scope_of
@@ -18,8 +16,8 @@ from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
 
 if TYPE_CHECKING:
+    from contract.arrays import Bytes
     from reference.engine.disk_pages import DiskPages
-    from reference.memory.disk.entry import Bytes
 
 SLOT = 0
 """The slot recorded for pages while they are loaded; nothing of the slot uses them."""
@@ -38,14 +36,12 @@ class PrefixCalls:
     _change: Callable[[], AbstractContextManager[None]]
     _repair: Callable[[], None]
 
-    def cached_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> int:
+    def cached_prefix(self, tenant: int, tokens: Ints) -> int:
         """How many of a tenant's ``tokens``, int32[n], could be saved now: whole pages, and in a
         model with recurrent layers up to the last saved state."""
         return len(self._path(tenant, tokens)) * PAGE_TOKENS
 
-    def save_pages(
-        self, tenant: int, tokens: NDArray[np.int32], first: int, count: int
-    ) -> list[Bytes]:
+    def save_pages(self, tenant: int, tokens: Ints, first: int, count: int) -> list[Bytes]:
         """The keys and values of at most ``count`` pages of ``tokens`` from page ``first`` on,
         uint8[page_bytes] each; fewer if later pages are not cached. Waits for the steps in
         flight."""
@@ -58,7 +54,7 @@ class PrefixCalls:
             saved = [node.saved if node.page is None else copies.save(node.page) for node in path]
             return [each.bytes() for each in saved]
 
-    def save_state(self, tenant: int, tokens: NDArray[np.int32]) -> Bytes | None:
+    def save_state(self, tenant: int, tokens: Ints) -> Bytes | None:
         """The recurrent state after exactly ``tokens``, None if it is not cached."""
         path = self._path(tenant, tokens)
         state = path[-1].state if len(path) * PAGE_TOKENS == len(tokens) and path else None
@@ -69,7 +65,7 @@ class PrefixCalls:
             return self.runner.recurrent.read(state).bytes()
 
     def load_prefix(
-        self, tenant: int, tokens: NDArray[np.int32], pages: Sequence[Bytes], state: Bytes | None
+        self, tenant: int, tokens: Ints, pages: Sequence[Bytes], state: Bytes | None
     ) -> int:
         """Cache the ``pages`` of a tenant's ``tokens``, and the recurrent ``state`` after the last
         of them. Returns how many tokens are cached then: fewer if room or quota is short, and 0
@@ -93,7 +89,7 @@ class PrefixCalls:
             memory.release(taken, tenant)
         return self.cached_prefix(tenant, tokens)
 
-    def drop_prefix(self, tenant: int, tokens: NDArray[np.int32]) -> None:
+    def drop_prefix(self, tenant: int, tokens: Ints) -> None:
         """Drop the cached pages of a tenant's ``tokens``, on disk too, except those that other
         prompts share or sequences hold."""
         self._repair()
@@ -103,7 +99,7 @@ class PrefixCalls:
             if self._disk is not None:
                 self._disk.erase(scope, dropped)
 
-    def _path(self, tenant: int, tokens: NDArray[np.int32]) -> list[Node]:
+    def _path(self, tenant: int, tokens: Ints) -> list[Node]:
         """The cached pages of a prefix of a tenant's ``tokens``."""
         self._repair()
         return self.memory.path(self._scope(tenant), tokens, len(tokens))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import ACTIVATION_BITS, ACTIVATION_MAX, ACTIVATION_MIN_EXPONENT, SEGMENT
+from contract.arrays import Floats, Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,12 +17,12 @@ class Activation:
     ``m`` int32[T, K] with magnitudes up to 2047; ``scale`` f32[T, n_segments], a power of two,
     0 for an all-zero segment and NaN for a segment that holds NaN or infinity (its m are 0)."""
 
-    m: NDArray[np.int32]
-    scale: NDArray[np.float32]
+    m: Ints
+    scale: Floats
 
 
 @np.errstate(invalid="ignore")
-def quantize_activation(x: NDArray[np.float32]) -> Activation:
+def quantize_activation(x: Floats) -> Activation:
     """Quantize f32[T, K] by rule R5.
 
     With a = max|x| over a segment and 2^E <= a < 2^(E+1):

@@ -10,30 +10,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arithmetic import (
-    ATTENTION_EXP2_MIN,
-    BROKEN_ROW,
-    MERGE_BITS,
-    OUTPUT_BITS,
-    QUERY_BITS,
-    QUERY_PRODUCT_BITS,
-    ROW_EXPONENT_LIMIT,
-    TILE_MAXIMUM_BITS,
-)
+from contract import arithmetic
+from contract.arrays import Floats, Ints
 from contract.lazy_dataclass import dataclass
 
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
+Float32 = Floats
+Int32 = Ints
 
 LOG2_E = np.uint32(0x3FB8AA3B).view(np.float32)
 EXP2_POLYNOMIAL = tuple(
     np.uint32(bits).view(np.float32) for bits in (0x3D61FBB0, 0x3E786F0D, 0x3F31798D, 0x3F7FFB49)
 )
 """Coefficients of 2^f on [-1/2, 1/2], highest power first; the relative error is 7.5e-5."""
-EXP2_MIN = np.float32(ATTENTION_EXP2_MIN)
-ROW_LIMIT = np.float32(2.0**ROW_EXPONENT_LIMIT)
-MAXIMUM_LIMIT = np.float32(2.0**TILE_MAXIMUM_BITS)
-OUTPUT_LIMIT = np.float32(2.0**-OUTPUT_BITS)
+EXP2_MIN = np.float32(arithmetic.ATTENTION_EXP2_MIN)
+ROW_LIMIT = np.float32(2.0**arithmetic.ROW_EXPONENT_LIMIT)
+MAXIMUM_LIMIT = np.float32(2.0**arithmetic.TILE_MAXIMUM_BITS)
+OUTPUT_LIMIT = np.float32(2.0**-arithmetic.OUTPUT_BITS)
 OUTPUT_SCALE = np.float32(2.0**-23)
 """2^-23 removes the 10 bits of a value row and the 13 bits of a weight."""
 
@@ -55,7 +47,7 @@ class Rows:
     @property
     def broken(self) -> NDArray[np.bool_]:
         """The rows that held a NaN, an infinity or a magnitude of 2^40 or more."""
-        return np.equal(self.exponent, BROKEN_ROW)
+        return np.equal(self.exponent, arithmetic.BROKEN_ROW)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +62,7 @@ class Partial:
 
 def query_bits(head_dim: int) -> int:
     """The bits B of a query row: 13 up to 64 elements, 12 up to 128, 11 up to 256, 10 up to 512."""
-    return min(QUERY_BITS, QUERY_PRODUCT_BITS - (head_dim - 1).bit_length())
+    return min(arithmetic.QUERY_BITS, arithmetic.QUERY_PRODUCT_BITS - (head_dim - 1).bit_length())
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -80,7 +72,9 @@ def row_integers(x: Float32, bits: int) -> Rows:
     largest = np.abs(x).max(axis=-1)
     broken, zero = ~(largest < ROW_LIMIT), largest < 1 / ROW_LIMIT
     exponent = np.frexp(largest)[1] - 1
-    exponent = np.where(zero, -ROW_EXPONENT_LIMIT, np.where(broken, BROKEN_ROW, exponent))
+    exponent = np.where(
+        zero, -arithmetic.ROW_EXPONENT_LIMIT, np.where(broken, arithmetic.BROKEN_ROW, exponent)
+    )
     unit = np.where(broken | zero, np.float32(0.0), power_of_two(bits - exponent))
     limit = np.float32((1 << (bits + 1)) - 1)
     m = x * unit[..., None]
@@ -121,8 +115,8 @@ def merge(left: Partial, right: Partial) -> Partial:
 
 def _factor(difference: Float32) -> Float32:
     """2^difference for an integer <= 0; +0 below 2^-60."""
-    clamped = np.maximum(difference, np.float32(-MERGE_BITS)).astype(np.int32)
-    return np.where(difference < -MERGE_BITS, np.float32(0.0), power_of_two(clamped))
+    clamped = np.maximum(difference, np.float32(-arithmetic.MERGE_BITS)).astype(np.int32)
+    return np.where(difference < -arithmetic.MERGE_BITS, np.float32(0.0), power_of_two(clamped))
 
 
 def sink_partial(sink: Float32, head_dim: int) -> Partial:

@@ -9,30 +9,21 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-from numpy.typing import NDArray
 
-from contract.arithmetic import (
-    CODE_SCALE_MAX,
-    CODE_SCALE_PARTS,
-    CODE_SCALES,
-    CODED_CHANNELS,
-    HEAD_DIM_MAX,
-    KV_ROW_BITS,
-    ROTATION_MIN_EXPONENT,
-    rotation_block,
-)
+from contract import arithmetic
+from contract.arrays import Floats, Ints
 from contract.lazy_dataclass import dataclass
 from reference.exact.philox import philox
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
-MIN_ROTATED = np.float32(2.0**ROTATION_MIN_EXPONENT)
+MIN_ROTATED = np.float32(2.0**arithmetic.ROTATION_MIN_EXPONENT)
 
 
 @cache
 def signs(head_dim: int) -> Float32:
     """1 or -1 for every channel of a head: bit i mod 32 of word i / 32 of Philox4x32-10, key 0."""
-    counters = range(-(-HEAD_DIM_MAX // 128))
+    counters = range(-(-arithmetic.HEAD_DIM_MAX // 128))
     words = [w for counter in counters for w in philox((0, 0), (counter, 0, 0, 0))]
     bits = [words[i // 32] >> i % 32 & 1 for i in range(head_dim)]
     return np.where(bits, np.float32(-1), np.float32(1))
@@ -41,7 +32,7 @@ def signs(head_dim: int) -> Float32:
 @cache
 def unit(head_dim: int) -> np.float32:
     """1 / sqrt(block), rounded once."""
-    return np.float32(1.0 / np.sqrt(np.float64(rotation_block(head_dim))))
+    return np.float32(1.0 / np.sqrt(np.float64(arithmetic.rotation_block(head_dim))))
 
 
 def rotated(x: Float32) -> Float32:
@@ -63,7 +54,7 @@ def _large(x: Float32) -> Float32:
 def _transformed(x: Float32) -> Float32:
     """Pairs of channels (i, i + h) become their sum and difference, for h = 1, 2, 4, ... below the
     size of a block; then each channel is multiplied by ``unit``."""
-    size, half = rotation_block(x.shape[-1]), 1
+    size, half = arithmetic.rotation_block(x.shape[-1]), 1
     while half < size:
         pairs = x.reshape(*x.shape[:-1], x.shape[-1] // (2 * half), 2, half)
         a, b = pairs[..., 0, :], pairs[..., 1, :]
@@ -72,7 +63,7 @@ def _transformed(x: Float32) -> Float32:
     return x * unit(x.shape[-1])
 
 
-Int32 = NDArray[np.int32]
+Int32 = Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +82,16 @@ def coded(m: Int32, bits: int) -> CodedRows:
     G is max |m| / (2^bits - 1) rounded up, at most 255, and no integer may reach 2^11. A group
     takes the first of the scales G - floor(G i / 16), i from 0 to 5, with the least sum of squared
     differences."""
-    groups = m.reshape(*m.shape[:-1], m.shape[-1] // CODED_CHANNELS, CODED_CHANNELS)
+    groups = m.reshape(
+        *m.shape[:-1], m.shape[-1] // arithmetic.CODED_CHANNELS, arithmetic.CODED_CHANNELS
+    )
     top = (1 << bits) - 1
-    limit = min((2 << KV_ROW_BITS) // top, CODE_SCALE_MAX)
+    limit = min((2 << arithmetic.KV_ROW_BITS) // top, arithmetic.CODE_SCALE_MAX)
     largest = np.minimum(-(-np.abs(groups).max(axis=-1) // top), limit)
     best = CodedRows(_nearest(groups, largest, bits), largest)
     least = _squares(groups, best, bits)
-    for i in range(1, CODE_SCALES):
-        scale = largest - largest * i // CODE_SCALE_PARTS
+    for i in range(1, arithmetic.CODE_SCALES):
+        scale = largest - largest * i // arithmetic.CODE_SCALE_PARTS
         found = CodedRows(_nearest(groups, scale, bits), scale)
         squares = _squares(groups, found, bits)
         better = squares < least
@@ -112,7 +105,7 @@ def coded(m: Int32, bits: int) -> CodedRows:
 def decoded(rows: CodedRows, bits: int) -> Int32:
     """The integers [..., head_dim] that codes stand for."""
     m = (2 * rows.code - ((1 << bits) - 1)) * rows.scale[..., None]
-    return m.reshape(*m.shape[:-2], m.shape[-2] * CODED_CHANNELS)
+    return m.reshape(*m.shape[:-2], m.shape[-2] * arithmetic.CODED_CHANNELS)
 
 
 def _nearest(groups: Int32, scale: Int32, bits: int) -> Int32:

@@ -6,11 +6,11 @@ kernel must repeat the lines in this order, without fusing multiplications and a
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import EXP_LIMIT
+from contract.arrays import Floats
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 ONE = np.float32(1.0)
 TWO = np.float32(2.0)

@@ -13,14 +13,14 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import BROKEN_ROW, CODED_CHANNELS, KV_ROW_BITS, PAGE_TOKENS
+from contract.arrays import Array, Bytes, Floats, Ints
 from contract.dtypes import F16, F32, I12, Q8_0, ROTATED_KV, DType
 from reference.exact.attention_rows import Rows, power_of_two, row_integers
 from reference.exact.coded_rows import CodedRows, coded, decoded, rotated
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 ELEMENTS: Mapping[DType, np.dtype[Any]] = {
     F32: np.dtype("<f4"),
@@ -79,12 +79,12 @@ def coded_page(dtype: DType, head_dim: int) -> np.dtype[Any]:
     )
 
 
-def is_rotated(kv: NDArray[Any]) -> bool:
+def is_rotated(kv: Array) -> bool:
     """Whether pages store rotated rows, so that queries and results of attention are rotated."""
     return kv.dtype.names is not None and "k_code" in kv.dtype.names
 
 
-def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> NDArray[Any]:
+def page_view(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
     """View bytes as pages of ``dtype``; ``shape`` is [pages, 2, 16, kv_heads, head_dim]."""
     pages, _, _, kv_heads, head_dim = shape
     if dtype is I12 or dtype in ROTATED_KV:
@@ -97,9 +97,7 @@ def page_view(data: NDArray[np.uint8], dtype: DType, shape: tuple[int, ...]) -> 
     return data.reshape(-1)[: count * element.itemsize].view(element).reshape(shape)
 
 
-def store(
-    kv: NDArray[Any], page: NDArray[np.int32], offset: NDArray[np.int32], k: Float32, v: Float32
-) -> None:
+def store(kv: Array, page: Ints, offset: Ints, k: Float32, v: Float32) -> None:
     """Store ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
     if kv.dtype.names is None:
         kv[page, 0, offset] = stored(k, kv.dtype)
@@ -119,9 +117,7 @@ def store(
         kv[f"{side}_exponent"][positions] = rows.exponent
 
 
-def _store_codes(
-    kv: NDArray[Any], side: str, page: NDArray[np.int32], offset: NDArray[np.int32], rows: Rows
-) -> None:
+def _store_codes(kv: Array, side: str, page: Ints, offset: Ints, rows: Rows) -> None:
     low, has_top = _code_bits(kv, side)
     made = coded(rows.m, low + has_top)
     parts = made.code.reshape(*made.code.shape[:-1], 8 // low, CODED_CHANNELS * low // 8)
@@ -137,13 +133,13 @@ def _store_codes(
         kv[f"{side}_top"][at] = np.bitwise_or.reduce(top, axis=-1)
 
 
-def _code_bits(kv: NDArray[Any], side: str) -> tuple[int, bool]:
+def _code_bits(kv: Array, side: str) -> tuple[int, bool]:
     """The bits of a code that share bytes, and whether it has one more."""
     channels = kv[f"{side}_scale"].size * CODED_CHANNELS
     return kv[f"{side}_code"].size * 8 // channels, f"{side}_top" in (kv.dtype.names or ())
 
 
-def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
+def stored(x: Float32, element: np.dtype[Any]) -> Array:
     """``x`` converted to the elements of float32, float16 or Q8_0 pages; only Q8_0 changes row
     lengths.
 
@@ -157,7 +153,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> NDArray[Any]:
     return np.clip(x, -HALF_MAX, HALF_MAX).astype(element)
 
 
-def loaded(kv: NDArray[Any]) -> Float32:
+def loaded(kv: Array) -> Float32:
     """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact.
 
     Those of coded pages are rotated."""
@@ -168,7 +164,7 @@ def loaded(kv: NDArray[Any]) -> Float32:
     return loaded_rows(kv)
 
 
-def integers(kv: NDArray[Any]) -> Rows:
+def integers(kv: Array) -> Rows:
     """Rule R6's integers of pages, [pages, 2, 16, kv_heads, head_dim]."""
     if is_rotated(kv):
         return coded_rows(kv)
@@ -177,7 +173,7 @@ def integers(kv: NDArray[Any]) -> Rows:
     return row_integers(loaded_rows(kv), KV_ROW_BITS)
 
 
-def loaded_rows(rows: NDArray[Any]) -> Float32:
+def loaded_rows(rows: Array) -> Float32:
     """The binary32 values of stored rows of F32, F16 or Q8_0."""
     if rows.dtype != np.uint8:
         return rows.astype(np.float32)
@@ -187,7 +183,7 @@ def loaded_rows(rows: NDArray[Any]) -> Float32:
     return (q * d).reshape(*rows.shape[:-1], blocks.shape[-2] * Q8_0.block_elements)
 
 
-def i12_rows(kv: NDArray[Any]) -> Rows:
+def i12_rows(kv: Array) -> Rows:
     """The integers of I12 pages, [pages, 2, 16, kv_heads, head_dim]."""
     pages, kv_heads = kv.shape
     *_, head_dim = kv["k_high"].shape
@@ -205,7 +201,7 @@ def i12_rows(kv: NDArray[Any]) -> Rows:
     return Rows(m, exponent)
 
 
-def coded_rows(kv: NDArray[Any]) -> Rows:
+def coded_rows(kv: Array) -> Rows:
     """The integers of coded pages, [pages, 2, 16, kv_heads, head_dim], of rotated rows."""
     sides = []
     for side, axes in (("k", (0, 2, 1, 3)), ("v", (0, 3, 1, 2))):
@@ -228,7 +224,7 @@ def coded_rows(kv: NDArray[Any]) -> Rows:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _q8_0_blocks(x: NDArray[np.float32]) -> NDArray[np.uint8]:
+def _q8_0_blocks(x: Floats) -> Bytes:
     row_bytes = Q8_0.row_bytes(x.shape[-1])
     count = x.shape[-1] // Q8_0.block_elements
     parts = x.reshape(*x.shape[:-1], count, Q8_0.block_elements)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from numpy.typing import NDArray
+from contract.arrays import Array
 
-Word = TypeVar("Word", int, NDArray[Any])
+Word = TypeVar("Word", int, Array)
 """A 32-bit word, or an array of them in uint64."""
 
 MULTIPLIER_0 = 0xD2511F53

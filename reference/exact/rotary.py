@@ -12,6 +12,7 @@ from decimal import Decimal, localcontext
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.lazy_dataclass import dataclass
 
 Float64 = NDArray[np.float64]
@@ -102,7 +103,7 @@ def rotary_table(
     rotary_dim: int,
     scaling: RotaryScaling | None = None,
     factors: Sequence[float] | None = None,
-) -> NDArray[np.float32]:
+) -> Floats:
     """The table of cosines and sines: float32 [context, 2, rotary_dim / 2], cosines first.
 
     ``factors`` divide the frequencies one by one (``rope_freqs``). Raises ValueError when an angle
@@ -129,14 +130,14 @@ def rotary_table(
     return table
 
 
-def unrotated_table(context: int, rotary_dim: int) -> NDArray[np.float32]:
+def unrotated_table(context: int, rotary_dim: int) -> Floats:
     """The table of the angle 0: it leaves every finite number's value as it is."""
     table = np.zeros((context, 2, rotary_dim // 2), np.float32)
     table[:, 0] = 1.0
     return table
 
 
-def growth_table(context: int, length: int, factor: float, offset: int = 0) -> NDArray[np.float32]:
+def growth_table(context: int, length: int, factor: float, offset: int = 0) -> Floats:
     """The table of the angle 0 whose cosine is 1 + factor ln(1 + floor((position + offset) /
     length)), for one pair: a rotation by it multiplies two channels by the cosine."""
     end = context + offset

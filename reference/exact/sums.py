@@ -8,11 +8,11 @@ addition is written out elementwise, because ``np.sum`` chooses an order of its 
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT, SPAN
+from contract.arrays import Floats
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -6,9 +6,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Records
 from contract.records import NO_SLOT, PAGE_META
 
 
@@ -26,7 +26,7 @@ class PagePool:
 
     def __init__(self, pages: int, order: Iterable[int] | None = None) -> None:
         self._free = deque(range(pages) if order is None else order)
-        self.meta: NDArray[np.void] = np.zeros(pages, PAGE_META)
+        self.meta: Records = np.zeros(pages, PAGE_META)
         self.meta["owner_slot"] = NO_SLOT
         self._references, self._owners = self.meta["ref_count"], self.meta["owner_slot"]
         self._payers = self.meta["tenant"]

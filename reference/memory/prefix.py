@@ -12,9 +12,9 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Ints
 from contract.lazy_dataclass import dataclass
 from contract.types import Tenant
 
@@ -150,7 +150,7 @@ class PrefixTrees:
         """The node of a page."""
         return self._nodes.get(page)
 
-    def find(self, scope: Hashable, tokens: NDArray[np.int32], limit: int) -> list[Node]:
+    def find(self, scope: Hashable, tokens: Ints, limit: int) -> list[Node]:
         """The nodes of the longest cached prefix of ``tokens``, of at most ``limit`` tokens."""
         path: list[Node] = []
         node = self._roots.get(scope)
@@ -163,16 +163,14 @@ class PrefixTrees:
             path.append(node)
         return path
 
-    def child(
-        self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32]
-    ) -> Node | None:
+    def child(self, scope: Hashable, above: Sequence[Node], tokens: Ints) -> Node | None:
         """The node of the page of ``tokens`` that follows the path ``above``."""
         node = above[-1] if above else self._roots.get(scope)
         keys = _keys(tokens, len(above), min(len(tokens) // PAGE_TOKENS, len(above) + 1))
         return node.children.get(keys[0]) if node is not None and keys else None
 
     def difference(
-        self, scope: Hashable, above: Sequence[Node], tokens: NDArray[np.int32], tenant: int
+        self, scope: Hashable, above: Sequence[Node], tokens: Ints, tenant: int
     ) -> Difference | None:
         """The first token of ``tokens`` after the path ``above`` that differs from the tenant's
         cached page with the longest agreement. None if all tokens agree, or no page starts with the
@@ -199,7 +197,7 @@ class PrefixTrees:
     def extend(
         self,
         scope: Hashable,
-        tokens: NDArray[np.int32],
+        tokens: Ints,
         whole: int,
         end: PublishedPrefix | None,
         tenant: int | None,
@@ -290,7 +288,7 @@ class PrefixTrees:
         yield from found
 
 
-def _keys(tokens: NDArray[np.int32], first: int, stop: int) -> list[bytes]:
+def _keys(tokens: Ints, first: int, stop: int) -> list[bytes]:
     """The bytes of the tokens of each of the pages ``first`` to ``stop`` - 1 of a sequence."""
     part = np.ascontiguousarray(tokens[first * PAGE_TOKENS : stop * PAGE_TOKENS], np.int32)
     data = part.tobytes()

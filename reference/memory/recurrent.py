@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Records
 from contract.dtypes import F32
 from contract.errors import RequestError
 from contract.execution import ExecutableGraph
@@ -119,7 +119,7 @@ class RecurrentMemory:
         self._check_slot(slot)
         return self._positions[slot]
 
-    def advance(self, query: NDArray[np.void]) -> None:
+    def advance(self, query: Records) -> None:
         """Record a step over QUERY_TOKEN[tokens]. Raises AssertionError for a token that neither
         starts its slot's sequence nor follows one of the slot's states."""
         if not self._positions:

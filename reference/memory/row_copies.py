@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import ClassVar, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.dtypes import F32
 from contract.execution import ExecutableGraph
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
@@ -37,17 +37,17 @@ BLOCK_LOADS_IN_FLIGHT = 2
 class Saved(Protocol):
     """A row in host memory."""
 
-    def bytes(self) -> NDArray[np.uint8]:
+    def bytes(self) -> Bytes:
         """The row's bytes, buffer after buffer."""
 
 
 class HostBytes:
     """A row whose bytes are in host memory."""
 
-    def __init__(self, data: NDArray[np.uint8]) -> None:
+    def __init__(self, data: Bytes) -> None:
         self._data = data
 
-    def bytes(self) -> NDArray[np.uint8]:
+    def bytes(self) -> Bytes:
         """The bytes."""
         return self._data
 
@@ -58,9 +58,9 @@ class SavedPage:
     def __init__(self, tier: Tier, fence: Fence) -> None:
         self._tier = tier
         self._fence: Fence | None = fence
-        self._bytes: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self._bytes: Bytes = np.empty(0, np.uint8)
 
-    def bytes(self) -> NDArray[np.uint8]:
+    def bytes(self) -> Bytes:
         """The row's bytes, buffer after buffer. Waits for the copy, but for nothing submitted
         later."""
         if self._fence is not None:
@@ -75,14 +75,14 @@ class RowBlock:
 
     def __init__(self, tier: Tier, layout: InputLayout, rows: int, row_bytes: int) -> None:
         nbytes = layout.nbytes
-        self.inputs: NDArray[np.uint8] = (
+        self.inputs: Bytes = (
             tier.lend_inputs(nbytes)
             if isinstance(tier, LendsInputs)
             else np.empty(nbytes, np.uint8)
         )
         start = layout.offsets[SAVED]
         whole = self.inputs[start : start + rows * row_bytes]
-        self.rows: Sequence[NDArray[np.uint8]] = list(whole.reshape(rows, row_bytes))
+        self.rows: Sequence[Bytes] = list(whole.reshape(rows, row_bytes))
 
 
 class RowCopies:
@@ -191,7 +191,7 @@ class RowCopies:
         pairs: Sequence[tuple[int, int]],
         saved: Sequence[Saved] = (),
         requested: tuple[str, ...] = (),
-        block: NDArray[np.uint8] | None = None,
+        block: Bytes | None = None,
     ) -> Fence:
         """Submit copies of ``pairs``, (source, target) each; a load has ``saved`` sources, or those
         in ``block``."""

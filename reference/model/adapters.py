@@ -17,11 +17,12 @@ from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Floats
 from contract.errors import ModelFileError, RequestError, UnsupportedModel
 from contract.lazy_dataclass import dataclass
-from reference.model.gguf import GgufFile, TensorInfo, open_gguf
+from reference.model.gguf.file import GgufFile, open_gguf
+from reference.model.gguf.tensors import TensorInfo
 from reference.quant import FORMATS
 
 MAX_COMBINED = 4
@@ -44,7 +45,7 @@ class TensorFile(Protocol):
     @property
     def path(self) -> Path: ...
 
-    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+    def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""
         ...
 
@@ -63,12 +64,12 @@ class Adapter:
         """Alpha over the tensor's rank; 1 in files without alpha."""
         return self.alpha / self.shapes[tensor][1] if self.alpha else 1.0
 
-    def values(self, tensor: str, part: str) -> NDArray[np.float32]:
+    def values(self, tensor: str, part: str) -> Floats:
         """The matrix A or B of a tensor. Raises ModelFileError for a number that is not finite."""
         name = tensor + part
         dtype = self.file.tensors[name].dtype
         assert dtype is not None
-        values: NDArray[np.float32] = FORMATS[dtype].dequantize(self.file.tensor_bytes(name))
+        values: Floats = FORMATS[dtype].dequantize(self.file.tensor_bytes(name))
         if not np.isfinite(values).all():
             raise ModelFileError(
                 self.file.path,
@@ -110,7 +111,7 @@ class Adapters:
         numbers = [1 + rank * (outputs + inner) for outputs, rank, inner in self.shapes.values()]
         return np.dtype(np.float32).itemsize * self.entries * sum(numbers)
 
-    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+    def tensor_bytes(self, name: str) -> Bytes:
         """A stacked tensor of binary32 numbers, uint8[rows, row_bytes]."""
         tensor, part = _split(name.removeprefix(STACKED))
         outputs, rank, inner = self.shapes[tensor]
@@ -179,7 +180,7 @@ class AdaptedFile:
         """The path of the model file."""
         return self.file.path
 
-    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+    def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""
         source = self.adapters if name.startswith(STACKED) else self.file
         return source.tensor_bytes(name)

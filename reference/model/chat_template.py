@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from contract.context_manager import ContextManager
@@ -41,7 +40,7 @@ TOOL_USE = "tool_use"
 """The names of a file's two templates, as ``transformers`` knows them."""
 TEMPLATE_TOKENS = ("pad", "unk", "sep", "cls", "mask")
 """Tokens other than BOS and EOS whose text a template may print, where the vocabulary has them."""
-NO_TOKENS: Mapping[str, str] = MappingProxyType({})
+NO_TOKENS: Mapping[str, str] = {}
 PROBE_TIME = datetime(2025, 1, 1)
 PROBE_PARAMETERS = {
     "type": "object",

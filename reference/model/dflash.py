@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import ClassVar
 
 from contract.dtypes import DEFAULT_KV, DType
@@ -29,7 +28,7 @@ from reference.model.draft_head import (
     read_tokens,
     refuse_head,
 )
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 MASK = "tokenizer.ggml.mask_token_id"
 BLOCK, DEFAULT_BLOCK, MAX_BLOCK = "block_size", 16, 1 << 10
@@ -38,16 +37,14 @@ CONNECTIONS = "hyper_connection.count"
 SECTIONS = "rope.dimension_sections"
 SINKS = "attn_sinks.weight"
 ACTIVATION = "hidden_activation"
-PARTS: Mapping[str, str] = MappingProxyType(
-    {
-        "markov_w": "is part of a Markov head (DSpark), which needs the draft before",
-        "conf_proj": "is part of a confidence head (DSpark), which ends a block early",
-        "selector_": "is part of a selector (DFlash 2), which chooses among candidates",
-        "attn_conv_": "is a convolution (DFlash 2), which mixes neighbouring rows of a block",
-        "ffn_conv_": "is a convolution (DFlash 2), which mixes neighbouring rows of a block",
-        "hc_": "is of hyper-connections (DSpark of DeepSeek V4), which carry several streams",
-    }
-)
+PARTS: Mapping[str, str] = {
+    "markov_w": "is part of a Markov head (DSpark), which needs the draft before",
+    "conf_proj": "is part of a confidence head (DSpark), which ends a block early",
+    "selector_": "is part of a selector (DFlash 2), which chooses among candidates",
+    "attn_conv_": "is a convolution (DFlash 2), which mixes neighbouring rows of a block",
+    "ffn_conv_": "is a convolution (DFlash 2), which mixes neighbouring rows of a block",
+    "hc_": "is of hyper-connections (DSpark of DeepSeek V4), which carry several streams",
+}
 """Beginnings of the names of tensors that only newer kinds of heads have, and what they are."""
 
 

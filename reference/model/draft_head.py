@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import ClassVar, NoReturn
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes, Ints
 from contract.errors import ModelFileError, RequestError
 from contract.lazy_dataclass import dataclass
 from reference.model.adapters import TensorFile
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 STORED = "head:"
 """Prefix of the names of a head's tensors among those of its model."""
@@ -44,7 +44,7 @@ class DraftHead:
     config: ModelConfig
     layers: tuple[int, ...]
     target_hidden: int
-    tokens: NDArray[np.int32] | None
+    tokens: Ints | None
 
     @property
     def hidden(self) -> int:
@@ -73,7 +73,7 @@ class HeadedFile:
         """The path of the model file."""
         return self.file.path
 
-    def tensor_bytes(self, name: str) -> NDArray[np.uint8]:
+    def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""
         if name.startswith(STORED):
             return self.head.tensor_bytes(name.removeprefix(STORED))
@@ -88,7 +88,7 @@ def read_layers(keys: Keys, name: str = LAYERS) -> tuple[int, ...]:
     return tuple(int(layer) for layer in value)
 
 
-def read_tokens(file: GgufFile) -> NDArray[np.int32] | None:
+def read_tokens(file: GgufFile) -> Ints | None:
     """The model's ids of the head's tokens, None if the file has no list of them."""
     if TOKENS not in file.tensors:
         return None

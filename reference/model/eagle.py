@@ -13,7 +13,7 @@ from reference.model.config.read import EAGLE
 from reference.model.config.rope import read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.draft_head import LAYERS, ROPE_TABLE, DraftHead, read_layers, read_tokens
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 OLDER_LAYERS = "extract_layers"
 """The former name of the key of the layers whose inputs a head reads."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 
 from reference.model.config.read import DFLASH, EAGLE
 from reference.model.config.records import ModelConfig
 from reference.model.dflash import DFlashHead, check_mask, read_dflash_head
 from reference.model.draft_head import DraftHead, check_sizes
 from reference.model.eagle import read_eagle_head
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
-READERS: Mapping[str, Callable[[GgufFile], DraftHead]] = MappingProxyType(
-    {EAGLE: read_eagle_head, DFLASH: read_dflash_head}
-)
+READERS: Mapping[str, Callable[[GgufFile], DraftHead]] = {
+    EAGLE: read_eagle_head,
+    DFLASH: read_dflash_head,
+}
 
 
 def is_head(file: GgufFile) -> bool:

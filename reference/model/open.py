@@ -31,7 +31,7 @@ from reference.model.families.eagle_head import build_eagle_head
 from reference.model.families.plain_steps import without_drafts
 from reference.model.families.smooth_keys import Powers, smoothing_powers
 from reference.model.families.tensors import ModelTensors
-from reference.model.gguf import GgufFile, open_gguf
+from reference.model.gguf.file import GgufFile, open_gguf
 from reference.model.tokenizer import Tokenizer, load_tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"

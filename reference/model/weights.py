@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
@@ -26,7 +26,7 @@ SHARED_BYTES = 1 << 26
 """Bytes below which the calling thread checks a tensor alone, sooner than others could start."""
 
 
-def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
+def weight_bytes(file: TensorFile, decl: BufferDecl) -> Bytes:
     """The data of the WEIGHT buffer ``decl``, uint8[rows, row_bytes]; a view of the file if
     possible. Raises ModelFileError when a scale or an element of a float type is not finite."""
     source = parse_source(decl.source)
@@ -46,14 +46,14 @@ def weight_bytes(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
     return source.scaled(data.view("<f4")).view(np.uint8) if source.powers else data
 
 
-def unchecked_weight(file: TensorFile, decl: BufferDecl) -> NDArray[np.uint8]:
+def unchecked_weight(file: TensorFile, decl: BufferDecl) -> Bytes:
     """The data of the WEIGHT buffer ``decl``; the caller must check that its numbers are finite."""
     source = parse_source(decl.source)
     made = source.powers or source.tensor in MADE
     return weight_bytes(file, decl) if made else _stored(file, decl, source)
 
 
-def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
+def constant_bytes(model: Model, decl: BufferDecl) -> Bytes:
     """The data of the CONSTANT buffer ``decl`` of the model's graph, uint8[rows, row_bytes]: the
     table of that name for ``decl.shape[0]`` positions or heads. Raises ModelFileError for frequency
     divisors that are not positive numbers, and for angles that are too large."""
@@ -96,13 +96,13 @@ def constant_bytes(model: Model, decl: BufferDecl) -> NDArray[np.uint8]:
     return table.reshape(-1, table.shape[-1]).view(np.uint8)
 
 
-def _stored(file: TensorFile, decl: BufferDecl, source: WeightSource) -> NDArray[np.uint8]:
+def _stored(file: TensorFile, decl: BufferDecl, source: WeightSource) -> Bytes:
     data = file.tensor_bytes(source.tensor)
     data = data if source.rows is None else source.rows.take(data)
     return data if len(decl.shape) > 1 else data.reshape(1, -1)
 
 
-def _first_broken(dtype: DType, data: NDArray[np.uint8]) -> tuple[int, int] | None:
+def _first_broken(dtype: DType, data: Bytes) -> tuple[int, int] | None:
     """The first (row, block) of a tensor with a scale or element that is not finite, or None.
 
     All cores check a large tensor: the check reads it from disk for the first time, and a tier

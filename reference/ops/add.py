@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from contract.arrays import Floats
 
 
-def add(*, a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float32]:
+def add(*, a: Floats, b: Floats) -> Floats:
     """y = a + b (rule R0). Both are [tokens, width]."""
     return a + b

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from contract.arrays import Floats
 
 
-def bias_add(*, x: NDArray[np.float32], bias: NDArray[np.float32]) -> NDArray[np.float32]:
+def bias_add(*, x: Floats, bias: Floats) -> Floats:
     """y[t] = x[t] + bias (rule R0)."""
     return x + bias

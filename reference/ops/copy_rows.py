@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from contract.arrays import Floats, Ints
 
 
-def copy_rows(
-    *, source: NDArray[np.float32], pairs: NDArray[np.int32], target: NDArray[np.float32]
-) -> None:
+def copy_rows(*, source: Floats, pairs: Ints, target: Floats) -> None:
     """target[pairs[r, 1]] = source[pairs[r, 0]], in place, bits unchanged.
 
     ``source`` is [sources, width], ``pairs`` [rows, 2] with distinct targets, ``target``

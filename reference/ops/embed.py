@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from reference.matrix import Matrix
 from reference.quant import FORMATS
 
 
-def embed(*, query: NDArray[np.int32], table: Matrix) -> NDArray[np.float32]:
+def embed(*, query: Ints, table: Matrix) -> Floats:
     """y[t] = table[query[t].token], expanded to binary32. Returns [tokens, hidden]."""
     if not len(query):
         return np.empty((0, table.shape[-1]), np.float32)

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Array, Floats, Ints
 from reference.ops.flash_attn_batched import flash_attn_batched
 
 
 def flash_attn(
     *,
-    q: NDArray[np.float32],
-    kv: NDArray[Any],
-    page_table: NDArray[np.int32],
-    query: NDArray[np.int32],
+    q: Floats,
+    kv: Array,
+    page_table: Ints,
+    query: Ints,
     heads: int,
     kv_heads: int,
     head_dim: int,
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    sinks: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    sinks: Floats | None = None,
+) -> Floats:
     """FLASH_ATTN_BATCHED for a ``query`` with at most one token per slot. Returns the shape of
     q."""
     if len(set(query[:, 1].tolist())) != len(query):

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import ATTENTION_WEIGHT_BITS, KV_ROW_BITS, KV_SPAN, KV_TILE, PAGE_TOKENS
+from contract.arrays import Array, Floats, Ints
 from reference.exact.attention_rows import (
     EXP2_MIN,
     LOG2_E,
@@ -31,7 +30,7 @@ from reference.exact.elementary import tanh
 from reference.exact.kv_storage import integers, is_rotated, loaded
 from reference.exact.sums import fold_segment
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 Score = Callable[[Rows, Rows], Float32]
 
 
@@ -39,9 +38,9 @@ Score = Callable[[Rows, Rows], Float32]
 def flash_attn_batched(
     *,
     q: Float32,
-    kv: NDArray[Any],
-    page_table: NDArray[np.int32],
-    query: NDArray[np.int32],
+    kv: Array,
+    page_table: Ints,
+    query: Ints,
     heads: int,
     kv_heads: int,
     head_dim: int,
@@ -74,7 +73,7 @@ def flash_attn_batched(
     return (rotated_back(y) if is_rotated(kv) else y).reshape(q.shape)
 
 
-def _gather(kv: NDArray[Any], pages: NDArray[np.int32], length: int) -> tuple[Rows, Rows]:
+def _gather(kv: Array, pages: Ints, length: int) -> tuple[Rows, Rows]:
     """The keys and values of the first ``length`` positions as integers: m is [length, kv_heads,
     n]."""
     held = kv[pages[: -(-length // PAGE_TOKENS)]]

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from reference.matrix import Matrix
 from reference.ops.moe_gate_up import expert_products
 
 
 def head_product(
-    *,
-    x: NDArray[np.float32],
-    weight: Matrix,
-    matrix_of: NDArray[np.int32],
-    heads: int,
-    rest: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    *, x: Floats, weight: Matrix, matrix_of: Ints, heads: int, rest: Floats | None = None
+) -> Floats:
     """y[t, h] = rest[t, h], then z weight[matrix_of[h]]^T by rules R3 to R5, where z are the last
     ``inner`` channels of x[t, h].
 
@@ -28,12 +23,12 @@ def head_product(
     return joined(rest, expert_products(weight, read.reshape(-1, weight.shape[-1]), ids))
 
 
-def heads_of(x: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
+def heads_of(x: Floats, heads: int) -> Floats:
     """x [tokens, heads * width] as [tokens, heads, width]."""
     return x.reshape(len(x), heads, x.shape[1] // heads)
 
 
-def joined(rest: NDArray[np.float32] | None, products: NDArray[np.float32]) -> NDArray[np.float32]:
+def joined(rest: Floats | None, products: Floats) -> Floats:
     """The rows [tokens, heads * width] of products [tokens, heads, outputs], each head behind its
     channels of ``rest`` if given."""
     tokens, heads, _ = products.shape

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Array, Floats, Ints
 from reference.exact.kv_storage import store
 
 
 def kv_write_batched(
-    *,
-    k: NDArray[np.float32],
-    v: NDArray[np.float32],
-    query: NDArray[np.int32],
-    page_table: NDArray[np.int32],
-    kv: NDArray[Any],
-    kv_heads: int,
-    head_dim: int,
+    *, k: Floats, v: Floats, query: Ints, page_table: Ints, kv: Array, kv_heads: int, head_dim: int
 ) -> None:
     """kv[page, 0 or 1, position mod 16] = k or v, in place.
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from reference.matrix import Matrix
 from reference.ops.matmul import matmul
 
 
-def lm_head(*, x: NDArray[np.float32], weight: Matrix) -> NDArray[np.float32]:
+def lm_head(*, x: Floats, weight: Matrix) -> Floats:
     """logits = x weight^T. ``x`` is [rows, hidden]; returns [rows, vocab]."""
     return matmul(x=x, weight=weight)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Ints
 from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN, SLOT
 
 
-def load_request_state(
-    *, query: NDArray[np.int32], slot_table: NDArray[np.int32], recent: NDArray[np.int32]
-) -> NDArray[np.int32]:
+def load_request_state(*, query: Ints, slot_table: Ints, recent: Ints) -> Ints:
     """``query`` [tokens, 4] (QUERY_TOKEN) with every LAST_TOKEN replaced by its slot's last token.
 
     ``slot_table`` is [slots, 8] (SLOT). A last token of -1 (the logits were not finite) is replaced

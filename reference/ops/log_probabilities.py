@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from reference.exact.elementary import exp, log
 from reference.exact.sums import sum_axis
 from reference.ops.sample import NO_TOKEN
 
-Float32 = NDArray[np.float32]
-Int32 = NDArray[np.int32]
+Float32 = Floats
+Int32 = Ints
 
 
 def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float32, Int32, Float32]:

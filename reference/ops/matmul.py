@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from reference.matrix import Matrix
 from reference.quant import dot
 
 
-def matmul(*, x: NDArray[np.float32], weight: Matrix) -> NDArray[np.float32]:
+def matmul(*, x: Floats, weight: Matrix) -> Floats:
     """y = x weight^T by rules R3 to R5. ``x`` is [tokens, inner]; returns [tokens, outputs]."""
     return dot.matmul(weight.blocks, weight.dtype, x)

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from reference.matrix import Matrix
 from reference.ops.moe_gate_up import expert_products, with_bias
 
 
 def moe_down_acc(
     *,
-    x: NDArray[np.float32],
+    x: Floats,
     down_weight: Matrix,
-    ids: NDArray[np.int32],
-    weights: NDArray[np.float32],
-    bias: NDArray[np.float32] | None = None,
-    expert_scale: NDArray[np.float32] | None = None,
-    residual: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    ids: Ints,
+    weights: Floats,
+    bias: Floats | None = None,
+    expert_scale: Floats | None = None,
+    residual: Floats | None = None,
+) -> Floats:
     """y = residual (+0 when absent), then
     y += weights[e] * ((x[e] down[ids[e]]^T + bias[ids[e]]) * scale[ids[e]]).
 
@@ -30,12 +30,12 @@ def moe_down_acc(
 
 
 def weighted_sum(
-    products: NDArray[np.float32],
-    ids: NDArray[np.int32],
-    weights: NDArray[np.float32],
-    expert_scale: NDArray[np.float32] | None,
-    residual: NDArray[np.float32] | None,
-) -> NDArray[np.float32]:
+    products: Floats,
+    ids: Ints,
+    weights: Floats,
+    expert_scale: Floats | None,
+    residual: Floats | None,
+) -> Floats:
     """Add the experts' products [tokens, used, hidden] in order, as ``moe_down_acc`` defines."""
     if expert_scale is not None:
         products = products * expert_scale[ids][..., None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from reference.exact.elementary import exp, sigmoid
 from reference.exact.sums import sum_axis
 from reference.matrix import Matrix
@@ -17,16 +18,16 @@ LOWEST = np.finfo(np.float32).min
 
 def moe_gate_topk(
     *,
-    x: NDArray[np.float32],
+    x: Floats,
     gate_weight: Matrix,
     used: int,
     renormalize: int = 1,
     groups: int = 1,
     groups_used: int = 1,
     softmax: int = 0,
-    bias: NDArray[np.float32] | None = None,
-    choice_bias: NDArray[np.float32] | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]:
+    bias: Floats | None = None,
+    choice_bias: Floats | None = None,
+) -> tuple[Floats, Ints, Floats]:
     """p = softmax(x gate_weight^T + bias); the ``used`` largest p, divided by their sum if
     ``renormalize`` is 1 (rules R4, R7).
 
@@ -44,14 +45,14 @@ def moe_gate_topk(
 
 
 def routing(
-    logits: NDArray[np.float32],
+    logits: Floats,
     used: int,
-    choice_bias: NDArray[np.float32] | None,
+    choice_bias: Floats | None,
     renormalize: bool,
     groups: int = 1,
     groups_used: int = 1,
     softmax: bool = False,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+) -> tuple[Ints, Floats]:
     """The experts of each token and their weights: of ``choose`` with ``choice_bias``, else of
     ``route``, which knows no groups."""
     if choice_bias is None:
@@ -59,9 +60,7 @@ def routing(
     return choose(logits, used, choice_bias, renormalize, groups, groups_used, softmax)
 
 
-def route(
-    logits: NDArray[np.float32], used: int, renormalize: bool = True
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+def route(logits: Floats, used: int, renormalize: bool = True) -> tuple[Ints, Floats]:
     """The ids int32 [tokens, used] of the chosen experts and their weights, from logits [tokens,
     experts].
 
@@ -76,14 +75,14 @@ def route(
 
 
 def choose(
-    logits: NDArray[np.float32],
+    logits: Floats,
     used: int,
-    choice_bias: NDArray[np.float32],
+    choice_bias: Floats,
     renormalize: bool = True,
     groups: int = 1,
     groups_used: int = 1,
     softmax: bool = False,
-) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+) -> tuple[Ints, Floats]:
     """The experts with the largest p + choice_bias and their weights: p = sigmoid(logits), or that
     of ``route`` with ``softmax``.
 
@@ -103,16 +102,16 @@ def choose(
     return ids, weights
 
 
-def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float32]:
+def _softmax(logits: Floats) -> Floats:
     """The probability of each expert, +0 below 2^-126."""
     exponentials = exp(logits - logits.max(axis=-1, keepdims=True))
-    p: NDArray[np.float32] = exponentials / sum_axis(exponentials)[:, None]
+    p: Floats = exponentials / sum_axis(exponentials)[:, None]
     p[p < SMALLEST_NORMAL] = 0.0
     return p
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _of_best_groups(score: NDArray[np.float32], groups: int, chosen: int) -> NDArray[np.bool_]:
+def _of_best_groups(score: Floats, groups: int, chosen: int) -> NDArray[np.bool_]:
     """Whether each expert is of one of the ``chosen`` groups with the largest sums of their two
     largest scores, which count as +0 below 2^-126; of equal sums the first groups are chosen."""
     of_group = np.sort(score.reshape(len(score), groups, score.shape[1] // groups), axis=-1)
@@ -123,13 +122,11 @@ def _of_best_groups(score: NDArray[np.float32], groups: int, chosen: int) -> NDA
     return kept.repeat(score.shape[1] // groups, axis=-1)
 
 
-def _flushed(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def _flushed(x: Floats) -> Floats:
     return np.where(np.abs(x) < SMALLEST_NORMAL, np.float32(0.0), x)
 
 
-def _weights(
-    p: NDArray[np.float32], ids: NDArray[np.int32], renormalize: bool
-) -> NDArray[np.float32]:
+def _weights(p: Floats, ids: Ints, renormalize: bool) -> Floats:
     """The p of the chosen experts, / max(their sum, 2^-14) if ``renormalize``, added from left to
     right."""
     chosen = np.take_along_axis(p, ids, axis=-1)
@@ -138,5 +135,5 @@ def _weights(
     total = np.zeros(len(p), np.float32)
     for rank in range(ids.shape[1]):
         total = total + chosen[:, rank]
-    bounded: NDArray[np.float32] = np.maximum(total, SMALLEST_SUM)
+    bounded: Floats = np.maximum(total, SMALLEST_SUM)
     return chosen / bounded[:, None]

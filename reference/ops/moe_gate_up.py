@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from reference.matrix import Matrix
 from reference.quant.dot import matmul
 
 
 def moe_gate_up(
     *,
-    x: NDArray[np.float32],
+    x: Floats,
     gate_weight: Matrix,
     up_weight: Matrix,
-    ids: NDArray[np.int32],
-    gate_bias: NDArray[np.float32] | None = None,
-    up_bias: NDArray[np.float32] | None = None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    ids: Ints,
+    gate_bias: Floats | None = None,
+    up_bias: Floats | None = None,
+) -> tuple[Floats, Floats]:
     """gate, up = x W[ids]^T + b[ids].
 
     x is [tokens, hidden], a weight [experts, width, hidden], a bias [experts, width]. Returns two
@@ -27,16 +27,12 @@ def moe_gate_up(
     return gate, with_bias(expert_products(up_weight, pairs, ids), up_bias, ids)
 
 
-def with_bias(
-    products: NDArray[np.float32], bias: NDArray[np.float32] | None, ids: NDArray[np.int32]
-) -> NDArray[np.float32]:
+def with_bias(products: Floats, bias: Floats | None, ids: Ints) -> Floats:
     """products[t, e] + bias[ids[t, e]]; the products alone without a bias."""
     return products if bias is None else products + bias[ids]
 
 
-def expert_products(
-    weight: Matrix, pairs: NDArray[np.float32], ids: NDArray[np.int32]
-) -> NDArray[np.float32]:
+def expert_products(weight: Matrix, pairs: Floats, ids: Ints) -> Floats:
     """pairs[i] weight[ids.flat[i]]^T: f32[tokens * used, inner] -> f32[tokens, used, outputs]."""
     flat = ids.reshape(-1)
     products = np.empty((len(flat), weight.shape[1]), np.float32)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from reference.ops.swiglu import swiglu
 
 
-def moe_swiglu(
-    *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
-) -> NDArray[np.float32]:
+def moe_swiglu(*, gate: Floats, up: Floats, activation: int = 0) -> Floats:
     """y of ``swiglu``, [tokens, used, width] (rule R2)."""
     return swiglu(gate=gate, up=up, activation=activation)

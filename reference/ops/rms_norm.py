@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from reference.exact.sums import sum_axis
 
 ONE = np.float32(1.0)
 
 
-def rms_norm(
-    *,
-    x: NDArray[np.float32],
-    eps: float,
-    weight: NDArray[np.float32] | None = None,
-    groups: int = 1,
-) -> NDArray[np.float32]:
+def rms_norm(*, x: Floats, eps: float, weight: Floats | None = None, groups: int = 1) -> Floats:
     """r = 1 / sqrt(sum(x x) / width + eps); y = (x r) weight, in each of ``groups``; the sum is by
     rules R3 and R4.
 
@@ -26,7 +20,7 @@ def rms_norm(
     heads = x.reshape(len(x), groups, width)
     mean = sum_axis(heads * heads) / np.float32(width)
     r = ONE / np.sqrt(mean + np.float32(eps))
-    y: NDArray[np.float32] = heads * r[..., None]
+    y: Floats = heads * r[..., None]
     if weight is not None:
         y = y * weight
     return y.reshape(x.shape)

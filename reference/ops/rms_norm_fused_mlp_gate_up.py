@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from reference.matrix import Matrix
 from reference.ops.matmul import matmul
 from reference.ops.rms_norm import rms_norm
 
 
 def rms_norm_fused_mlp_gate_up(
-    *,
-    x: NDArray[np.float32],
-    norm_weight: NDArray[np.float32],
-    gate_weight: Matrix,
-    up_weight: Matrix,
-    eps: float,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    *, x: Floats, norm_weight: Floats, gate_weight: Matrix, up_weight: Matrix, eps: float
+) -> tuple[Floats, Floats]:
     """h = rms_norm(x); returns h gate_weight^T, h up_weight^T."""
     h = rms_norm(x=x, weight=norm_weight, eps=eps)
     return matmul(x=h, weight=gate_weight), matmul(x=h, weight=up_weight)

@@ -4,11 +4,10 @@ buffer."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Array, Floats, Ints
 from reference.ops.kv_write_batched import kv_write_batched
 from reference.ops.rms_norm import rms_norm
 from reference.ops.rope import rope
@@ -16,19 +15,19 @@ from reference.ops.rope import rope
 
 def rms_norm_fused_rope_kv_write(
     *,
-    qkv: NDArray[np.float32],
-    rope_table: NDArray[np.float32],
-    query: NDArray[np.int32],
-    page_table: NDArray[np.int32],
-    kv: NDArray[Any],
+    qkv: Floats,
+    rope_table: Floats,
+    query: Ints,
+    page_table: Ints,
+    kv: Array,
     heads: int,
     kv_heads: int,
     head_dim: int,
     neox: int,
     eps: float,
-    q_norm: NDArray[np.float32] | None = None,
-    k_norm: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    q_norm: Floats | None = None,
+    k_norm: Floats | None = None,
+) -> Floats:
     """Rotate queries and keys, write keys and values to ``kv``, and return the queries.
 
     ``qkv`` is [tokens, (heads + 2 kv_heads) * head_dim], the result [tokens, heads * head_dim]. A

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from contract.arrays import Floats, Ints
 
 
 def rope(
-    *,
-    x: NDArray[np.float32],
-    rope_table: NDArray[np.float32],
-    query: NDArray[np.int32],
-    heads: int,
-    head_dim: int,
-    neox: int,
-) -> NDArray[np.float32]:
+    *, x: Floats, rope_table: Floats, query: Ints, heads: int, head_dim: int, neox: int
+) -> Floats:
     """(a, b) -> (a cos - b sin, a sin + b cos) for every pair of a head.
 
     ``x`` is [tokens, heads * head_dim]; ``rope_table`` is [context, 2, pairs], cosines first. Pair

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import DIGEST_FAN, DIGEST_LEAVES, DIGEST_WORDS, SPAN, digest_words
+from contract.arrays import Floats, Ints
 from reference.exact.blake3 import digests
 
 UInt32 = NDArray[np.uint32]
@@ -13,7 +14,7 @@ SMALLEST_NORMAL, INFINITY, MAGNITUDE = 0x00800000, 0x7F800000, 0x7FFFFFFF
 NAN = np.uint32(0x7FC00000)
 
 
-def row_digest(*, logits: NDArray[np.float32], digested: NDArray[np.int32]) -> NDArray[np.int32]:
+def row_digest(*, logits: Floats, digested: Ints) -> Ints:
     """The digests of the spans of each row (rule R12), int32[rows, words].
 
     ``logits`` is [rows, vocab]. A row whose ``digested`` is 0 gets zeros."""
@@ -24,7 +25,7 @@ def row_digest(*, logits: NDArray[np.float32], digested: NDArray[np.int32]) -> N
     return found.view(np.int32)
 
 
-def canonical_words(row: NDArray[np.float32]) -> UInt32:
+def canonical_words(row: Floats) -> UInt32:
     """The bits of each logit: +0 for zeros and subnormals, one NaN for all, padded with 0 to whole
     spans."""
     bits = np.ascontiguousarray(row).view(np.uint32)

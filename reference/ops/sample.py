@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import SAMPLE_WEIGHT_BITS
+from contract.arrays import Floats, Ints
 from contract.records import LOGIT_BIAS, SAMPLING
 from reference.exact.elementary import exp
 from reference.exact.philox import draw
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 NO_TOKEN = -1
 """The result of a row with a logit that is not finite, or without an allowed token."""
@@ -29,11 +30,11 @@ WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)
 def sample(
     *,
     logits: Float32,
-    sampling: NDArray[np.int32],
-    recent: NDArray[np.int32],
-    allowed: NDArray[np.int32] | None = None,
-    bias: NDArray[np.int32] | None = None,
-) -> NDArray[np.int32]:
+    sampling: Ints,
+    recent: Ints,
+    allowed: Ints | None = None,
+    bias: Ints | None = None,
+) -> Ints:
     """Sample one token per row; NO_TOKEN where any logit is not finite (also of a forbidden token),
     the largest overflows, or no token is allowed.
 
@@ -50,7 +51,7 @@ def sample(
     return token
 
 
-def _sample_row(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) -> int:
+def _sample_row(values: Float32, record: np.void, allowed: Ints | None) -> int:
     random = record["temperature"] > 0
     if random:
         values = values / record["temperature"]
@@ -72,7 +73,7 @@ def _sample_row(values: Float32, record: np.void, allowed: NDArray[np.int32] | N
     return int(ids[np.searchsorted(cumulative, target, side="right")])
 
 
-def forbid(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) -> Float32:
+def forbid(values: Float32, record: np.void, allowed: Ints | None) -> Float32:
     """``values`` with -infinity for the tokens that the row's mask does not allow."""
     if allowed is None or not record["mask"] > 0:
         return values
@@ -81,14 +82,12 @@ def forbid(values: Float32, record: np.void, allowed: NDArray[np.int32] | None) 
     return np.where(bits, values, np.float32(-np.inf))
 
 
-def adjust(
-    values: Float32, record: np.void, bias: NDArray[np.int32] | None, recent: NDArray[np.int32]
-) -> Float32:
+def adjust(values: Float32, record: np.void, bias: Ints | None, recent: Ints) -> Float32:
     """Logits plus the row's biases, then with its penalties."""
     return penalized(biased(values, record, bias), record, recent)
 
 
-def biased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> Float32:
+def biased(values: Float32, record: np.void, bias: Ints | None) -> Float32:
     """Logits plus the row's biases; each addition rounds once."""
     if bias is None:
         return values
@@ -100,15 +99,15 @@ def biased(values: Float32, record: np.void, bias: NDArray[np.int32] | None) -> 
     return values
 
 
-def window(record: np.void, recent: NDArray[np.int32]) -> NDArray[np.int32]:
+def window(record: np.void, recent: Ints) -> Ints:
     """The tokens before the sampled position that the penalties count."""
     position = int(record["position"])
     positions = np.arange(max(0, position - int(record["repeat_last_n"])), position)
-    seen: NDArray[np.int32] = recent[record["slot"], positions % recent.shape[1]]
+    seen: Ints = recent[record["slot"], positions % recent.shape[1]]
     return seen
 
 
-def penalized(values: Float32, record: np.void, recent: NDArray[np.int32]) -> Float32:
+def penalized(values: Float32, record: np.void, recent: Ints) -> Float32:
     """Logits after the repetition, presence and frequency penalties of the recent tokens."""
     ids, counts = np.unique(recent, return_counts=True)
     if not len(ids):

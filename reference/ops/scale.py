@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
+
+from contract.arrays import Floats
 
 
-def scale(*, x: NDArray[np.float32], factor: float) -> NDArray[np.float32]:
+def scale(*, x: Floats, factor: float) -> Floats:
     """y = x * factor, with the factor rounded to binary32 first (rule R0)."""
     return x * np.float32(factor)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from contract.arrays import Floats
 
 
-def scale_columns(*, x: NDArray[np.float32], factors: NDArray[np.float32]) -> NDArray[np.float32]:
+def scale_columns(*, x: Floats, factors: Floats) -> Floats:
     """y = x * factors; x is [tokens, width], factors [width] or [1]."""
     return x * factors

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
+from contract.arrays import Floats, Ints
 
 
-def select_rows(*, x: NDArray[np.float32], output_rows: NDArray[np.int32]) -> NDArray[np.float32]:
+def select_rows(*, x: Floats, output_rows: Ints) -> Floats:
     """y[r] = x[output_rows[r]]. Returns [rows, hidden]."""
     return x[output_rows]

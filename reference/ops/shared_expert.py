@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Floats
 from reference.exact.elementary import sigmoid
 from reference.exact.sums import sum_axis
 from reference.matrix import Matrix
@@ -14,13 +12,13 @@ from reference.quant.dot import matmul
 
 def shared_expert(
     *,
-    x: NDArray[np.float32],
+    x: Floats,
     gate_weight: Matrix,
     up_weight: Matrix,
     down_weight: Matrix,
-    residual: NDArray[np.float32],
-    router_weight: NDArray[np.float32] | None = None,
-) -> NDArray[np.float32]:
+    residual: Floats,
+    router_weight: Floats | None = None,
+) -> Floats:
     """y = residual + sigmoid(x.router_weight) * ((silu(x gate^T) * (x up^T)) down^T).
 
     x, residual and the result are [tokens, hidden], router_weight [hidden]; without it there is no
@@ -31,12 +29,7 @@ def shared_expert(
     return gated_add(residual, x, router_weight, down)
 
 
-def gated_add(
-    residual: NDArray[np.float32],
-    x: NDArray[np.float32],
-    router_weight: NDArray[np.float32] | None,
-    down: NDArray[np.float32],
-) -> NDArray[np.float32]:
+def gated_add(residual: Floats, x: Floats, router_weight: Floats | None, down: Floats) -> Floats:
     """residual + sigmoid(x.router_weight) * down, [tokens, hidden]."""
     if router_weight is not None:
         down = sigmoid(sum_axis(x * router_weight))[:, None] * down

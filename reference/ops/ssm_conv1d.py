@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from contract.records import QUERY_TOKEN
 from reference.exact.elementary import silu
 
 
 def ssm_conv1d(
     *,
-    x: NDArray[np.float32],
-    weight: NDArray[np.float32],
-    query: NDArray[np.int32],
-    state: NDArray[np.float32],
+    x: Floats,
+    weight: Floats,
+    query: Ints,
+    state: Floats,
     history: int,
-    bias: NDArray[np.float32] | None = None,
-    input_gate: NDArray[np.float32] | None = None,
-    output_gate: NDArray[np.float32] | None = None,
+    bias: Floats | None = None,
+    input_gate: Floats | None = None,
+    output_gate: Floats | None = None,
     states: int = 1,
-) -> NDArray[np.float32]:
+) -> Floats:
     """y[t] = silu(sum_i weight[:, i] * u[t - history + i] + bias), u = x, added from left to right
     (rule R8).
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from contract.records import QUERY_TOKEN
 from reference.exact.elementary import exp, sigmoid, softplus
 from reference.exact.sums import sum_axis
@@ -17,20 +18,20 @@ ONE = np.float32(1.0)
 
 def ssm_delta_net(
     *,
-    x: NDArray[np.float32],
-    alpha: NDArray[np.float32],
-    beta: NDArray[np.float32],
-    decay: NDArray[np.float32],
-    dt_bias: NDArray[np.float32],
-    query: NDArray[np.int32],
-    state: NDArray[np.float32],
+    x: Floats,
+    alpha: Floats,
+    beta: Floats,
+    decay: Floats,
+    dt_bias: Floats,
+    query: Ints,
+    state: Floats,
     key_heads: int,
     value_heads: int,
     state_size: int,
     eps: float,
     grouped: int = 0,
     states: int = 1,
-) -> NDArray[np.float32]:
+) -> Floats:
     """Advance the state of every token's slot and read it (rule R8).
 
     x is [tokens, (2 key_heads + value_heads) state_size]: queries, keys, values. alpha and beta
@@ -57,9 +58,7 @@ def ssm_delta_net(
     return y.reshape(len(x), value_heads * state_size)
 
 
-def split_heads(
-    x: NDArray[np.float32], key_heads: int, value_heads: int, state_size: int
-) -> tuple[NDArray[np.float32], ...]:
+def split_heads(x: Floats, key_heads: int, value_heads: int, state_size: int) -> tuple[Floats, ...]:
     """Queries, keys and values of x, each [tokens, heads, state_size]."""
     heads = x.reshape(len(x), 2 * key_heads + value_heads, state_size)
     return heads[:, :key_heads], heads[:, key_heads : 2 * key_heads], heads[:, 2 * key_heads :]
@@ -71,7 +70,7 @@ def key_head_of(key_heads: int, value_heads: int, grouped: int) -> NDArray[np.in
     return heads // (value_heads // key_heads) if grouped else heads % key_heads
 
 
-def l2_norm(x: NDArray[np.float32], eps: float) -> NDArray[np.float32]:
+def l2_norm(x: Floats, eps: float) -> Floats:
     """x * (1 / sqrt(sum(x x) + eps)) over the last axis (rule R4)."""
-    r: NDArray[np.float32] = ONE / np.sqrt(sum_axis(x * x) + np.float32(eps))
+    r: Floats = ONE / np.sqrt(sum_axis(x * x) + np.float32(eps))
     return x * r[..., None]

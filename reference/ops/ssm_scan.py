@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from contract.records import QUERY_TOKEN
 from reference.exact.elementary import exp, softplus
 from reference.exact.sums import sum_axis
@@ -13,19 +13,19 @@ from reference.ops.ssm_conv1d import state_rows
 
 def ssm_scan(
     *,
-    x: NDArray[np.float32],
-    dt: NDArray[np.float32],
-    decay: NDArray[np.float32],
-    dt_bias: NDArray[np.float32],
-    skip: NDArray[np.float32],
-    query: NDArray[np.int32],
-    state: NDArray[np.float32],
+    x: Floats,
+    dt: Floats,
+    decay: Floats,
+    dt_bias: Floats,
+    skip: Floats,
+    query: Ints,
+    state: Floats,
     heads: int,
     groups: int,
     head_dim: int,
     state_size: int,
     states: int = 1,
-) -> NDArray[np.float32]:
+) -> Floats:
     """Advance the state of every token's slot and read it (rule R8).
 
     x is [tokens, heads head_dim + 2 groups state_size]: values v, then b and c of every group. dt
@@ -49,9 +49,7 @@ def ssm_scan(
     return y.reshape(len(x), heads * head_dim)
 
 
-def split_values(
-    x: NDArray[np.float32], heads: int, groups: int, state_size: int
-) -> tuple[NDArray[np.float32], ...]:
+def split_values(x: Floats, heads: int, groups: int, state_size: int) -> tuple[Floats, ...]:
     """Values [tokens, heads, head_dim], and b and c, each [tokens, groups, state_size]."""
     width = groups * state_size
     v, b, c = x[:, : -2 * width], x[:, -2 * width : -width], x[:, -width:]

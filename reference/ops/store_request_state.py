@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Ints
 from contract.records import QUERY_TOKEN, SLOT
 
 
-def store_request_state(
-    *,
-    token: NDArray[np.int32],
-    output_rows: NDArray[np.int32],
-    query: NDArray[np.int32],
-    slot_table: NDArray[np.int32],
-) -> None:
+def store_request_state(*, token: Ints, output_rows: Ints, query: Ints, slot_table: Ints) -> None:
     """Store ``token`` [rows] and its position in ``slot_table`` [slots, 8] (SLOT), in place.
 
     ``output_rows`` [rows] holds the index in ``query`` [tokens, 4] (QUERY_TOKEN) of each row; of

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Ints
 from contract.records import OUTPUT_EVENT, QUERY_TOKEN, STEP
 
 
-def stream_out(
-    *,
-    token: NDArray[np.int32],
-    output_rows: NDArray[np.int32],
-    query: NDArray[np.int32],
-    step: NDArray[np.int32],
-    ring: NDArray[np.int32],
-) -> None:
+def stream_out(*, token: Ints, output_rows: Ints, query: Ints, step: Ints, ring: Ints) -> None:
     """Write one OUTPUT_EVENT per row to ``ring`` ([ring_events, 8] words), in place.
 
     ``step`` is the STEP record, which numbers the events; event n lies in entry n mod ring_events.

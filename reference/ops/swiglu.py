@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from reference.exact.elementary import exp, gelu, sigmoid, silu
 
 CLAMPED, RELU = 3, 4
@@ -13,9 +13,7 @@ LIMIT = np.float32(7.0)
 STEEPNESS = np.float32(1.702)
 
 
-def swiglu(
-    *, gate: NDArray[np.float32], up: NDArray[np.float32], activation: int = 0
-) -> NDArray[np.float32]:
+def swiglu(*, gate: Floats, up: Floats, activation: int = 0) -> Floats:
     """y = f(gate) * up with f = silu, gelu, sigmoid (rule R2) or relu, or the clamped gate; any
     shape."""
     if activation == CLAMPED:
@@ -25,18 +23,18 @@ def swiglu(
     return (silu, gelu, sigmoid)[activation](gate) * up
 
 
-def relu(gate: NDArray[np.float32]) -> NDArray[np.float32]:
+def relu(gate: Floats) -> Floats:
     """+0 where gate <= 0, else the gate; NaN stays NaN."""
-    y: NDArray[np.float32] = np.where(gate <= 0, np.float32(0.0), gate)
+    y: Floats = np.where(gate <= 0, np.float32(0.0), gate)
     return y
 
 
-def clamped(gate: NDArray[np.float32], up: NDArray[np.float32]) -> NDArray[np.float32]:
+def clamped(gate: Floats, up: Floats) -> Floats:
     """y = (g / (1 + exp(-(1.702 g)))) * (u + 1) with g = min(gate, 7) and u = up within +-7.
 
     A comparison with NaN is false, so NaN passes both bounds."""
     g = np.where(gate > LIMIT, LIMIT, gate)
     u = np.where(up > LIMIT, LIMIT, np.where(up < -LIMIT, -LIMIT, up))
     one = np.float32(1.0)
-    y: NDArray[np.float32] = (g / (one + exp(-(STEEPNESS * g)))) * (u + one)
+    y: Floats = (g / (one + exp(-(STEEPNESS * g)))) * (u + one)
     return y

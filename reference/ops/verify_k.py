@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from contract.records import OUTPUT_EVENT, QUERY_TOKEN, STEP
 
 
 def verify_k(
-    *,
-    token: NDArray[np.int32],
-    output_rows: NDArray[np.int32],
-    query: NDArray[np.int32],
-    step: NDArray[np.int32],
-    ring: NDArray[np.int32],
-    draft_tokens: int,
+    *, token: Ints, output_rows: Ints, query: Ints, step: Ints, ring: Ints, draft_tokens: int
 ) -> None:
     """Write into each row's event in ``ring`` ([ring_events, 8] words) how many drafted tokens
     behind the row's are right: each is the next of ``query`` and the one sampled before it."""
@@ -24,12 +18,7 @@ def verify_k(
         events[((first + row) & 0xFFFFFFFF) % len(events)]["flags"] = accepted
 
 
-def accepted_drafts(
-    token: NDArray[np.int32],
-    output_rows: NDArray[np.int32],
-    query: NDArray[np.int32],
-    draft_tokens: int,
-) -> NDArray[np.int32]:
+def accepted_drafts(token: Ints, output_rows: Ints, query: Ints, draft_tokens: int) -> Ints:
     """int32[rows]: the drafted tokens after each row that are right, at most ``draft_tokens``."""
     queries, rows = query.view(QUERY_TOKEN)[:, 0], len(output_rows)
     right = np.zeros(rows + 1, np.bool_)
@@ -39,5 +28,5 @@ def accepted_drafts(
     right[: max(0, rows - 1)] = of_slot & (drafts["token"] == token[:-1])
     wrong = np.flatnonzero(~right)
     run = wrong[np.searchsorted(wrong, np.arange(rows))] - np.arange(rows)
-    accepted: NDArray[np.int32] = np.minimum(run, draft_tokens).astype(np.int32)
+    accepted: Ints = np.minimum(run, draft_tokens).astype(np.int32)
     return accepted

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 
 import numpy as np
 
+from contract.arrays import Bytes
 from contract.dtypes import F16, WEIGHT_DTYPES, DType
 from contract.tier import FiniteWords
-from reference.quant.formats import Blocks32, Bytes, SuperBlocks
+from reference.quant.formats import Blocks32, SuperBlocks
 from reference.quant.layouts import FLOATS, LAYOUTS, FloatFormat, Format
 from reference.quant.rounding import EXPONENT_BIAS
 
@@ -26,9 +26,9 @@ __all__ = [
     "moderate_scales",
 ]
 
-FORMATS: Mapping[DType, Format] = MappingProxyType(
-    {dtype: FLOATS.get(dtype) or LAYOUTS[dtype] for dtype in WEIGHT_DTYPES}
-)
+FORMATS: Mapping[DType, Format] = {
+    dtype: FLOATS.get(dtype) or LAYOUTS[dtype] for dtype in WEIGHT_DTYPES
+}
 """Every format a weight can be stored in."""
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from functools import cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Array, Bytes, Records
 from contract.lazy_dataclass import dataclass
-from reference.quant.formats import Bytes
 from reference.quant.tables import Table
 
-Parts = NDArray[np.void]
+Parts = Records
 Int8 = NDArray[np.int8]
 
 
@@ -159,6 +159,6 @@ class SixBitPairs:
         out[..., 8:] = pack(flat(last, 2), 4, 4)
 
 
-def flat(array: NDArray[Any], lead: int) -> NDArray[Any]:
+def flat(array: Array, lead: int) -> Array:
     """Reshape all axes after the first ``lead`` into one, even when they are empty."""
     return array.reshape(*array.shape[:lead], math.prod(array.shape[lead:]))

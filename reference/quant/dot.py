@@ -15,14 +15,14 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT
+from contract.arrays import Bytes, Ints
 from contract.dtypes import DType
 from reference.exact.activation import quantize_activation
 from reference.exact.sums import fold_axis, sum_axis
 from reference.quant import FORMATS
-from reference.quant.formats import Blocks32, Bytes, Float32, SuperBlocks
+from reference.quant.formats import Blocks32, Float32, SuperBlocks
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -49,7 +49,7 @@ def _float_matmul(weights: Float32, x: Float32) -> Float32:
     return out
 
 
-def _blocks32_segments(planes: Blocks32, m: NDArray[np.int32]) -> Float32:
+def _blocks32_segments(planes: Blocks32, m: Ints) -> Float32:
     """Segment values before the activation scale, f32[rows, n_segments], for m int32[K]."""
     rows, n_blocks = planes.scale.shape
     m = m.reshape(n_blocks, 32)
@@ -65,7 +65,7 @@ def _blocks32_segments(planes: Blocks32, m: NDArray[np.int32]) -> Float32:
     return segments
 
 
-def _super_block_segments(planes: SuperBlocks, m: NDArray[np.int32]) -> Float32:
+def _super_block_segments(planes: SuperBlocks, m: Ints) -> Float32:
     """Segment values before the activation scale, f32[rows, n_segments], for m int32[K]."""
     rows, n_segments = planes.scale.shape
     m = m.reshape(n_segments, -1, planes.sub_elements)

@@ -7,11 +7,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.lazy_dataclass import dataclass
 
-Bytes = NDArray[np.uint8]
 Float16 = NDArray[np.float16]
-Float32 = NDArray[np.float32]
+Float32 = Floats
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from contract import dtypes
+from contract.arrays import Bytes
 from contract.dtypes import DType
 from contract.lazy_dataclass import dataclass
 from reference.quant import rounding
 from reference.quant.bits import Integers, Packed, Parts, Plane, SixBitPairs, Whole, flat
-from reference.quant.formats import Blocks32, Bytes, Float32, SuperBlocks, to_half
+from reference.quant.formats import Blocks32, Float32, SuperBlocks, to_half
 from reference.quant.rounding import Encoded, power_scale
 from reference.quant.tables import E2M1, IQ4
 
@@ -163,7 +163,7 @@ _FLOATS = (
     FloatFormat(dtypes.BF16, unpack=_from_bf16, quantize=_to_bf16),
 )
 
-FLOATS: Mapping[DType, FloatFormat] = MappingProxyType({form.dtype: form for form in _FLOATS})
+FLOATS: Mapping[DType, FloatFormat] = {form.dtype: form for form in _FLOATS}
 """Every format of plain floating-point numbers."""
 
 HALF, BYTE, INT8 = "<f2", "u1", "i1"
@@ -275,5 +275,5 @@ _ALL = (
     ),
 )
 
-LAYOUTS: Mapping[DType, Layout] = MappingProxyType({layout.dtype: layout for layout in _ALL})
+LAYOUTS: Mapping[DType, Layout] = {layout.dtype: layout for layout in _ALL}
 """Every format of blocks with scales, by dtype."""

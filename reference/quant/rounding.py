@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Bytes
 from contract.lazy_dataclass import dataclass
-from reference.quant.formats import Bytes, Float16, Float32, reciprocal, to_half
+from reference.quant.formats import Float16, Float32, reciprocal, to_half
 from reference.quant.tables import E2M1, Table
 
 SEARCH_STEPS = (-0.8, -0.4, 0.0, 0.4, 0.8)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.quant.formats import Bytes, Float32
+from contract.arrays import Bytes
+from reference.quant.formats import Float32
 
 
 class Table:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import MASK_WORD_BITS
+from contract.arrays import Records
 from contract.errors import RequestError
 from contract.records import LOGIT_BIAS
 from contract.types import Request
@@ -32,7 +33,7 @@ def pack_mask(tokens: Iterable[int] | NDArray[np.integer], vocab: int) -> Mask:
     return np.packbits(bits, bitorder="little").view("<u4")
 
 
-def bias_records(request: Request) -> NDArray[np.void]:
+def bias_records(request: Request) -> Records:
     """The biases of a request, checked by ``check_constraints``, as LOGIT_BIAS[n] records."""
     return np.array(list(request.logit_bias), LOGIT_BIAS)
 

@@ -19,9 +19,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from contract.arrays import Ints
 from reference.sched.cost import StepCost
 from reference.sched.draft_credit import CREDIT_STEPS, DraftCredit
 from reference.sched.draft_history import Acceptance, DraftHistory
@@ -193,7 +191,7 @@ class DraftPolicy:
         return worth
 
     def compare_shadow_drafts(
-        self, history: DraftHistory, tokens: NDArray[np.int32], draft: list[int], running: int
+        self, history: DraftHistory, tokens: Ints, draft: list[int], running: int
     ) -> bool:
         """Compare the shadow drafts of a sequence with its known ``tokens``, int32[n]. Once all are
         compared, ``draft`` becomes the next shadow round.

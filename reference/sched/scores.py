@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints, Records
 from contract.lazy_dataclass import dataclass
 from contract.records import SAMPLING
 from reference.runner import StepOutput
@@ -30,18 +30,16 @@ class TokenScores:
     falling logit. The values of a row whose logits are not finite are NaN."""
 
     first: int
-    log_probability: NDArray[np.float32]
-    top_ids: NDArray[np.int32]
-    top_log_probabilities: NDArray[np.float32]
+    log_probability: Floats
+    top_ids: Ints
+    top_log_probabilities: Floats
 
 
 ScoreSink = Callable[[TokenScores], None]
 """Receives the scores of a prompt on the engine's thread, those of each token once, in order."""
 
 
-def force_rows(
-    sampling: NDArray[np.void], records: NDArray[np.void], rows: list[int], tokens: list[int]
-) -> None:
+def force_rows(sampling: Records, records: Records, rows: list[int], tokens: list[int]) -> None:
     """Make ``rows`` of a step sample ``tokens``: their records in ``sampling`` become greedy, with
     one bias each. The biases are written to the first of the bias ``records``."""
     forced = np.zeros(len(rows), SAMPLING)
@@ -55,7 +53,7 @@ def force_rows(
 
 
 def scores_in(
-    output: StepOutput, rows: slice, first: int, tokens: NDArray[np.int32], listed: int
+    output: StepOutput, rows: slice, first: int, tokens: Ints, listed: int
 ) -> TokenScores:
     """The scores of ``tokens``, the first at position ``first``, that a step computed in ``rows``;
     NaN for a token that the device did not sample."""

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from itertools import repeat
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Ints, Records
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, LOGIT_BIAS, QUERY_TOKEN, SAMPLING
 from contract.types import SamplingParams
@@ -21,7 +21,7 @@ from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, Step
 from reference.sched.planner import Chunk, Pending
 from reference.sched.scores import force_rows
 
-Int32 = NDArray[np.int32]
+Int32 = Ints
 NO_ROWS = 1 << 62
 """The value of ``rows_from`` for a sequence that has no row for every position."""
 
@@ -82,7 +82,7 @@ class SlotTable:
         scored_to: int,
         samples: bool,
         lockstep: bool,
-        bias: NDArray[np.void],
+        bias: Records,
         listed: bool,
         output: str | None,
         adapters: tuple[tuple[int, float], ...] = (),
@@ -131,7 +131,7 @@ class SlotTable:
             length = min(computed + (not self.lockstep[slot]), self.end[slot])
         return min(length, cut) if computed < cut and not self.draft[slot] else length
 
-    def plain_sampling(self, slots: list[int], positions: list[int]) -> NDArray[np.void]:
+    def plain_sampling(self, slots: list[int], positions: list[int]) -> Records:
         """SAMPLING[n] of the tokens at ``positions`` of ``slots``, without penalties and biases."""
         sampling = self._sampling.take(slots)
         sampling["position"] = positions
@@ -244,7 +244,7 @@ class SlotTable:
             plain=not any(self.draft[slot] for slot, _, _ in chunks),
         )
 
-    def _adapters_of(self, token_slots: Sequence[int]) -> NDArray[np.void] | None:
+    def _adapters_of(self, token_slots: Sequence[int]) -> Records | None:
         """ADAPTERS[tokens, combined]; None if no token has an adapter."""
         adapted = any(map(self.adapted.__getitem__, set(token_slots)))
         return self._adapters.take(token_slots, axis=0) if adapted else None
@@ -315,7 +315,7 @@ class SteadyDecode:
         return self.inputs
 
 
-def sampling_record(sampling: SamplingParams, slot: int, position: int = 0) -> NDArray[np.void]:
+def sampling_record(sampling: SamplingParams, slot: int, position: int = 0) -> Records:
     """The SAMPLING record, shape [], of the token at ``position`` of ``slot``."""
     record = np.zeros((), SAMPLING)
     record["temperature"] = sampling.temperature

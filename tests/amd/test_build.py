@@ -30,7 +30,8 @@ from accel.kernels.stored import DIGESTS, digest_of, read_digests
 from contract.dtypes import Q4_K
 from contract.errors import CodecError
 from contract.opcodes import Opcode
-from harness.parity import all_cases, compare
+from harness.parity.cases import all_cases
+from harness.parity.execute import compare
 from tests.amd.code import SAMPLE, need_program
 from tests.amd.conftest import OpenTier
 from tests.needs import machine_lacks

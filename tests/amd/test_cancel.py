@@ -11,7 +11,7 @@ from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdFence, AmdTier
 from contract.errors import DeviceLost
-from harness.parity import compare
+from harness.parity.execute import compare
 from tests.amd.conftest import OpenTier
 from tests.amd.test_tier import DEPENDENT
 

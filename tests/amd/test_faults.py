@@ -14,7 +14,7 @@ from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.tier import AmdTier
 from accel.amd.uapi import Request
 from contract.errors import OutOfMemory, TierError, TierUnavailable
-from harness.parity import compare
+from harness.parity.execute import compare
 from tests.amd.test_tier import DEPENDENT
 
 GIVING_BACK = {

@@ -16,7 +16,7 @@ from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.system import findings
 from accel.kernels.source import Module, modules
 from contract.errors import DeviceLost
-from harness.parity import compare
+from harness.parity.execute import compare
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.amd.code import shipped, words

@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from accel.amd.device import Device
-from accel.amd.kernel import LinuxKernel
+from accel.amd.kernel import Kernel
 from accel.amd.kfd import KFD
 from accel.amd.queue import Queue
 from accel.amd.runtime import DRIVERS
@@ -61,7 +61,7 @@ def test_this_machine_or_the_simulated_one(name: str) -> None:
         assert tier.info.device == "gfx1201 (simulated)"
         assert tier.info.name == name
     try:
-        LinuxKernel().open(KFD)
+        Kernel().open(KFD)
     except FileNotFoundError:
         with pytest.raises(TierUnavailable, match="--device simulated needs no GPU"):
             open_tier(name)

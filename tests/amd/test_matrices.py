@@ -20,7 +20,8 @@ from accel.kernels.source import Module, matrix_modules
 from contract.dtypes import Q4_K, Q6_K, DType
 from contract.errors import CodecError
 from contract.opcodes import Opcode
-from harness.parity import all_cases, compare
+from harness.parity.cases import all_cases
+from harness.parity.execute import compare
 from tests.amd.code import words
 from tests.amd.conftest import OpenTier
 
@@ -112,7 +113,7 @@ def agree(tier: AmdTier) -> bool:
     """What the GPU is asked."""
     runtime = tier._runtime
     case = ProbeCase(runtime.device, runtime.queue, runtime.modules)
-    return matrices_agree(case.memory, case.launch, every=False)
+    return matrices_agree(case.device, case.launch, every=False)
 
 
 def test_a_gpu_is_asked_for_the_bits_of_packed_dots(

@@ -24,7 +24,8 @@ from contract.kernel import GpuTarget
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
-from harness.parity import all_cases, compare, run_barrier
+from harness.parity.cases import all_cases
+from harness.parity.execute import compare, run_barrier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

@@ -16,7 +16,7 @@ from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.tier import AmdTier
 from accel.amd.tools.build import COMPILER
 from accel.amd.tools.trace import Trace, Tracer
-from harness.parity import compare
+from harness.parity.execute import compare
 from tests.amd.code import need_program
 from tests.amd.test_packets import changed, traced
 from tests.amd.test_tier import DEPENDENT

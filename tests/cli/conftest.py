@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
-from harness.synth import SynthSpec, write_synthetic
+from harness.synth.spec import SynthSpec
+from harness.synth.write import write_synthetic
 from tests.changed_models import Change, write_changed
 from tests.paths import ROOT
 

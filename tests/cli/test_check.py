@@ -18,7 +18,7 @@ from harness.residency import Residency, plan_residency
 from harness.tiers import TIERS, TierStatus, open_tier, probe
 from reference.exact import elementary
 from reference.memory.planner import MemoryPlan
-from reference.model.gguf import TensorSource
+from reference.model.gguf.writer import TensorSource
 from tests.cli.conftest import Change, Result
 from tests.needs import need_device
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.cli.conftest import Result
 
 Zinc = Callable[..., Result]

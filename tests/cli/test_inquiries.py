@@ -16,7 +16,8 @@ from contract.ir.codec import graph_digest
 from contract.spec import KV
 from harness.digest import logits_digest
 from harness.settings import SETTINGS
-from harness.synth import SynthSpec, write_synthetic
+from harness.synth.spec import SynthSpec
+from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model

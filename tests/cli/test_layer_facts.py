@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.cli.conftest import Result
 from tests.families_table import FAMILIES
 

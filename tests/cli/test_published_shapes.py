@@ -12,11 +12,12 @@ import pytest
 from contract.dtypes import F16
 from contract.ir.codec import decode, encode, graph_digest
 from contract.ir.verify import verify
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.limits import whole_contexts
 from reference.memory.planner import plan_memory
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 from reference.model.open import open_model
 from tests.cli.conftest import Result
 

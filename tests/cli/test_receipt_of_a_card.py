@@ -13,7 +13,8 @@ from harness import tiers
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.cli.conftest import Result
 from tests.paths import ROOT
 

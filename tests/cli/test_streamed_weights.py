@@ -14,7 +14,8 @@ import harness.tiers
 from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from contract.tier import Tier
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from harness.tiers import TierOptions
 from tests.cli.conftest import Result
 from tests.needs import need_device

@@ -17,8 +17,8 @@ from contract.ir.inputs import InputLayout
 from contract.ir.verify import verify
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.parity import compare, generate
-from harness.parity.execute import build_graph
+from harness.parity.cases import generate
+from harness.parity.execute import build_graph, compare
 from reference.cpu.tier import CpuBatch, CpuBuffer, CpuTier
 from tests.contract.graphs import decoder, well_formed
 

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from contract import file_reads
-from contract.file_reads import Bytes, copy_bytes, file_range, read_pages, remember_file
+from contract.arrays import Bytes
+from contract.file_reads import copy_bytes, file_range, read_pages, remember_file
 from tests.needs import machine_lacks
 
 SIZE = 1 << 16

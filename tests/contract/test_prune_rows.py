@@ -18,7 +18,7 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from harness.parity import generate
+from harness.parity.cases import generate
 from harness.parity.execute import by_definition
 from harness.parity.operands import fill
 from tests.contract.graphs import decoder

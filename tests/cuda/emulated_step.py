@@ -56,7 +56,7 @@ def arranged(dtype: DType, stored: Bytes, folder: Path) -> Bytes:
     emulate(source, folder).run(
         UNITS.entry,
         UNITS.grid(dtype, columns, tiles),
-        UNITS.block,
+        UNITS.threads,
         *(stored.ctypes.data, target.ctypes.data, rows, columns, 0, tiles),
     )
     return target
@@ -118,7 +118,7 @@ def run_step(
         addresses = scratch.ctypes.data, block.ctypes.data, replaced
         assert launch.shared_bytes <= device.shared_bytes
         emulate(launch.source, folder).run(
-            launch.entry, launch.grid, launch.block[0], *addresses, own
+            launch.entry, launch.grid, launch.threads, *addresses, own
         )
     assert not workspace[plan.transient_bytes :].any()
 

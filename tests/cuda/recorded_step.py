@@ -222,7 +222,7 @@ class PersistentSteps:
         return emulate(launch.source, self.folder).run_together(
             launch.entry,
             launch.grid[0],
-            launch.block[0],
+            launch.threads,
             seed,
             scratch.ctypes.data,
             self.inputs.ctypes.data,

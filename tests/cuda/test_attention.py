@@ -237,7 +237,7 @@ def test_several_tiles_at_once(
     sizes, device = Heads(4, 1, head_dim, window), replace(DEVICE, multiprocessors=132)
     step = lower_graph(attention(sizes), ShapeKey(9, 0), PARTS, "cuda")
     (launch,) = plan_launches(step.ops, device).launches
-    assert (launch.source.name, launch.block[0]) == ("attention_tokens.cu", 32 * warps)
+    assert (launch.source.name, launch.threads) == ("attention_tokens.cu", 32 * warps)
     check_runs(sizes, 9, runs, folder, device)
 
 

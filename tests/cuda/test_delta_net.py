@@ -12,7 +12,8 @@ from accel.cuda.delta_net import FEW_TOKENS, SLOTS
 from contract.dtypes import I12
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, OLDER

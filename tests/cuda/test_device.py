@@ -59,7 +59,7 @@ def submit_with(tier: CudaTier, lowered: Lowered, text: str, name: str) -> objec
     function = tier._runtime.modules.function(Source(f"{name}.cu", text), name)
     recording = lowered.batch.launch.whole
     first, *others = recording.launches
-    kernel = replace(first.kernel, function=function, grid=(1, 1, 1), block=(1, 1, 1))
+    kernel = replace(first.kernel, function=function, grid=(1, 1, 1), threads=1)
     recording.launches = [replace(first, kernel=kernel), *others]
     recording._executables.clear()
     return lowered.submit(block_of(values_of(3, 1)))

@@ -27,7 +27,8 @@ from accel.packets.weight_ring import ring_of
 from contract.dtypes import I12
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model

@@ -18,7 +18,8 @@ from accel.packets.shares import Share
 from contract.dtypes import I12
 from contract.ir.nodes import BufferDecl
 from contract.shape_key import ShapeKey
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE, OLDER
@@ -132,7 +133,7 @@ def test_blocks_that_wait_in_vain_end_once_told(folder: Path) -> None:
         scratch = steps.scratch_before(ops)
         arguments = steps.arguments(launch, scratch)
         steps.workspace[:], steps.stop[:] = 0, told
-        blocks, threads = launch.grid[0], launch.block[0]
+        blocks, threads = launch.grid[0], launch.threads
         done = kernel.run_together(launch.entry, blocks, threads, 1, *arguments, turns=6000)
         assert done == bool(told)
 

@@ -26,7 +26,8 @@ from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from harness.cli import findings, inspect_command
 from harness.cli.model_facts import RequestedSizes, memory_facts
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from harness.tiers import TierOptions
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
@@ -44,12 +45,9 @@ STEPS = (((5, 6, 7), 0), ((-1,), 3), ((9, 9), 4), ((-1,), 6))
 FAMILIES = {
     **MODELS,
     "eight": {**MODELS["qwen3"], "heads": 8, "kv_heads": 8, "feed_forward": 672, "layers": 1},
-    "qwen35moe": {
-        **MODELS["qwen35"],
-        "architecture": "qwen35moe",
-        "experts": {**EXPERTS, "shared_width": 160},
-    },
+    "qwen35moe": {**MODELS["qwen35"], "architecture": "qwen35moe"},
 }
+FAMILIES["qwen35moe"]["experts"] = {**EXPERTS, "shared_width": 160}
 HYBRID = pytest.param("qwen35moe", marks=pytest.mark.long)
 EXPERTS_ALONE = pytest.param("qwen3moe", marks=pytest.mark.soak)
 EIGHT = pytest.param("eight", "5,0,1,2,3,4,6,7", marks=pytest.mark.soak)

@@ -27,7 +27,8 @@ from contract.ir.inputs import pack_inputs
 from contract.ir.nodes import BufferKind
 from contract.records import SAMPLING, SLOT
 from contract.shape_key import ShapeKey
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.exact.kv_storage import page_view, store
 from reference.limits import Limits

@@ -15,7 +15,8 @@ from accel.packets.rules import lower_graph
 from contract.dtypes import I12
 from contract.errors import ConfigError
 from contract.shape_key import ShapeKey
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_step import DEVICE
@@ -107,7 +108,7 @@ def test_blocks_are_as_large_as_a_device_takes(folder: Path) -> None:
         device = replace(DEVICE, shared_bytes=shared_bytes)
         composed = compose(plan, step.ops, device, chosen_step("16x8"), step.scratch)
         found = [one for one in composed.launches if one.table is not None]
-        shapes = [(one.block[0], dict(one.source.macros)["SLOTS"]) for one in found]
+        shapes = [(one.threads, dict(one.source.macros)["SLOTS"]) for one in found]
         assert shapes == ([(32 * warps, slots)] if warps else [])
         assert all(one.shared_bytes <= shared_bytes for one in found)
         assert found or composed.launches == plan.launches

@@ -21,7 +21,8 @@ from contract.dtypes import I3R, I4R, I12, ROTATED_KV, DType
 from contract.errors import DeviceLost
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.types import Request, SamplingParams
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

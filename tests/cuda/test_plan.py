@@ -74,7 +74,7 @@ def test_every_op_is_launched_by_its_plain_kernel(monkeypatch: pytest.MonkeyPatc
         assert [launch.entry for launch in plan.launches] == ["launch_add", "launch_scale"]
         assert [launch.first for launch in plan.launches] == [0, 1]
         for launch in plan.launches:
-            assert launch.block == (GROUP_SIZE, 1, 1)
+            assert launch.threads == GROUP_SIZE
             assert launch.grid == (groups, 1, 1)
         assert plan.workspace_bytes == 0
         assert len(step.ops) == 2

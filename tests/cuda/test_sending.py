@@ -19,7 +19,8 @@ from accel.packets.shares import ALL_GATHER, ATTENTION_SHARE, Share, divided_wei
 from contract.dtypes import I12
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model

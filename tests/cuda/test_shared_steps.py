@@ -21,7 +21,8 @@ from contract.dtypes import I4R, I12, DType
 from contract.ir.inputs import pack_inputs
 from contract.records import STEP
 from contract.shape_key import ShapeKey
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_launch import MAX_TURNS, run_all
@@ -107,7 +108,7 @@ class SharedSteps:
             ]
             for step in self.calls
         ]
-        return run_all(source, grid, launches[0].block[0], calls, seed, self.folder, turns)
+        return run_all(source, grid, launches[0].threads, calls, seed, self.folder, turns)
 
     def compare(self) -> None:
         """Every device has what the definitions left after the last step."""

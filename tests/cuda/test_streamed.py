@@ -16,7 +16,8 @@ from accel.cuda.tier import CudaTier
 from accel.packets.weight_ring import weights_of_layers
 from contract.errors import DoesNotFit, OutOfMemory
 from harness.residency import Residency, plan_residency
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.memory.planner import plan_memory
 from reference.model.open import Model, open_model

@@ -18,7 +18,8 @@ from contract.dtypes import I12
 from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

@@ -13,7 +13,8 @@ from accel.cuda.tier import CudaTier
 from contract.dtypes import F32, I12, WEIGHT_DTYPES, DType, StorageClass
 from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl, BufferKind
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.quant import find_nonfinite_scale, finite_words, moderate_scales

@@ -151,7 +151,7 @@ class TunedSteps:
         assert launch.shared_bytes <= self.device.shared_bytes
         assert launch.entry not in TOGETHER or launch.grid[0] <= self.device.multiprocessors
         emulate(launch.source, self.folder).run(
-            launch.entry, launch.grid, launch.block[0], *self.arguments(launch, scratch)
+            launch.entry, launch.grid, launch.threads, *self.arguments(launch, scratch)
         )
 
     def arguments(self, launch: PlannedLaunch, scratch: Bytes) -> list[int]:

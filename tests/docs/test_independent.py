@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 
 from harness.cli.main import main
-from harness.synth import spec_of, write_synthetic
+from harness.synth.spec import spec_of
+from harness.synth.write import write_synthetic
 from harness.vectors import VECTORS, document, text_of
 from tests.paths import ROOT
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness.synth import sized_spec
 from harness.synth.dflash import BlockForm, write_dflash_head
 from harness.synth.eagle import HeadForm, write_eagle_head
-from reference.model.gguf import open_gguf
+from harness.synth.sizes import sized_spec
+from reference.model.gguf.file import open_gguf
 from reference.model.heads import read_head
 from reference.model.open import Model, open_model
 

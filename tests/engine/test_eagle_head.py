@@ -16,7 +16,7 @@ from harness.host.drafting import open_draft_model
 from harness.synth.eagle import HeadForm
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.gguf.writer import write_gguf
 from reference.model.open import open_model
 from reference.sched.drafts import DraftPolicy

@@ -17,7 +17,7 @@ from harness.cli.findings import arranged_finding
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.progress import NullProgress
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 from tests.needs import machine_lacks, need_device
 
 OPTIONS = SessionOptions(tier="native", context=64)

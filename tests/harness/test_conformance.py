@@ -16,19 +16,12 @@ from hypothesis import strategies as st
 
 from contract.errors import ConfigError, DeviceLost
 from contract.opcodes import Opcode
-from harness.conformance import (
-    CaseResult,
-    conformance_package,
-    known_cases,
-    pack,
-    parse_waivers,
-    run_cases,
-    unpack,
-    verify_package,
-)
-from harness.conformance.cases import VALIDATED
+from harness.conformance.cases import VALIDATED, known_cases
 from harness.conformance.identity import tree_digest
-from harness.conformance.package import MEMBERS
+from harness.conformance.package import MEMBERS, pack, unpack
+from harness.conformance.run import CaseResult, conformance_package, run_cases
+from harness.conformance.verify import verify_package
+from harness.conformance.waivers import parse_waivers
 from harness.tiers import TIERS, TierOptions, open_tier
 from reference.cpu.tier import CpuTier
 from tests.needs import need_device

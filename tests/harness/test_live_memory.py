@@ -21,7 +21,8 @@ from harness.host.hosted import host_model
 from harness.host.options import SessionOptions
 from harness.host.submissions import Submission
 from harness.serve.metrics import Metrics
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from harness.tiers import TierOptions
 from tests.needs import need_device
 from tests.opencl_parts import SOME, holding

@@ -9,10 +9,15 @@ import pytest
 
 from contract.errors import ConfigError
 from contract.ops import TABLE
-from harness.conformance import known_cases, load_must_pass, must_pass_ids
-from harness.conformance.cases import DEFAULT_MODEL_CASE
-from harness.conformance.must_pass import REGENERATE, check_digests, digest_lines
-from harness.parity import STRATEGIES
+from harness.conformance.cases import DEFAULT_MODEL_CASE, known_cases
+from harness.conformance.must_pass import (
+    REGENERATE,
+    check_digests,
+    digest_lines,
+    load_must_pass,
+    must_pass_ids,
+)
+from harness.parity.shapes import STRATEGIES
 from reference.ops import DEFINITIONS
 
 KNOWN = known_cases()

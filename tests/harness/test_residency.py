@@ -24,7 +24,8 @@ from harness.host.open import prepare_session
 from harness.host.options import SessionOptions, limits_at
 from harness.host.session import Session
 from harness.residency import by_importance, disk_rate, plan_residency
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from harness.tiers import TierOptions
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan

@@ -25,7 +25,9 @@ from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.memory import pages_in
 from harness.progress import NullProgress
-from harness.synth import SynthSpec, sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.spec import SynthSpec
+from harness.synth.write import write_synthetic
 from harness.tiers import TIERS, open_tier
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions

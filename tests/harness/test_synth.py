@@ -15,16 +15,17 @@ from contract.dtypes import F32
 from contract.errors import ConfigError
 from contract.types import Request
 from harness.digest import logits_digest
-from harness.synth import ARCHITECTURES, QUANTS, SynthSpec, sized_spec, write_synthetic
 from harness.synth.__main__ import main
 from harness.synth.draw import draw_matrix
 from harness.synth.plan import plan_tensors
-from harness.synth.spec import DENSE
+from harness.synth.sizes import sized_spec
+from harness.synth.spec import ARCHITECTURES, DENSE, QUANTS, SynthSpec
 from harness.synth.tensors import more_bits
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.open import open_model
 from reference.model.tokenizer import load_tokenizer
 from reference.quant import FORMATS, LAYOUTS

@@ -15,18 +15,12 @@ import numpy as np
 import pytest
 
 from contract.errors import ConfigError
-from harness.synth import (
-    ARCHITECTURES,
-    SynthSpec,
-    fields_of,
-    size_names,
-    sized_spec,
-    spec_of,
-    write_synthetic,
-)
 from harness.synth.__main__ import main
 from harness.synth.plan import plan_tensors
-from reference.model.gguf import open_gguf
+from harness.synth.sizes import size_names, sized_spec
+from harness.synth.spec import ARCHITECTURES, SynthSpec, fields_of, spec_of
+from harness.synth.write import write_synthetic
+from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import load_tokenizer
 from tests.families_table import DENSE, FAMILIES, GEMMAS
 

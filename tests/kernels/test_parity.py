@@ -25,8 +25,9 @@ from contract.dtypes import F16, F32, Q4_K, WEIGHT_DTYPES
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
-from harness.parity import STRATEGIES, Case, all_cases, compare
-from harness.parity.execute import build_graph
+from harness.parity.cases import Case, all_cases
+from harness.parity.execute import build_graph, compare
+from harness.parity.shapes import STRATEGIES
 from tests.kernels.machines import MACHINES
 from tests.parity.test_parity import by_shape
 

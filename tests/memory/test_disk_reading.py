@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from contract.arrays import Bytes
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
-from reference.memory.disk.entry import Bytes, Entry, EntryKind
+from reference.memory.disk.entry import Entry, EntryKind
 from reference.memory.disk.folder import CacheFolder
 from reference.memory.disk.reading import Reading, Ring
 from tests.memory.test_disk_entries import NBYTES, PLENTY, entry_of, payload_of

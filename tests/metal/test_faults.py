@@ -12,7 +12,8 @@ from accel.metal.tier import MetalTier
 from contract.dtypes import Q4_K, Q8_0
 from contract.errors import OutOfMemory, TierError, TierUnavailable
 from contract.ir.nodes import BufferDecl, BufferKind
-from harness.parity import Case, all_cases, compare
+from harness.parity.cases import Case, all_cases
+from harness.parity.execute import compare
 from tests.doubling import Doubling, inputs_of, run_doubling, values_of
 from tests.metal.conftest import MakeMac
 from tests.quant.samples import random_blocks

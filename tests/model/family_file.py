@@ -16,7 +16,7 @@ import numpy as np
 
 from contract.dtypes import F16, F32
 from reference.model.config import ModelConfig
-from reference.model.gguf import write_gguf
+from reference.model.gguf.writer import write_gguf
 from reference.model.open import open_model
 
 HIDDEN, VOCAB = 80, 96

@@ -19,7 +19,7 @@ from reference.limits import Limits
 from reference.model import adapters
 from reference.model import open as open_module
 from reference.model.adapters import Adapters, open_adapter
-from reference.model.gguf import GgufFile, open_gguf
+from reference.model.gguf.file import GgufFile, open_gguf
 from reference.model.open import open_model
 from tests.adapters import merge, write_adapter
 from tests.conftest import SyntheticModel

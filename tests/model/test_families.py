@@ -13,7 +13,8 @@ import pytest
 from contract.dtypes import F32, Q4_0, Q8_0
 from contract.errors import ModelFileError, UnsupportedModel, VerifyError
 from reference.limits import Limits
-from reference.model.gguf import open_gguf, write_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.writer import write_gguf
 from reference.model.open import open_model
 from tests.conftest import SyntheticModel
 

@@ -10,7 +10,10 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
 from contract.dtypes import BF16, BY_GGML_ID, F16, F32, I32, Q4_1, Q6_K, Q8_0
-from reference.model.gguf import GGML_TYPES, GgufType, StringArray, Typed, open_gguf, write_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.strings import StringArray
+from reference.model.gguf.types import GGML_TYPES, GgufType
+from reference.model.gguf.writer import Typed, write_gguf
 from tests.needs import need_file
 from tests.paths import VOCAB
 

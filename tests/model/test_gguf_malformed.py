@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
-from reference.model.gguf import limits, open_gguf
+from reference.model.gguf import limits
+from reference.model.gguf.file import open_gguf
 from tests.model import gguf_bytes as raw
 from tests.model.gguf_bytes import array, entry, gguf, number, scalar, string, tensor, text
 from tests.needs import machine_lacks

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from contract.errors import ModelFileError
-from reference.model.gguf import GgufFile, StringArray, open_gguf
+from reference.model.gguf.file import GgufFile, open_gguf
+from reference.model.gguf.strings import StringArray
 from tests.model import gguf_bytes as raw
 
 BATCHES = 12

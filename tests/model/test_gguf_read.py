@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
-from reference.model.gguf import GGML_TYPES, GgufType, StringArray, open_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.strings import StringArray
+from reference.model.gguf.types import GGML_TYPES, GgufType
 from tests.model import gguf_bytes as raw
 from tests.needs import machine_lacks
 

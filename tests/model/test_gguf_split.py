@@ -11,7 +11,10 @@ import pytest
 
 from contract.dtypes import F32
 from contract.errors import ModelFileError
-from reference.model.gguf import GgufType, Typed, limits, open_gguf, write_gguf
+from reference.model.gguf import limits
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.types import GgufType
+from reference.model.gguf.writer import Typed, write_gguf
 
 
 def shard_path(folder: Path, number: int, count: int, stem: str = "model") -> Path:

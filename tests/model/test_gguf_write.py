@@ -14,15 +14,10 @@ from hypothesis import strategies as st
 
 from contract.dtypes import BF16, F16, F32, I32, Q4_K, Q8_0, WEIGHT_DTYPES
 from contract.errors import ModelFileError
-from reference.model.gguf import (
-    GGML_TYPES,
-    HOLE,
-    GgufType,
-    StringArray,
-    Typed,
-    open_gguf,
-    write_gguf,
-)
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.strings import StringArray
+from reference.model.gguf.types import GGML_TYPES, GgufType
+from reference.model.gguf.writer import HOLE, Typed, write_gguf
 
 WIDTHS = {
     GgufType.UINT8: (0, 2**8 - 1),

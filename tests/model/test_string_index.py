@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.model.gguf import StringArray
 from reference.model.gguf.string_index import StringIndex
+from reference.model.gguf.strings import StringArray
 
 TEXTS = st.lists(st.binary(max_size=7) | st.text("ab<", max_size=5).map(str.encode), max_size=60)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
-from reference.model.gguf import StringArray
+from reference.model.gguf.strings import StringArray
 from reference.model.tokenizer import load_tokenizer
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
 

@@ -10,7 +10,7 @@ import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import Tokenizer, TokenKind
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from tests.model.tokenizer_data import SHARED_VOCABULARIES, shared_tokenizer, shared_vocabulary_path

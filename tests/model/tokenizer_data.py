@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import Tokenizer, TokenKind, load_tokenizer
 from reference.model.tokenizer.byte_alphabet import LETTER_OF_BYTE
 from tests.needs import need_file

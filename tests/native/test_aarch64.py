@@ -15,7 +15,8 @@ from accel.native.library import VARIANT_SETTING, _store
 from accel.native.names import PROCESSOR, Target, library_name
 from accel.native.sources import FOLDER
 from accel.native.variants import VARIANTS
-from harness.conformance import must_pass_ids, unpack
+from harness.conformance.must_pass import must_pass_ids
+from harness.conformance.package import unpack
 from tests.needs import machine_lacks, need_device
 from tests.paths import ROOT
 

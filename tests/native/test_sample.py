@@ -12,7 +12,9 @@ from accel.native.tier import Choices, NativeTier
 from contract.opcodes import Opcode
 from contract.records import SAMPLING
 from harness import tiers
-from harness.parity import STRATEGIES, Case, by_definition, example, on_tier
+from harness.parity.cases import Case
+from harness.parity.execute import by_definition, example, on_tier
+from harness.parity.shapes import STRATEGIES
 from tests.needs import need_device
 
 ROWS, VOCAB = 12, 5003

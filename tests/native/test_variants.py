@@ -26,7 +26,8 @@ from accel.native.variants import (
 )
 from contract.errors import TierUnavailable
 from contract.opcodes import Opcode
-from harness.parity import Case, all_cases, compare
+from harness.parity.cases import Case, all_cases
+from harness.parity.execute import compare
 from reference.model.open import open_model
 from tests.long_cases import long_except
 from tests.model_runs import SHORT

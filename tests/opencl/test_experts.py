@@ -28,7 +28,8 @@ from contract.dtypes import (
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.parity import Case, compare, generate
+from harness.parity.cases import Case, generate
+from harness.parity.execute import compare
 from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
 from tests.opencl.lanes import arranged
 from tests.opencl.test_schedule import KEYS, WORKERS, _races

@@ -13,7 +13,8 @@ import pytest
 from accel.opencl.tier import OpenClTier
 from accel.packets.device_op import Split
 from accel.packets.ops import OPS
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.needs import need_device
 
 THREADS = 8

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from contract.opcodes import Opcode
-from harness.parity import Case, compare, fill
-from harness.parity.execute import on_tier
+from harness.parity.cases import Case
+from harness.parity.execute import compare, on_tier
+from harness.parity.operands import fill
 from harness.parity.shape import OpShape
 from harness.parity.values import KINDS
 from tests.opencl.conftest import OpenTier

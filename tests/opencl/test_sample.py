@@ -14,8 +14,9 @@ from accel.opencl.program import module_options
 from accel.opencl.tier import OpenClTier
 from contract.opcodes import Opcode
 from contract.records import SAMPLING
-from harness.parity import Case, by_definition, compare, fill, generate
-from harness.parity.execute import on_tier
+from harness.parity.cases import Case, generate
+from harness.parity.execute import by_definition, compare, on_tier
+from harness.parity.operands import fill
 from harness.parity.shape import OpShape
 from tests.opencl.conftest import OpenTier
 from tests.opencl.work_groups import open_work_groups

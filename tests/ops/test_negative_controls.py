@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from contract.opcodes import Opcode
-from harness.parity import Case, by_definition, difference, fill, generate
+from harness.parity.cases import Case, generate
+from harness.parity.execute import by_definition, difference
+from harness.parity.operands import fill
 from reference.ops import DEFINITIONS
 from tests.ops import mistakes, mistakes_experts
 

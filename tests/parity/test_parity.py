@@ -20,17 +20,10 @@ from contract.opcodes import Opcode
 from contract.ops import TABLE
 from contract.records import LAST_TOKEN
 from contract.tier import Tier
-from harness.parity import (
-    STRATEGIES,
-    Case,
-    Example,
-    all_cases,
-    compare,
-    example,
-    fill,
-    run_barrier,
-    swept_dtypes,
-)
+from harness.parity.cases import Case, all_cases, swept_dtypes
+from harness.parity.execute import Example, compare, example, run_barrier
+from harness.parity.operands import fill
+from harness.parity.shapes import STRATEGIES
 from harness.tiers import TIERS, TierOptions, open_tier
 from reference.ops import DEFINITIONS
 from tests.needs import need_device

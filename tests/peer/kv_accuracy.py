@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.model.open import open_model
 from tests.peer.float64_llama import mean_kl
 from tests.peer.float64_model import float64_model

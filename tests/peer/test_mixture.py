@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from harness.synth import sized_spec, write_synthetic
-from reference.model.gguf import open_gguf
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
+from reference.model.gguf.file import open_gguf
 from tests.families_table import DENSE, FAMILIES
 
 pytestmark = pytest.mark.peer

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import regex
 
-from reference.model.gguf import open_gguf, write_gguf
+from reference.model.gguf.file import open_gguf
+from reference.model.gguf.writer import write_gguf
 from reference.model.tokenizer import load_tokenizer
 from reference.model.tokenizer.byte_alphabet import LETTER_OF_BYTE
 from tests.model.tokenizer_data import shared_vocabulary_path

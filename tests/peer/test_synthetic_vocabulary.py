@@ -6,8 +6,8 @@ import unicodedata
 
 import pytest
 
-from harness.synth import ARCHITECTURES
-from reference.model.gguf import open_gguf
+from harness.synth.spec import ARCHITECTURES
+from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import load_tokenizer
 from tests.peer.texts import varied_texts
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import Tokenizer, load_tokenizer
 from tests.model.tokenizer_data import SHARED_VOCABULARIES, shared_vocabulary_path
 from tests.peer.texts import varied_texts

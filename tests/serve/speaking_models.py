@@ -7,9 +7,10 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
 from harness.synth.vocabulary import TOKENS_KEY, TYPES_KEY, own_tokenizer
-from reference.model.gguf import write_gguf
+from harness.synth.write import write_synthetic
+from reference.model.gguf.writer import write_gguf
 from reference.model.tokenizer import TokenKind
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES

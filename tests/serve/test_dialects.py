@@ -28,7 +28,7 @@ from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
 from harness.host.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
 from harness.host.structured.grammars import Grammars
 from harness.host.structured.schema_tree import SchemaRefused
-from reference.model.gguf import open_gguf
+from reference.model.gguf.file import open_gguf
 from reference.model.open import Model
 from reference.model.tokenizer import TokenKind, load_tokenizer
 from tests.needs import need_file

@@ -17,7 +17,8 @@ from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from harness.serve.wire import ChatRequest
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.model.open import open_model
 from tests.serve.http import Http
 

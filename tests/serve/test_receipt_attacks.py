@@ -23,8 +23,9 @@ from harness.serve.receipts.document import (
     signed_document,
 )
 from harness.serve.receipts.keys import open_key
-from harness.synth import sized_spec, write_synthetic
-from reference.model.gguf import open_gguf
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
+from reference.model.gguf.file import open_gguf
 from tests.changed_models import write_changed
 from tests.named_tiers import on_each
 from tests.serve.conftest import ALL_TOKENS, Serve

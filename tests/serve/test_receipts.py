@@ -20,7 +20,8 @@ from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.serve.receipts.verify import ReceiptDemands, chain_verdict, verify_receipts
 from harness.serve.run import Running
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.named_tiers import on_each
 from tests.needs import need_device
 from tests.paths import ROOT

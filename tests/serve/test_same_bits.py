@@ -15,7 +15,8 @@ from harness.serve.receipts.check import model_problems
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.run import Running
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 

@@ -12,7 +12,8 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.errors import ConfigError
 from harness.serve.llama_cpp import slot_files
 from harness.serve.run import Running
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants

@@ -39,8 +39,8 @@ from contract.dtypes import I12, Q4_K, Q5_1
 from contract.kernel import KernelHeader, decode_kernel
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.parity import Case, all_cases, compare
-from harness.parity.execute import build_graph
+from harness.parity.cases import Case, all_cases
+from harness.parity.execute import build_graph, compare
 from tests.vulkan.conftest import Library, OpenTier
 
 FORMAT = Q4_K

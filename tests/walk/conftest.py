@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
-from harness.synth import SynthSpec, write_synthetic
+from harness.synth.spec import SynthSpec
+from harness.synth.write import write_synthetic
 from tests.paths import ROOT
 
 SOURCES = ("accel", "contract", "harness", "reference", "LICENSE", "README.md", "pyproject.toml")

@@ -129,9 +129,7 @@ class Isa:
 
 GFX12 = Isa("gfx12", _GFX12)
 GFX11 = Isa("gfx11", tuple(_OWN_OF_GFX11.get(e.name, e) for e in _GFX12))
-ISAS: Mapping[GpuTarget, Isa] = MappingProxyType(
-    {GpuTarget.GFX1201: GFX12, GpuTarget.GFX1100: GFX11}
-)
+ISAS: Mapping[GpuTarget, Isa] = {GpuTarget.GFX1201: GFX12, GpuTarget.GFX1100: GFX11}
 """Generations of instructions by compilation target."""
 
 

@@ -48,20 +48,18 @@ GLOBAL = re.compile(r"global_(load|store)_(d16_hi_)?([bui]\d+)$")
 LOCAL = re.compile(r"ds_(load|store)_(2addr_)?(stride64_)?b(32|64|96|128)$")
 BARRIERS = "s_barrier_wait", "s_barrier"
 """Instructions at which a wave waits until all waves of its group have come."""
-ALIASES = MappingProxyType(
-    {
-        "s_add_u32": "s_add_co_u32",
-        "s_sub_u32": "s_sub_co_u32",
-        "s_add_i32": "s_add_co_i32",
-        "s_sub_i32": "s_sub_co_i32",
-        "s_addc_u32": "s_add_co_ci_u32",
-        "s_subb_u32": "s_sub_co_ci_u32",
-        "s_addk_i32": "s_addk_co_i32",
-        "v_mad_u64_u32": "v_mad_co_u64_u32",
-        "v_max_f32": "v_max_num_f32",
-        "v_min_f32": "v_min_num_f32",
-    }
-)
+ALIASES: Mapping[str, str] = {
+    "s_add_u32": "s_add_co_u32",
+    "s_sub_u32": "s_sub_co_u32",
+    "s_add_i32": "s_add_co_i32",
+    "s_sub_i32": "s_sub_co_i32",
+    "s_addc_u32": "s_add_co_ci_u32",
+    "s_subb_u32": "s_sub_co_ci_u32",
+    "s_addk_i32": "s_addk_co_i32",
+    "v_mad_u64_u32": "v_mad_co_u64_u32",
+    "v_max_f32": "v_max_num_f32",
+    "v_min_f32": "v_min_num_f32",
+}
 """Names of gfx11 for instructions that the table calls by their names of gfx12."""
 ATOMIC = re.compile(r"ds_add_(rtn_)?u32$")
 MATRIX = "v_wmma_i32_16x16x16_iu8"

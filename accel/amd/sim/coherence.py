@@ -7,14 +7,10 @@ written back. Memory is tracked in 32-bit words."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.amd.sim.memory_view import GpuFault
-
-Array = NDArray[Any]
+from contract.arrays import Array
 
 
 class Coherence:

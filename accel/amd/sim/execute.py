@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.amd.isa.blocks import Block, blocks_of
 from accel.amd.isa.decode import EXEC, GFX12, SCC, SGPRS, TTMP, Isa
@@ -20,6 +19,7 @@ from accel.amd.sim.arithmetic import WAVE
 from accel.amd.sim.memory_view import GpuFault, MemoryView
 from accel.amd.sim.registers import taken
 from accel.amd.sim.translate import block_function
+from contract.arrays import Array
 
 GROUPS_AT_A_TIME = 64
 MAX_STEPS = 50_000_000
@@ -27,8 +27,6 @@ MAX_STEPS = 50_000_000
 WORKGROUP_ID = TTMP + 9
 """The register with the number of the group on gfx12; on gfx11 it follows the registers that a
 dispatch fills."""
-
-Array = NDArray[Any]
 
 
 class Watcher(Protocol):

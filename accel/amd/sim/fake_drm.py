@@ -22,8 +22,9 @@ from accel.amd.system import FIRMWARE, USER_QUEUES
 from accel.amd.topology import PAGE
 from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Create, Domain, Page, Query
+from contract.arrays import Records
 
-Argument = NDArray[np.void]
+Argument = Records
 
 ANY_PAGE = Page.READABLE | Page.WRITEABLE | Page.EXECUTABLE
 PRIORITIES, HIGH = 3, 3

@@ -9,11 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.generation import GFX12, Generation
-from accel.amd.kernel import MAP_NORESERVE, Bytes
+from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.sim.coherence import Coherence
 from accel.amd.sim.command_processor import CommandProcessor
 from accel.amd.sim.memory_view import PAGE, GpuFault, MemoryView
 from accel.packets.free_ranges import FreeRanges
+from contract.arrays import Bytes
 
 MADV_DONTNEED = 4
 BASE = 0x7F00_0000_0000

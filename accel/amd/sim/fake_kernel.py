@@ -13,7 +13,7 @@ from collections import Counter
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.amd.kernel import Bytes
+from accel.amd.kernel import Kernel
 from accel.amd.kfd import KFD
 from accel.amd.sim.fake_drm import FakeDrm
 from accel.amd.sim.fake_kfd import FakeKfd
@@ -23,12 +23,13 @@ from accel.amd.system import RELEASE
 from accel.amd.topology import NODES
 from accel.amd.uapi import Request
 from accel.amd.userq import DRI
+from contract.arrays import Bytes, Records
 
 RENDER = f"{DRI}/renderD128"
 GONE = (errno.ENOENT, "No such file or directory")
 
 
-class FakeKernel:
+class FakeKernel(Kernel):
     """See ``kernel.Kernel``. ``calls`` counts requests by name."""
 
     simulated = True
@@ -69,7 +70,7 @@ class FakeKernel:
         if self.machine.files.pop(file) == RENDER:
             self._drm.closed(file)
 
-    def ioctl(self, file: int, request: Request, argument: NDArray[np.void]) -> None:
+    def ioctl(self, file: int, request: Request, argument: Records) -> None:
         path = self.machine.files.get(file)
         if path is None:
             raise OSError(errno.EBADF, f"{request.name}: not open")

@@ -6,7 +6,6 @@ import errno
 from collections.abc import Callable, Mapping
 
 import numpy as np
-from numpy.typing import NDArray
 
 from accel.amd import uapi
 from accel.amd.kernel import memory_at
@@ -14,8 +13,9 @@ from accel.amd.kfd import DOORBELL_BYTES, KFD
 from accel.amd.sim.fake_machine import MAX_QUEUES, FakeComputer, FakeMemory
 from accel.amd.topology import EOP_BYTES, NODES, PAGE, Gpu
 from accel.amd.uapi import Memory, Request
+from contract.arrays import Records
 
-Argument = NDArray[np.void]
+Argument = Records
 
 GPU_ID = 51_201
 DOORBELL_OFFSET = 3 << 62 | GPU_ID << 46

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.amd.generation import BY_ARCHITECTURE, GFX12
-from accel.amd.kernel import Bytes
 from accel.amd.sim.fake_gpu import AddressSpace, FakeGpu, FakeQueue
 from accel.amd.topology import Gpu
+from contract.arrays import Bytes
 
 ADDRESS_SPACE = 16 << 30
 MAX_QUEUES = 8

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Array, Bytes
 from contract.errors import TierError
 
 PAGE = 4096
-
-Array = NDArray[Any]
 
 
 class GpuFault(TierError):
@@ -29,7 +25,7 @@ class MemoryView:
 
     Lanes that take no part access the first page."""
 
-    def __init__(self, data: NDArray[np.uint8], base: int) -> None:
+    def __init__(self, data: Bytes, base: int) -> None:
         assert base % PAGE == 0
         assert data.nbytes % PAGE == 0
         self.data = data
@@ -46,7 +42,7 @@ class MemoryView:
         self.pages[first : first + -(-nbytes // PAGE)] = mapped
         self._known = (0, 0)
 
-    def bytes_at(self, address: int, nbytes: int, purpose: str) -> NDArray[np.uint8]:
+    def bytes_at(self, address: int, nbytes: int, purpose: str) -> Bytes:
         """Some of the bytes. Raises GpuFault naming ``purpose`` unless all are mapped."""
         first = address - self.base
         pages = self.pages[first // PAGE : (first + nbytes - 1) // PAGE + 1]

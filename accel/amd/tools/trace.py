@@ -25,6 +25,7 @@ from accel.amd.generation import BY_ARCHITECTURE, GFX12
 from accel.amd.kernel import MAP_NORESERVE
 from accel.amd.queue import Queue
 from accel.amd.topology import PAGE
+from contract.arrays import Bytes
 from contract.cached_files import writing
 from contract.errors import CodecError
 
@@ -46,8 +47,8 @@ class Submission:
     words: NDArray[np.uint32]
     ranges: NDArray[np.uint64]
     pages: NDArray[np.uint64]
-    contents: NDArray[np.uint8]
-    digests: NDArray[np.uint8]
+    contents: Bytes
+    digests: Bytes
 
 
 @dataclass(slots=True)
@@ -101,10 +102,10 @@ class Tracer:
     def __init__(self, device: Device, queue: Queue) -> None:
         self._device = device
         self._queue = queue
-        self._known: dict[int, NDArray[np.uint8]] = {}
+        self._known: dict[int, Bytes] = {}
         flags = queue.indirect_buffer(0, 1)[3] & ~1
         self.trace = Trace(device.tier, device.name, flags, architecture=device.driver.architecture)
-        self._before: tuple[list[Allocation], NDArray[np.uint64], NDArray[np.uint8]]
+        self._before: tuple[list[Allocation], NDArray[np.uint64], Bytes]
 
     def attach(self) -> None:
         """Observe every submission of the queue."""
@@ -114,7 +115,7 @@ class Tracer:
         """Record the pages that the host changed; nothing runs."""
         seen = [a for a in self._device.allocations if a.address not in self._queue.own_memory]
         pages: list[int] = []
-        contents: list[NDArray[np.uint8]] = []
+        contents: list[Bytes] = []
         for allocation in seen:
             now = self._device.kernel.view(allocation.address, allocation.reserved)
             then = self._known.get(allocation.address)
@@ -186,7 +187,7 @@ def replay(trace: Trace) -> Difference | None:
 def listing(trace: Trace) -> Iterator[str]:
     """The packets of every submission, one per line, and below INDIRECT_BUFFER the packets it
     contains."""
-    pages: dict[int, NDArray[np.uint8]] = {}
+    pages: dict[int, Bytes] = {}
     for n, submission in enumerate(trace.submissions):
         pages |= zip(submission.pages.tolist(), submission.contents, strict=True)
         yield f"{n}:"
@@ -217,7 +218,7 @@ def shown(name: str, body: Sequence[int]) -> str:
     return " ".join((name, *(f"{word:x}" for word in body)))
 
 
-def _words_at(pages: Mapping[int, NDArray[np.uint8]], address: int, count: int) -> list[int]:
+def _words_at(pages: Mapping[int, Bytes], address: int, count: int) -> list[int]:
     """Words from the known pages, 0 elsewhere."""
     first = address // PAGE * PAGE
     empty = np.zeros(PAGE, np.uint8)
@@ -241,6 +242,6 @@ def _memory(trace: Trace) -> MemoryView:
     return MemoryView(np.frombuffer(mmap.mmap(-1, span, flags=flags), np.uint8), first)
 
 
-def _digests(parts: Iterable[NDArray[np.uint8]]) -> NDArray[np.uint8]:
+def _digests(parts: Iterable[Bytes]) -> Bytes:
     found = [hashlib.sha256(part.tobytes()).digest() for part in parts]
     return np.frombuffer(b"".join(found), np.uint8).reshape(-1, 32)

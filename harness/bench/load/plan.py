@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -52,9 +51,11 @@ class RequestKind:
 CHAT = RequestKind(0.7, Lengths(48, 0.9, 8, 384), Lengths(48, 0.6, 8, 160))
 LOOKUP = RequestKind(0.2, Lengths(16, 0.5, 4, 64), Lengths(12, 0.4, 4, 32))
 DOCUMENT = RequestKind(0.1, Lengths(320, 0.4, 128, 512), Lengths(40, 0.5, 8, 96))
-MIXES: Mapping[str, tuple[RequestKind, ...]] = MappingProxyType(
-    {"mixed": (CHAT, LOOKUP, DOCUMENT), "chat": (CHAT,), "document": (DOCUMENT,)}
-)
+MIXES: Mapping[str, tuple[RequestKind, ...]] = {
+    "mixed": (CHAT, LOOKUP, DOCUMENT),
+    "chat": (CHAT,),
+    "document": (DOCUMENT,),
+}
 """Mixes shaped like public logs of conversations, sized for one processor: most requests are short,
 a few are long, and only document requests have answers shorter than their prompts."""
 MIX_CONTEXT = 1024

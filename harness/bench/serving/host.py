@@ -13,15 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-from numpy.typing import NDArray
-
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Bytes
 from contract.ir.inputs import InputRows
 from contract.tier import TierInfo
 from contract.types import Request, TokenEvent
 from harness.bench.engines import GREEDY
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuBatch, CpuFence, CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits, pages_for
@@ -48,7 +47,7 @@ class IdleTier(CpuTier):
     def submit(
         self,
         batch: CpuBatch,
-        inputs: NDArray[np.uint8],
+        inputs: Bytes,
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
     ) -> CpuFence:

@@ -13,6 +13,7 @@ from contract.errors import RequestError
 from harness.bench.engines import PEER, peer_version
 from harness.bench.machine import busy_processes, machine_facts
 from harness.bench.measure import FIRST_PROMPT, Samples, Say, flash_name, in_turn, ratio, summary
+from harness.bench.serving import host
 from harness.bench.serving.alone import (
     edit_text,
     edited_twice,
@@ -21,13 +22,6 @@ from harness.bench.serving.alone import (
     replay_chat,
 )
 from harness.bench.serving.concurrent import decode_together, interactive_intervals
-from harness.bench.serving.host import (
-    HOST_CONTEXTS,
-    HOST_SLOTS,
-    idle_runner,
-    measure_host,
-    smallest_model,
-)
 from harness.bench.serving.plan import (
     CONTEXT,
     SEQUENCES,
@@ -107,10 +101,10 @@ def target_verdicts(report: Mapping[str, Any]) -> list[dict[str, Any]]:
             values = report["ratios"].get(name, {}) if target.of_peer else found
             if target.metric in values:
                 verdicts.append(target.verdict(values[target.metric]["median"], name))
-    slots = HOST_SLOTS[-1]
+    slots = host.HOST_SLOTS[-1]
     for kind in ("steady", "churn") if report["host"] else ():
         target = Target(f"host_{kind}", HOST_MICROSECONDS, least=False)
-        for context in HOST_CONTEXTS:
+        for context in host.HOST_CONTEXTS:
             value = report["host"][f"{kind}_{slots}_{context}"]["median"]
             verdicts.append(target.verdict(value, f"{slots} slots at {context:,}"))
     return verdicts
@@ -192,12 +186,12 @@ def _measure_host(plan: ServingPlan, say: Say) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if not plan.host_steps:
         return found
-    with smallest_model() as model:
-        for context in HOST_CONTEXTS:
-            for slots in HOST_SLOTS:
+    with host.smallest_model() as model:
+        for context in host.HOST_CONTEXTS:
+            for slots in host.HOST_SLOTS:
                 say(f"the host's part of a step, {slots} slots at {context:,} positions")
-                with idle_runner(model, slots, context) as runner:
-                    cost = measure_host(runner, plan.host_steps)
+                with host.idle_runner(model, slots, context) as runner:
+                    cost = host.measure_host(runner, plan.host_steps)
                 found[f"steady_{slots}_{context}"] = summary(cost.steady)
                 found[f"churn_{slots}_{context}"] = summary(cost.churn)
     return found

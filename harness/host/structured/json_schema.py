@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from math import gcd
-from types import MappingProxyType
 from typing import Any
 
 from harness.host.structured.schema_tree import (
@@ -62,16 +61,14 @@ FORMATS = frozenset(
 """Formats that are enforced. Any other format is an annotation, as the specification says."""
 DIALECT = re.compile(r"https?://json-schema\.org/((draft/20(20-12|19-09)/)?|draft-0[67]/)schema#?")
 """Drafts that a schema may name. The enforced keywords mean the same in each."""
-ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "propertyNames"), (True, {})),
-        **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), ({},)),
-        "additionalItems": (True, {}),
-        "minProperties": (0,),
-        "not": (False,),
-        "uniqueItems": (False,),
-    }
-)
+ASKS_NOTHING: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties", "propertyNames"), (True, {})),
+    **dict.fromkeys(("dependentSchemas", "dependentRequired", "dependencies"), ({},)),
+    "additionalItems": (True, {}),
+    "minProperties": (0,),
+    "not": (False,),
+    "uniqueItems": (False,),
+}
 """Values of keywords that are not enforced with which they constrain nothing."""
 ENFORCED = VALUES | SCHEMA | LIST_OF_SCHEMAS | SCHEMA_BY_NAME | ROOT_ONLY | {"$ref"}
 PLAIN_REFERENCE = re.compile(r"#/(\$defs|definitions)/[a-zA-Z0-9_.-]+")

@@ -9,8 +9,8 @@ from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
@@ -183,7 +183,7 @@ class LLM(OpenModel):
         check_parts(turns)
         return encode_chat(self.tokenizer, template, turns, **arguments)
 
-    def logits(self, prompt: Prompt) -> NDArray[np.float32]:
+    def logits(self, prompt: Prompt) -> Floats:
         """The logits after every token of a text: float32[tokens, vocab].
 
         Raises RequestError, and NonFiniteLogits for a model that fails.
@@ -191,7 +191,7 @@ class LLM(OpenModel):
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     llm.logits([1, 2, 3]).shape
         (3, 320)"""
-        rows: list[NDArray[np.float32]] = []
+        rows: list[Floats] = []
         tokens = tuple(self._encode(prompt))
         adapters = self._default_adapters
         request = Request(next(self._ids), tokens, max_tokens=0, adapters=adapters)
@@ -242,9 +242,7 @@ class LLM(OpenModel):
         return sorted(scores, key=lambda score: score.index)
 
     @refuse_unknown_arguments
-    def embed(
-        self, texts: Prompt | Iterable[Prompt], *, dimensions: int | None = None
-    ) -> NDArray[np.float32]:
+    def embed(self, texts: Prompt | Iterable[Prompt], *, dimensions: int | None = None) -> Floats:
         """A normalised vector of every text, float32[texts, n], as the server's embeddings; with
         ``dimensions`` cut to that many numbers. Raises RequestError and UnsupportedModel.
 
@@ -271,7 +269,7 @@ class LLM(OpenModel):
         return vectors
 
     @refuse_unknown_arguments
-    def hidden_states(self, texts: Prompt | Iterable[Prompt]) -> list[NDArray[np.float32]]:
+    def hidden_states(self, texts: Prompt | Iterable[Prompt]) -> list[Floats]:
         """What the output matrix multiplies to give the logits: of every text float32[tokens,
         width], the last layer's rows after the final norm. Raises RequestError.
 

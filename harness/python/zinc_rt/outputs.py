@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from contract.errors import ZincError
 from reference.sched.scores import perplexity
 from zinc_rt.other_names import refuse_attribute
@@ -61,11 +62,11 @@ class Completion:
     tokens: tuple[int, ...]
     finish_reason: str
     stop_string: str | None = None
-    log_probabilities: NDArray[np.float32] | None = None
-    top_tokens: NDArray[np.int32] | None = None
-    top_log_probabilities: NDArray[np.float32] | None = None
-    logits: NDArray[np.float32] | None = None
-    experts: NDArray[np.int32] | None = None
+    log_probabilities: Floats | None = None
+    top_tokens: Ints | None = None
+    top_log_probabilities: Floats | None = None
+    logits: Floats | None = None
+    experts: Ints | None = None
     message: dict[str, Any] | None = None
     index: int = 0
     stop_token: int | None = None
@@ -206,13 +207,13 @@ class Score:
     index: int
     tokens: tuple[int, ...]
     start: int
-    log_probabilities: NDArray[np.float32]
-    top_tokens: NDArray[np.int32]
-    top_log_probabilities: NDArray[np.float32]
+    log_probabilities: Floats
+    top_tokens: Ints
+    top_log_probabilities: Floats
     likeliest: NDArray[np.bool_]
     cached_tokens: int = 0
     error: ZincError | None = None
-    experts: NDArray[np.int32] | None = None
+    experts: Ints | None = None
 
     @property
     def total(self) -> float:

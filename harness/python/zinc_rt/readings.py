@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats
 from contract.errors import NonFiniteLogits, ZincError
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.host.answer_text import failure_of
@@ -128,26 +128,24 @@ class HiddenStates(Reading):
         (request,) = self.requests
         return Submission(self.requests, {request.id: self._keep}, 0, HIDDEN)
 
-    def output(self, stream: EventStream) -> tuple[int, NDArray[np.float32]]:
+    def output(self, stream: EventStream) -> tuple[int, Floats]:
         """The number of the text, and a row for each of its tokens."""
         if not np.isfinite(self._rows).all():
             raise NonFiniteLogits("a hidden state is not finite; the model file is damaged")
         return self._index, self._rows
 
-    def failed(self, error: ZincError) -> tuple[int, NDArray[np.float32]]:
+    def failed(self, error: ZincError) -> tuple[int, Floats]:
         """Raise the error: an array has no place for it."""
         raise error
 
-    def _keep(self, first: int, rows: NDArray[np.float32]) -> None:
+    def _keep(self, first: int, rows: Floats) -> None:
         self._rows[first : first + len(rows)] = rows
 
 
 class Embedding(Reading):
     """A text to embed: ``pool`` reduces its hidden states to ``vector``, float32[width]."""
 
-    def __init__(
-        self, tokens: Sequence[int], pool: Pool, vector: NDArray[np.float32], id: int
-    ) -> None:
+    def __init__(self, tokens: Sequence[int], pool: Pool, vector: Floats, id: int) -> None:
         super().__init__(Request(id, tuple(tokens), max_tokens=0, sampling=UNPENALIZED))
         self._pool, self._vector = pool, vector
 
@@ -158,7 +156,7 @@ class Embedding(Reading):
         sinks = {request.id: self._pool}
         return Submission(self.requests, sinks, self._pool.rows_from, HIDDEN)
 
-    def output(self, stream: EventStream) -> NDArray[np.float32]:
+    def output(self, stream: EventStream) -> Floats:
         """The vector."""
         try:
             self._vector[:] = self._pool.vector(len(self._vector))
@@ -166,6 +164,6 @@ class Embedding(Reading):
             raise NonFiniteLogits(f"{error}; the model file is damaged") from None
         return self._vector
 
-    def failed(self, error: ZincError) -> NDArray[np.float32]:
+    def failed(self, error: ZincError) -> Floats:
         """Raise the error: an array of vectors has no place for it."""
         raise error

@@ -24,14 +24,13 @@ from typing import NamedTuple
 
 import numpy as np
 import psutil
-from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Bytes, Ints
 from contract.cached_files import PARTIAL, being_written, remove_abandoned
 from contract.errors import ConfigError, RequestError, ZincError
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.storage import StorageProblem
-from reference.memory.disk.entry import Bytes
 from reference.memory.disk.folder import secret_in
 from reference.memory.disk.names import SCOPE_BYTES, SECRET_BYTES, PageNames
 from reference.memory.prefix import scope_of
@@ -56,7 +55,7 @@ class SavedSlot(NamedTuple):
     and the recurrent ``state`` after the last token, None for models without one. ``nbytes`` is the
     size of the file."""
 
-    tokens: NDArray[np.int32]
+    tokens: Ints
     pages: list[Bytes]
     state: Bytes | None
     nbytes: int
@@ -82,7 +81,7 @@ class SlotFolder:
 
     def write(
         self, name: str, tenant: Tenant, function: str, parts: Iterable[Bytes], state: Bytes | None,
-        tokens: NDArray[np.int32],
+        tokens: Ints,
     ) -> tuple[int, int]:  # fmt: skip
         """Save ``tokens``, whose pages ``parts`` yields, and the recurrent ``state``. ``function``
         identifies the model. Returns the number of pages and the bytes of the file; 0, 0 if there
@@ -140,7 +139,7 @@ class SlotFolder:
 
     def _write(
         self, file: BufferedWriter, root: bytes, parts: Iterable[Bytes], state: Bytes | None,
-        tokens: NDArray[np.int32],
+        tokens: Ints,
     ) -> int:  # fmt: skip
         digest, pages, page_bytes = hashlib.sha256(self._secret), 0, 0
 

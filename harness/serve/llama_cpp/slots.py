@@ -11,22 +11,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from contract.arrays import Bytes, Ints
 from contract.types import Tenant
 from harness.serve.errors import ApiError, invalid_value, try_again
 from harness.serve.generation import Generation
 from harness.serve.llama_cpp.slot_files import SlotFileRefused, SlotFolder
 from harness.serve.model import ServedModel
-from reference.memory.disk.entry import Bytes
 
 SIMILAR = 0.1
 """A prompt takes the slot whose conversation shares the longest prefix with it, if that is more
 than this fraction of the prompt."""
 PAGES_AT_ONCE = 64
 """Most pages that are copied between two steps of the engine."""
-NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
+NO_TOKENS: Ints = np.empty(0, np.int32)
 NO_FOLDER = "slots are not saved here; start the server with --slot-save-path DIR"
 
 
@@ -36,7 +35,7 @@ class Slot:
     in the tenant's slots."""
 
     number: int
-    tokens: NDArray[np.int32] = field(default_factory=lambda: NO_TOKENS)
+    tokens: Ints = field(default_factory=lambda: NO_TOKENS)
     answers: weakref.WeakSet[Generation] = field(default_factory=weakref.WeakSet)
 
     @property
@@ -198,14 +197,14 @@ class SlotTable:
         return self._slots[key]
 
 
-def _common(one: NDArray[np.int32], other: NDArray[np.int32]) -> int:
+def _common(one: Ints, other: Ints) -> int:
     """The length of the common prefix."""
     shared = min(len(one), len(other))
     differing = np.flatnonzero(one[:shared] != other[:shared])
     return int(differing[0]) if len(differing) else shared
 
 
-def _pages(model: ServedModel, tenant: Tenant, tokens: NDArray[np.int32]) -> Iterator[Bytes]:
+def _pages(model: ServedModel, tenant: Tenant, tokens: Ints) -> Iterator[Bytes]:
     """The cached keys and values of a tenant's tokens, page by page."""
 
     def copied(first: int) -> list[Bytes]:

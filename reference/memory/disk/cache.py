@@ -13,9 +13,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from contract.arrays import Bytes
 from contract.lazy_dataclass import dataclass
 from contract.types import Clock
-from reference.memory.disk.entry import BrokenEntry, Bytes, Entry, read_entry
+from reference.memory.disk.entry import BrokenEntry, Entry, read_entry
 from reference.memory.disk.folder import CacheFolder
 from reference.memory.disk.names import SECRET_BYTES, PageNames
 from reference.memory.disk.reading import Reading, Ring

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+from contract.arrays import Bytes
 
 MAGIC = b"zinc-rt kv cache"
 VERSION = 1

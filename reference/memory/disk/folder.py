@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from contract.arrays import Bytes
 from contract.cached_files import (
     PARTIAL,
     CachedFile,
@@ -23,7 +24,7 @@ from contract.cached_files import (
     least_used,
     remove_abandoned,
 )
-from reference.memory.disk.entry import HEADER_BYTES, Bytes, Entry, encode_entry
+from reference.memory.disk.entry import HEADER_BYTES, Entry, encode_entry
 from reference.memory.disk.names import SECRET_BYTES, PageNames
 
 SUBFOLDER = "zinc-rt-kv"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
+from contract.arrays import Bytes
 from contract.types import Clock
-from reference.memory.disk.entry import Bytes, Entry
+from reference.memory.disk.entry import Entry
 from reference.memory.row_copies import RowBlock
 
 

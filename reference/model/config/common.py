@@ -9,7 +9,8 @@ from contract.errors import ModelFileError
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig, Rope
 from reference.model.config.rope import read_rope
-from reference.model.gguf import GgufFile, StringArray
+from reference.model.gguf.file import GgufFile
+from reference.model.gguf.strings import StringArray
 
 EPSILON = "attention.layer_norm_rms_epsilon"
 LAYER_NORM_EPSILON = "attention.layer_norm_epsilon"

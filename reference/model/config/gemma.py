@@ -6,16 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from reference.model.config import dense
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import (
-    KEY_LENGTH,
-    PATTERN,
-    VALUE_LENGTH,
-    WINDOW,
-    refuse_other_sizes,
-    refuse_sliding_base,
-    window_pattern,
-)
 from reference.model.config.experts import read_parallel_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig
@@ -39,10 +31,10 @@ def read_gemma(keys: Keys) -> ModelConfig:
 def read_gemma2(keys: Keys) -> ModelConfig:
     """Gemma 2: a window in every second layer; scores are capped."""
     config = _gemma(keys, cap=FINAL_CAP)
-    window = keys.integer(WINDOW, 1, MAX_CONTEXT, GEMMA2_WINDOW)
-    refuse_sliding_base(keys, config.ropes[0])
-    refuse_other_sizes(keys, config)
-    sliding = window_pattern(keys, config, GEMMA2_PATTERN)
+    window = keys.integer(dense.WINDOW, 1, MAX_CONTEXT, GEMMA2_WINDOW)
+    dense.refuse_sliding_base(keys, config.ropes[0])
+    dense.refuse_other_sizes(keys, config)
+    sliding = dense.window_pattern(keys, config, GEMMA2_PATTERN)
     return replace(
         config,
         windows=tuple(window if slides else 0 for slides in sliding),
@@ -55,11 +47,11 @@ def read_gemma3(keys: Keys) -> ModelConfig:
     """Gemma 3: every n-th layer has full attention, the others a sliding window if the file has
     one."""
     config = _gemma(keys, cap=0.0)
-    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    window = keys.integer(dense.WINDOW, 0, MAX_CONTEXT, 0)
     sliding = (False,) * config.layers
     if window:
-        sliding = window_pattern(keys, config, GEMMA3_PATTERN)
-    head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH, config.head_dims[0])
+        sliding = dense.window_pattern(keys, config, GEMMA3_PATTERN)
+    head_dim = keys.integer(dense.KEY_LENGTH, 1, MAX_WIDTH, config.head_dims[0])
     config = _with_windows(keys, config, window, sliding, head_dim)
     return replace(config, attention_scales=_scales(config, GEMMA3_27B_LAYERS))
 
@@ -68,9 +60,9 @@ def read_gemma4(keys: Keys) -> ModelConfig:
     """Gemma 4: full and sliding layers with different head sizes; the last layers may share keys
     and values."""
     config = _gemma(keys, cap=FINAL_CAP)
-    window = keys.integer(WINDOW, 1, MAX_CONTEXT)
-    sliding = keys.flags(PATTERN, config.layers, config.blocks)
-    head_dim = keys.integer(KEY_LENGTH, 1, MAX_WIDTH)
+    window = keys.integer(dense.WINDOW, 1, MAX_CONTEXT)
+    sliding = keys.flags(dense.PATTERN, config.layers, config.blocks)
+    head_dim = keys.integer(dense.KEY_LENGTH, 1, MAX_WIDTH)
     full = replace(config.ropes[0], factors=FACTORS)
     config = replace(config, ropes=(full,) * config.layers)
     config = _with_windows(keys, config, window, sliding, head_dim)
@@ -102,9 +94,9 @@ def _with_windows(
     keys: Keys, config: ModelConfig, window: int, sliding: Sequence[bool], head_dim: int
 ) -> ModelConfig:
     """``config`` with the window, head size and rotation of the sliding layers."""
-    value_length = keys.integer(VALUE_LENGTH, 1, MAX_WIDTH, head_dim)
+    value_length = keys.integer(dense.VALUE_LENGTH, 1, MAX_WIDTH, head_dim)
     if value_length != head_dim:
-        raise keys.error(VALUE_LENGTH, f"is {value_length}, the key's is {head_dim}")
+        raise keys.error(dense.VALUE_LENGTH, f"is {value_length}, the key's is {head_dim}")
     if not any(sliding):
         return config
     full = config.ropes[0]

@@ -9,7 +9,7 @@ import numpy as np
 
 from contract.errors import ModelFileError, UnsupportedModel
 from contract.lazy_dataclass import dataclass
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 MAX_LAYERS = 1 << 12
 MAX_WIDTH = 1 << 20

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from contract.errors import UnsupportedModel
 from reference.model.config.apertus import read_apertus
@@ -52,32 +51,27 @@ from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.config.vision import read_qwen_vl, read_qwen_vl_experts
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 
 EAGLE, DFLASH = "eagle3", "dflash"
 """The architectures of heads, which ``reference.model.heads`` reads."""
-NO_MODELS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "mmproj": (
-            "this is a projector of images or sound (mmproj)",
-            "give the GGUF file of its language model; only text is understood",
-        ),
-        "imatrix": (
-            "this is an importance matrix, which programs that quantize read",
-            "give the GGUF file of the model",
-        ),
-        "adapter": (
-            "this is an adapter",
-            "give the GGUF file of its model, and this file with --lora",
-        ),
-        "head": (
-            "this is a head, which drafts for a model",
-            "give the GGUF file of its model, and this file with --draft-model",
-        ),
-    }
-)
+NO_MODELS: Mapping[str, tuple[str, str]] = {
+    "mmproj": (
+        "this is a projector of images or sound (mmproj)",
+        "give the GGUF file of its language model; only text is understood",
+    ),
+    "imatrix": (
+        "this is an importance matrix, which programs that quantize read",
+        "give the GGUF file of the model",
+    ),
+    "adapter": ("this is an adapter", "give the GGUF file of its model, and this file with --lora"),
+    "head": (
+        "this is a head, which drafts for a model",
+        "give the GGUF file of its model, and this file with --draft-model",
+    ),
+}
 """Kinds of GGUF files that are no language models, and what to do instead."""
-KINDS = MappingProxyType({"clip": "mmproj", EAGLE: "head", DFLASH: "head"})
+KINDS: Mapping[str, str] = {"clip": "mmproj", EAGLE: "head", DFLASH: "head"}
 """Architectures of such files."""
 
 

@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import KV_ROW_BITS
+from contract.arrays import Floats
 from contract.dtypes import F32
 from contract.lazy_dataclass import dataclass
 from reference.exact.attention_rows import query_bits
 from reference.exact.sums import sum_axis
 from reference.model.config import ModelConfig, Rope
-from reference.model.gguf import GgufFile
+from reference.model.gguf.file import GgufFile
 from reference.quant import FORMATS
 
-Float32 = NDArray[np.float32]
+Float32 = Floats
 Channels = tuple[int, ...]
 
 OUTLIER_BINADES = 3

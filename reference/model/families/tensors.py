@@ -14,7 +14,7 @@ from contract.lazy_dataclass import dataclass
 from reference.model.adapters import NO_ADAPTERS, Adapters
 from reference.model.draft_head import DraftHead
 from reference.model.families.smooth_keys import Channels, Powers
-from reference.model.gguf import TensorInfo
+from reference.model.gguf.tensors import TensorInfo
 
 
 @dataclass(slots=True)

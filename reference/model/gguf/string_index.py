@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from reference.model.gguf.strings import LENGTH_BYTES, StringArray
 
 Value = TypeVar("Value")
@@ -34,7 +35,7 @@ class StringIndex(Generic[Value]):
         self,
         strings: StringArray,
         value: Callable[[int], Value],
-        among: NDArray[np.int32] | None = None,
+        among: Ints | None = None,
         *,
         first: bool = False,
     ) -> None:
