@@ -12,7 +12,8 @@ from reference.model.text_stream import TextStream
 from reference.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from harness.host.reply import Part, ReplyParser
+    from harness.host.reply import ReplyParser
+    from harness.host.reply_parts import Part
     from harness.host.structured.grammars import TokenMasks
 
 TOOL_CALLS = "tool_calls"
@@ -171,7 +172,7 @@ class AnswerText:
         self.reasoning_tokens += is_text and (before or parser.thinking)
         complete = parser.complete
         if self.finish_reason is not None:
-            from harness.host.reply import joined
+            from harness.host.reply_parts import joined
 
             parts = joined([*parts, *parser.finish()])
         if complete or (parser.calls and self.finish_reason is FinishReason.STOP):

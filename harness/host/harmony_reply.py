@@ -26,15 +26,8 @@ from harness.host.dialect.harmony import (
     arguments_of,
     called,
 )
-from harness.host.reply import (
-    CallArguments,
-    CallBegin,
-    Content,
-    Part,
-    ReasoningText,
-    ReplyForm,
-    ReplyParser,
-)
+from harness.host.reply import ReplyForm, ReplyParser
+from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText
 
 if TYPE_CHECKING:
     import regex

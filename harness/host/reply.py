@@ -7,49 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.host.dialect import Dialect
 from harness.host.dialect.calls import Call, Function, ValueScanner
+from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 
 BLANKS = " \t\r\n"
 MAX_STARTS = 100
 """Most marks in unclosed reasoning that are tried as the beginning of a call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Text for the user."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningText:
-    """Reasoning before the answer."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallBegin:
-    """The beginning of tool call ``index`` of an answer, of the function ``name``."""
-
-    index: int
-    id: str
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class CallArguments:
-    """More of the JSON text of the arguments of call ``index``."""
-
-    index: int
-    text: str
-
-
-Part = Content | ReasoningText | CallBegin | CallArguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +53,7 @@ class ReplyParser:
         self._had_reasoning = form.thinking
         self._call: _OpenCall | None = None
         self._stray: str | None = None
+        self._in_answer = False
         self._tolerant = not (form.exact or form.enforced)
 
     @property
@@ -95,8 +63,9 @@ class ReplyParser:
 
     @property
     def complete(self) -> bool:
-        """Whether the only permitted call was made; later text is dropped."""
-        return not self._form.many and self.calls > 0 and self._call is None
+        """Whether the last permitted call was made; later text is dropped."""
+        last = not self._form.many or (self._syntax is not None and self._syntax.ends_answer)
+        return last and self.calls > 0 and self._call is None
 
     def feed(self, text: str) -> list[Part]:
         """The parts that become certain with more text."""
@@ -122,8 +91,7 @@ class ReplyParser:
                 if self.thinking:
                     return
             else:
-                yield from self._text(final)
-                if self._call is None and not self.thinking:
+                if not (yield from self._text(final)):
                     return
 
     def _reasoning_parts(self, final: bool) -> Iterator[Part]:
@@ -177,11 +145,11 @@ class ReplyParser:
         parts = [*alone.feed(self._held[start:]), *alone.finish()]
         return bool(parts) and isinstance(parts[0], CallBegin)
 
-    def _text(self, final: bool) -> Iterator[Part]:
-        """Text up to the next mark, or all certain text."""
+    def _text(self, final: bool) -> Generator[Part, None, bool]:
+        """Text up to the next mark, or all certain text. Returns whether there was a mark."""
         self._skip_blanks()
         if self._awaits_stray(final):
-            return
+            return False
         marks = self._marks()
         found = [(at, mark) for mark in marks if (at := self._index_of(mark)) >= 0]
         if not found:
@@ -189,7 +157,7 @@ class ReplyParser:
             if text:
                 self._said = True
                 yield Content(text)
-            return
+            return False
         at, mark = min(found)
         before, self._held = self._held[:at], self._held[at + len(mark) :]
         text = before.rstrip(BLANKS)
@@ -197,6 +165,8 @@ class ReplyParser:
             self._said = True
             yield Content(text)
         blanks = before[len(text) :]
+        if self._form.dialect.answer is not None and mark in self._form.dialect.answer:
+            return self._answer_mark(blanks, mark, final)
         others = {} if self._syntax is None else self._syntax.other_marks(self._tolerant)
         if self._syntax is not None and mark == self._syntax.begin:
             self._call = _OpenCall(blanks + mark, end=self._syntax.end)
@@ -204,12 +174,25 @@ class ReplyParser:
             self._call = _OpenCall(blanks, mark, len(mark), mark, others[mark])
         else:
             self.thinking = self._had_reasoning = self._after_mark = True
+        return True
+
+    def _answer_mark(self, blanks: str, mark: str, final: bool) -> bool:
+        """Drop a mark around the answer: the last one once nothing follows it."""
+        if not self._in_answer:
+            self._in_answer = self._after_mark = True
+            return True
+        self._held = "" if final else blanks + mark + self._held
+        return False
 
     def _marks(self) -> list[str]:
         """The marks that may come next."""
         marks = []
         if self._reasoning is not None and not (self._said or self._had_reasoning):
             marks.append(self._reasoning.open)
+        if (around := self._form.dialect.answer) is not None and not (
+            self._said and not self._in_answer
+        ):
+            marks.append(around[self._in_answer])
         if self._syntax is not None and not (self._syntax.only_first and self._said):
             marks.extend(self._call_marks())
         return marks
@@ -221,7 +204,10 @@ class ReplyParser:
 
     def _index_of(self, mark: str) -> int:
         """The position of a mark; -1 for none. Some marks count only at the beginning of an
-        answer."""
+        answer, and the one that ends it only at its end."""
+        if self._in_answer and mark == self._form.dialect.answer[1]:  # type: ignore[index]
+            at = self._held.rfind(mark)
+            return -1 if self._held[at + len(mark) :].strip(BLANKS) else at
         at = self._held.find(mark)
         anywhere = self._syntax is not None and mark in self._call_marks()
         if anywhere and not self._syntax.only_first:  # type: ignore[union-attr]
@@ -377,22 +363,3 @@ class _OpenCall:
     bare: str = ""
     end: str | None = None
     arguments: ValueScanner | None = None
-
-
-def joined(parts: Iterable[Part]) -> list[Part]:
-    """Parts with adjacent ones of the same kind joined."""
-    parts = list(parts)
-    if len(parts) < 2:
-        return parts
-    found: list[Part] = []
-    for part in parts:
-        match found[-1] if found else None, part:
-            case (Content(text), Content(more)):
-                found[-1] = Content(text + more)
-            case (ReasoningText(text), ReasoningText(more)):
-                found[-1] = ReasoningText(text + more)
-            case (CallArguments(index, text), CallArguments(same, more)) if index == same:
-                found[-1] = CallArguments(index, text + more)
-            case _:
-                found.append(part)
-    return found

@@ -66,7 +66,8 @@ class Provenance(Struct):
     """What is needed to reproduce an answer, and its tenant and tier; ``cached`` counts the prompt
     tokens that were not computed again, ``trace`` is the file in the folder of ``--record`` that
     holds it, ``ignored`` are fields of the request that changed nothing, and ``sampling_defaults``
-    are in force for what the request left out."""
+    are in force for what the request left out. ``tools`` is "described" if the server describes the
+    tools to the model, because its template has no syntax of calls that is known."""
 
     seed: int
     tenant: str
@@ -76,6 +77,7 @@ class Provenance(Struct):
     sampling_defaults: dict[str, float]
     trace: str | UnsetType = UNSET
     ignored: list[str] | UnsetType = UNSET
+    tools: str | UnsetType = UNSET
 
 
 class Called(Struct):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
 from harness.host.answer_text import Piece
-from harness.host.reply import CallArguments, CallBegin, Content, Part, ReasoningText, joined
+from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from harness.serve.caller import Caller
 from harness.serve.data_lines import DONE, PING, LineTemplates, data_line, encode
 from harness.serve.engine_requests import TIER_OF_CLASS
@@ -149,6 +149,8 @@ class Answer:
             origin["lora"] = model.adapters.facts(model.scales)
         if model.trace is not None:
             origin["trace"] = model.trace
+        if self.generation.tools_described:
+            origin["tools"] = "described"
         if self.ignored:
             origin["ignored"] = self.ignored
         return origin

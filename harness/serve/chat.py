@@ -34,7 +34,8 @@ Turn = dict[str, Any]
 class ChatPlan:
     """How a chat request is answered: the rendered prompt, the ``grammar`` of the answer if any,
     its form, the ``ignored`` fields, and ``spoken``: the token ids of earlier answers, as the
-    request gives them."""
+    request gives them. ``tools_described``: the server describes tools to a model whose template
+    has no syntax of calls that is known."""
 
     prompt: RenderedChat
     grammar: str | None
@@ -42,6 +43,7 @@ class ChatPlan:
     ignored: tuple[str, ...] = ()
     spoken: tuple[tuple[int, ...], ...] = ()
     format_param: str = FORMAT
+    tools_described: bool = False
 
     @property
     def grammar_param(self) -> str:
@@ -101,18 +103,23 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         exact=grammar is not None,
         forced=forced,
     )
-    spoken = tuple(
-        tuple(message.token_ids)
-        for message in body.messages
-        if isinstance(message, AssistantMessage) and message.token_ids
-    )
     return ChatPlan(
         rendered,
         grammar,
         form,
         ("reasoning_effort",) if ignored else (),
-        spoken,
+        _spoken(body),
         FORMAT if body.grammar is None else GRAMMAR,
+        generic and bool(tools),
+    )
+
+
+def _spoken(body: ChatRequest) -> tuple[tuple[int, ...], ...]:
+    """The token ids that earlier answers come with."""
+    return tuple(
+        tuple(message.token_ids)
+        for message in body.messages
+        if isinstance(message, AssistantMessage) and message.token_ids
     )
 
 

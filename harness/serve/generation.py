@@ -55,6 +55,7 @@ class Generation:
         self._constrained = constrained = plan if constrained is None else constrained
         self._masks = {} if constrained is None else masks_of(constrained, model.grammars, requests)
         shown = frozenset() if plan is None else plan.form.dialect.shown
+        self.tools_described = plan is not None and plan.tools_described
         self.choices = [
             AnswerText(
                 model.tokenizer,

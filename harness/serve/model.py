@@ -17,12 +17,13 @@ from contract.types import MAX_INT32, SamplingParams, Tenant
 from harness import catalog
 from harness.console import text_of_name
 from harness.file_digests import file_digests, system_fingerprint
-from harness.host.dialect import Dialect, dialect_of
+from harness.host.dialect import Dialect
 from harness.host.disk import function_name
 from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import HostedModel, host_model
 from harness.host.options import SessionOptions
+from harness.host.template_dialect import tried_dialect
 from harness.named_adapters import NamedAdapter, Scales
 from harness.progress import SILENT, Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
@@ -177,11 +178,7 @@ class ServedModel(HostedModel):
     @cached_property
     def dialect(self) -> Dialect:
         """The model's syntax of reasoning and tool calls."""
-        return (
-            Dialect()
-            if self.template is None
-            else dialect_of(self.template.text, self.tokenizer, self.template.tool_text)
-        )
+        return Dialect() if self.template is None else tried_dialect(self.template, self.tokenizer)
 
     def for_request(self, name: str | None, lora: Sequence[LoraScale] | None = None) -> ServedModel:
         """The model with the adapters of one request, which calls it ``name``. Raises ApiError for

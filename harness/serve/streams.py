@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contract.types import TokenEvent
 from harness.host.answer_text import Piece
 from harness.host.faults import log_fault
-from harness.host.reply import Part, joined
+from harness.host.reply_parts import Part, joined
 from harness.serve.answers import AnswerShape, Json
 from harness.serve.caller import Caller, Gone
 from harness.serve.data_lines import PING

@@ -220,6 +220,11 @@ class ChatTemplate(ContextManager):
             self._forms[tools] = TemplateForms(try_out)
         return self._forms[tools]
 
+    def written_call(self) -> str | None:
+        """A conversation up to a call of an earlier turn (``TemplateForms.written_call``). Raises
+        TemplateError at a limit of the rendering."""
+        return self._forms_of(tools=True).written_call
+
     def start(self) -> None:
         """Start the worker now, without waiting for it, so that the first rendering is fast."""
         with self._lock:

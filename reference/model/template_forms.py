@@ -157,6 +157,21 @@ class TemplateForms:
         fails = self._try_out([self._user("hi"), _calling("", as_text=False)]) is None
         return ([None, ABSENT] if fails else [""]), False
 
+    @cached_property
+    def written_call(self) -> str | None:
+        """What is written from the beginning of a conversation to the end of a turn that calls NAME
+        with VALUE as the argument KEY; None if the call or the end of the turn is not known."""
+        turn = self._adapted(_calling(None, as_text=False))
+        said: Turn = self._adapted({"role": "assistant", "content": MARK})
+        for around in self._call_contexts():
+            text, plain = self._try_out(around(turn)), self._try_out(around(said))
+            if text is None or plain is None or not _shows((NAME, VALUE), text, text.count("None")):
+                continue
+            end = plain.partition(MARK)[2]
+            if text.endswith(end):
+                return text.removesuffix(end)
+        return None
+
     def _call_contexts(self) -> list[Callable[[Turn], list[Turn]]]:
         """Conversations around a turn with calls: some templates print it at the end only, some
         with its results only, and some with a system message only."""

@@ -15,17 +15,17 @@ from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
 from harness.host.dialect.json_calls import (
     COMMAND_CALLS,
-    BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
     KeyedJsonCalls,
     MistralCalls,
 )
-from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.python_calls import OLMO_CALLS, LlamaCalls, PythonAnswer, PythonCalls
 from harness.host.dialect.section_calls import DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS
 from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
-from harness.host.reply import CallArguments, CallBegin, Content, ReplyForm, ReplyParser
+from harness.host.reply import ReplyForm, ReplyParser
+from harness.host.reply_parts import CallArguments, CallBegin, Content
 from harness.host.structured.grammars import Grammars
 from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.gguf.file import open_gguf
@@ -52,7 +52,11 @@ SYNTAXES: dict[str, CallSyntax] = {
     "command": COMMAND_CALLS,
     "apertus": KeyedJsonCalls(),
     "lfm2": PythonCalls(),
-    "llama": BareJsonCall(),
+    "llama": LlamaCalls(),
+    "llama in Python": PythonAnswer(),
+    "olmo": OLMO_CALLS,
+    "falcon": JsonListCalls("<tool_call>", "</tool_call>", blank="\n"),
+    "granite": JsonListCalls("<|tool_call|>", None),
     "mistral": MistralCalls(),
     "new mistral": MistralCalls(named=True),
 }
@@ -216,7 +220,11 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     assert spoken.reasoning is not None
     for mark in ("<|eot_id|>", "<|header_start|>"):
         bare = dialect_of(mark + '{{ tools }}{"name": "", "parameters": {}}', model.tokenizer)
-        assert bare.calls == BareJsonCall()
+        assert bare.calls == LlamaCalls()
+    asked = "<|header_start|>{{ tools }}[func_name1(param1=value1)]"
+    assert dialect_of(asked, model.tokenizer).calls == PythonAnswer()
+    granite = "{{ tools }} Respond with <|tool_call|> and a list."
+    assert dialect_of(granite, model.tokenizer).calls == JsonListCalls("<|tool_call|>", None)
     keyed = "{{ tools }}<|inner_prefix|><|inner_suffix|><|tools_prefix|>[<|tools_suffix|>"
     spoken = dialect_of(keyed, model.tokenizer)
     assert spoken.calls == KeyedJsonCalls()

@@ -13,7 +13,7 @@ import pytest
 from openai import OpenAI
 
 from harness.host.harmony_reply import content_of, reply_parser
-from harness.host.reply import CallBegin
+from harness.host.reply_parts import CallBegin
 from harness.serve.run import Running
 from harness.serve.wire import ChatRequest, converted
 from tests.serve.calling import (
@@ -106,7 +106,9 @@ def test_a_system_message_reaches_the_model(http: Http) -> None:
 
 
 def test_a_required_call_obeys_its_schema(client: OpenAI) -> None:
-    choice = client.chat.completions.create(**CALLING, seed=1).choices[0]
+    answer = client.chat.completions.create(**CALLING, seed=1)
+    (choice,) = answer.choices
+    assert answer.x_zinc["tools"] == "described"
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
     (call,) = choice.message.tool_calls

@@ -14,27 +14,17 @@ from harness.host.dialect import REASONING, Dialect, Reasoning
 from harness.host.dialect.calls import CallSyntax, Function
 from harness.host.dialect.gemma_calls import GemmaCalls
 from harness.host.dialect.json_calls import (
-    BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
     KeyedJsonCalls,
     MistralCalls,
 )
-from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.python_calls import OLMO_CALLS, LlamaCalls, PythonAnswer, PythonCalls
 from harness.host.dialect.section_calls import DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS
 from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
-from harness.host.reply import (
-    BLANKS,
-    CallArguments,
-    CallBegin,
-    Content,
-    Part,
-    ReasoningText,
-    ReplyForm,
-    ReplyParser,
-    joined,
-)
+from harness.host.reply import BLANKS, ReplyForm, ReplyParser
+from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from reference.model.chat_template import ChatTemplate
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES
@@ -73,7 +63,7 @@ WRITTEN: dict[str, tuple[CallSyntax, Callable[[], str], str, str, int]] = {
     "qwen3": (HERMES, lambda: shared("Qwen-Qwen3-0.6B"), "</think>\n\n", "<|im_end|>", 2),
     "qwen3.5": (XmlCalls(), lambda: shared("Qwen3.5-4B"), "</think>\n\n", "<|im_end|>", 2),
     "gemma4": (GemmaCalls(), lambda: shared("google-gemma-4-31B-it"), "model\n", "<|tool_resp", 2),
-    "llama3": (BareJsonCall(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
+    "llama3": (LlamaCalls(), lambda: LLAMA, "assistant<|end_header_id|>\n\n", "<|eot_id|>", 1),
     "glm": (GlmCalls(form=ON_ONE_LINE), lambda: GLM, "<|assistant|>\n", "", 2),
     "deepseek": (DEEPSEEK_CALLS, lambda: DEEPSEEK, "<|assistant|>", "", 2),
     "fenced deepseek": (FENCED_CALLS, lambda: FENCED, "<|assistant|>", "", 2),
@@ -197,6 +187,7 @@ MARKED = st.lists(
             *("[ARGS]", "</invoke>", "</minimax:tool_call>"),
             *("get_weather", '{"name": "get_weather", "parameters": {}}', "[", "]", "{}"),
             *("<arg_key>city", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_call>get_"),
+            *("<function_calls>", "</function_calls>", "[get_weather("),
             *("<|tool_call_start|>", "get_weather(", "city='", "'", ")", ", ", "<|tool_call_end|>"),
             *("<minimax:tool_call>", '<invoke name="get_weather">', '<parameter name="city">'),
             *(KIMI_CALLS.begin, KIMI_CALLS.opens, "functions.get_weather:0", KIMI_CALLS.after),
@@ -212,9 +203,9 @@ MARKED = st.lists(
     ),
     max_size=14,
 ).map("".join)
-SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), BareJsonCall(), LISTED]
+SYNTAXES: list[CallSyntax | None] = [HERMES, XmlCalls(), GemmaCalls(), LlamaCalls(), LISTED]
 SYNTAXES += [MistralCalls(), PythonCalls(), GlmCalls(), InvokeCalls(), DEEPSEEK_CALLS]
-SYNTAXES += [FENCED_CALLS, KIMI_CALLS, KeyedJsonCalls(), None]
+SYNTAXES += [FENCED_CALLS, KIMI_CALLS, KeyedJsonCalls(), PythonAnswer(), OLMO_CALLS, None]
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
@@ -318,8 +309,8 @@ def test_gemma_thinks_in_a_channel() -> None:
         (GemmaCalls(), f"<|tool_call>call:get_weather{{days:{'1' * 5000}}}<tool_call|>"),
         (GemmaCalls(), "<|tool_call>call:get_weather{days:1e999}<tool_call|>"),
         (PythonCalls(), "<|tool_call_start|>[get_weather(city='Os"),
-        (BareJsonCall(), '{"name": "rm", "parameters": {}}'),
-        (BareJsonCall(), '{"answer": 42}'),
+        (LlamaCalls(), '{"name": "rm", "parameters": {}}'),
+        (LlamaCalls(), '{"answer": 42}'),
         (MistralCalls(), '[TOOL_CALLS][{"name": "get_weather"}]'),
         (MistralCalls(), "[TOOL_CALLS]get_weather{"),
     ],

@@ -21,7 +21,8 @@ from harness.host.dialect.python_calls import PythonCalls
 from harness.host.dialect.section_calls import SectionCalls
 from harness.host.dialect.tagged_calls import GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
-from harness.host.reply import ReasoningText, ReplyForm, ReplyParser
+from harness.host.reply import ReplyForm, ReplyParser
+from harness.host.reply_parts import ReasoningText
 from tests.serve.test_reply import HERMES, SYNTAXES, read
 
 WRITE = {
@@ -194,7 +195,7 @@ def literal_call(syntax: CallSyntax, value: dict[str, str]) -> str:
             return f"<|tool_call>call:write{{{inner}}}<tool_call|>"
         case PythonCalls():
             inner = ", ".join(f"{k}={json.dumps(v)}" for k, v in value.items())
-            return f"<|tool_call_start|>[write({inner})]<|tool_call_end|>"
+            return f"{syntax.begin}{syntax.opens}write({inner}){syntax.closes}{syntax.end}"
         case BareJsonCall():
             return f'{{"name": "write", "parameters": {arguments}}}'
         case MistralCalls(named=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from harness.host.dialect.base import Dialect, Reasoning
@@ -10,13 +11,12 @@ from harness.host.dialect.gemma_calls import FUNCTION_GEMMA, GemmaCalls
 from harness.host.dialect.harmony import HARMONY_MARKS, HarmonyDialect, speaks_harmony
 from harness.host.dialect.json_calls import (
     COMMAND_CALLS,
-    BareJsonCall,
     JsonListCalls,
     JsonObjectCalls,
     KeyedJsonCalls,
     MistralCalls,
 )
-from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.python_calls import OLMO_CALLS, LlamaCalls, PythonAnswer, PythonCalls
 from harness.host.dialect.section_calls import DEEPSEEK_CALLS, FENCED_CALLS, KIMI_CALLS
 from harness.host.dialect.tagged_calls import ON_LINES, ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
@@ -34,6 +34,12 @@ REASONING = (
 )
 
 
+ANSWERS = (("<answer>", "</answer>"), ("<response>", "</response>"))
+"""Marks around answers of models that think: Hunyuan, ERNIE 4.5."""
+LIST_IN_TAGS = re.compile(r"<(tool_calls?)>(?:\s|\\n)*\[")
+"""A list of calls in tags, in the text of a template: Falcon H1, Hunyuan, Apriel."""
+GRANITE_MARKS = ("<|tool_call|>", "<|/tool_call|>")
+"""Marks of a list of calls in Granite 3 (the first one only) and Phi-4-mini."""
 LLAMA_MARKS = ("<|python_tag|>", "<|eot_id|>", "<|header_start|>")
 """Parts of the templates of Llama 3 and 4."""
 
@@ -45,12 +51,13 @@ def dialect_of(template: str, tokenizer: Tokenizer, tool_template: str | None = 
     both = template + tool_template
     if speaks_harmony(both):
         return HarmonyDialect(markers=_markers(HARMONY_MARKS, tokenizer))
-    reasoning = next((one for one in REASONING if one.open in both and one.close in both), None)
+    reasoning = next((one for one in REASONING if _has(both, (one.open, one.close))), None)
     calls = _syntax_of(tool_template, tokenizer)
-    texts = [] if reasoning is None else [reasoning.open, reasoning.close]
+    answer = None if reasoning is None else next((one for one in ANSWERS if _has(both, one)), None)
+    texts = [] if reasoning is None else [reasoning.open, reasoning.close, *(answer or ())]
     if calls is not None:
         texts += [calls.begin, *([] if calls.end is None else [calls.end]), *calls.inner_marks]
-    return Dialect(calls, reasoning, _markers(texts, tokenizer))
+    return Dialect(calls, reasoning, _markers(texts, tokenizer), answer)
 
 
 def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
@@ -77,6 +84,15 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
         return KeyedJsonCalls()
     if COMMAND_CALLS.begin in template:
         return COMMAND_CALLS
+    if OLMO_CALLS.begin in template:
+        return OLMO_CALLS
+    if GRANITE_MARKS[0] in template:
+        return JsonListCalls(
+            GRANITE_MARKS[0], GRANITE_MARKS[1] if _has(template, GRANITE_MARKS) else None
+        )
+    if (found := LIST_IN_TAGS.search(template)) is not None:
+        blank = "\n" if found[0][-2] != ">" else ""
+        return JsonListCalls(f"<{found[1]}>", f"</{found[1]}>", blank=blank)
     if "<TOOLCALL>[" in template:
         return JsonListCalls("<TOOLCALL>", "</TOOLCALL>")
     if InvokeCalls.begin in template:
@@ -84,10 +100,17 @@ def _syntax_of(template: str, tokenizer: Tokenizer) -> CallSyntax | None:
     if "<arg_key>" in template:
         return GlmCalls(form=ON_ONE_LINE if "</arg_key><arg_value>" in template else ON_LINES)
     if "<tool_call>" in template and "arguments" in template:
-        return JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
+        blank = "" if "<tool_call>{" in template else "\n"
+        return JsonObjectCalls("<tool_call>", "</tool_call>", before=blank, after=blank)
     if any(mark in template for mark in LLAMA_MARKS):
-        return BareJsonCall() if '"parameters": ' in template else None
+        if "[func_name1(" in template:
+            return PythonAnswer()
+        return LlamaCalls() if '"parameters": ' in template else None
     return None
+
+
+def _has(template: str, marks: Iterable[str]) -> bool:
+    return all(mark in template for mark in marks)
 
 
 def _markers(marks: Iterable[str], tokenizer: Tokenizer) -> dict[str, int]:

@@ -28,11 +28,13 @@ class Reasoning:
 @dataclass(frozen=True, slots=True)
 class Dialect:
     """The syntax of one model for reasoning and tool calls. ``markers`` maps marks that are control
-    tokens to their ids; all other marks are written as text."""
+    tokens to their ids; all other marks are written as text. ``answer``: marks that the model may
+    write around its answer, which are not shown."""
 
     calls: CallSyntax | None = None
     reasoning: Reasoning | None = None
     markers: Mapping[str, int] = field(default_factory=dict)
+    answer: tuple[str, str] | None = None
 
     framed: ClassVar[bool] = False
     """Whether every answer is a list of messages with headers, which are not shown to users."""

@@ -67,6 +67,8 @@ class CallSyntax(ABC):
 
     only_first: ClassVar[bool] = False
     """Whether calls stand at the beginning of an answer or nowhere."""
+    ends_answer: ClassVar[bool] = False
+    """Whether nothing follows calls: a template writes their results into the same turn."""
     short_ids: ClassVar[bool] = False
     """Whether the family's templates require ids of nine characters."""
 

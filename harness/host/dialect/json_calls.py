@@ -108,19 +108,23 @@ class JsonObjectCalls(CallSyntax):
 
 @dataclass(frozen=True)
 class JsonListCalls(CallSyntax):
-    """``[{"name": ..., "arguments": {...}}, ...]`` in tags; ``names`` are the two keys. With
-    ``numbered`` each call begins with a ``tool_call_id``, a number."""
+    """``[{"name": ..., "arguments": {...}}, ...]`` in tags, without ``end`` up to the end of the
+    answer; ``names`` are the two keys. With ``numbered`` each call begins with a ``tool_call_id``,
+    a number. ``blank`` stands around the list."""
 
-    end: str
     names: tuple[str, str] = ("name", KEYS[0])
     numbered: bool = False
+    blank: str = ""
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         return _list_of_calls(body, functions, *self.names)
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         calls, *rules = _list_rules(functions, many, *self.names, self.numbered)
-        return [f"{calls} {marks.written(self.end)}", *rules]
+        blank = [literal(self.blank)] if self.blank else []
+        end = [] if self.end is None else [marks.written(self.end)]
+        whole = [*blank, calls.removeprefix("calls: "), *blank, *end]
+        return [f"calls: {' '.join(whole)}", *rules]
 
 
 COMMAND_CALLS = JsonListCalls(
@@ -135,6 +139,8 @@ class KeyedJsonCalls(CallSyntax):
 
     begin: str = "<|tools_prefix|>"
     end: str | None = "<|tools_suffix|>"
+
+    ends_answer = True
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         try:
@@ -310,6 +316,8 @@ def _unlisted(value: object, functions: Functions) -> Call | None:
 
 
 def _checked(value: object, key: str, functions: Functions, name: str = "name") -> Call | None:
+    if isinstance(value, dict) and isinstance(value.get("function"), dict):
+        value = value["function"]  # as in a request
     if not isinstance(value, dict) or value.get(name) not in functions:
         return None
     arguments: Any = value.get(key)

@@ -1,4 +1,5 @@
-"""Calls as LFM 2 writes them, in Python between tokens: ``[name(key='text', count=3)]``."""
+"""Calls in Python, ``name(key='text', count=3)``: a list between tokens (LFM 2), lines between tags
+(OLMo 3), a list that is the whole answer (Llama 4)."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from harness.host.dialect.calls import (
     literal,
     object_text,
 )
-from harness.host.dialect.json_calls import JsonListCalls
+from harness.host.dialect.json_calls import BareJsonCall, JsonListCalls
 from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only
 from harness.host.dialect.value_reader import KEY, Malformed, ValueReader, sequence
 from harness.host.structured.json_schema import enforceable
@@ -32,15 +33,21 @@ MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 PLAIN = "\\/'\""
 """Characters that an escape leaves as they are."""
 COMMA = '", "'
+LIST_HEAD = re.compile(r"\[\s*(?P<name>[a-zA-Z0-9_.-]*)(?P<behind>[^a-zA-Z0-9_.-])?")
+"""The beginning of a list of calls, with what stands behind the first name."""
 
 
 @dataclass(frozen=True)
 class PythonCalls(CallSyntax):
-    """A list of calls with named arguments; strings have either quote. A list of JSON objects,
-    which a prompt may ask for instead, is read too."""
+    """Calls with named arguments; strings have either quote. ``opens`` and ``closes`` stand around
+    them, ``between`` separates them. A list of JSON objects, which a prompt may ask for instead, is
+    read too."""
 
     begin: str = "<|tool_call_start|>"
     end: str = "<|tool_call_end|>"
+    opens: str = "["
+    closes: str = "]"
+    between: str = ", "
 
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         try:
@@ -49,14 +56,7 @@ class PythonCalls(CallSyntax):
             return JsonListCalls(self.begin, self.end).parse(body, functions)
 
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
-        at = 0
-        while at < len(body):
-            if body[at] in QUOTES:
-                at = _string_end(body, at)
-                if at < 0:
-                    return True
-            at += 1
-        return False
+        return _open_brackets(body) is None
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
         rules: list[str] = []
@@ -66,8 +66,63 @@ class PythonCalls(CallSyntax):
             return f"rule_{len(rules) - 1}"
 
         one = choice([_call_rule(function, add) for function in functions])
-        more = f" ({COMMA} {one})*" if many else ""
-        return [f'calls: "[" {one}{more} "]" {marks.written(self.end)}', *rules]
+        more = f" ({literal(self.between)} {one})*" if many else ""
+        around = [literal(one) if one else "" for one in (self.opens, self.closes)]
+        whole = [around[0], f"{one}{more}", around[1], marks.written(self.end)]
+        return [f"calls: {' '.join(filter(None, whole))}", *rules]
+
+
+OLMO_CALLS = PythonCalls("<function_calls>", "</function_calls>", "", "", between="\n")
+"""The calls of OLMo 3."""
+
+
+@dataclass(frozen=True)
+class PythonAnswer(PythonCalls):
+    """An answer that is a list of calls, as some templates of Llama 4 ask for it."""
+
+    begin: str = "["
+    end: str = "]"
+    opens: str = ""
+    closes: str = ""
+
+    only_first = True
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        return super().parse(f"[{body}]", functions)
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        return _within_list(body)
+
+
+@dataclass(frozen=True)
+class LlamaCalls(BareJsonCall):
+    """The calls of Llama 3 and 4: JSON objects. A list of calls in Python, which these models write
+    if a system text asks for it, is read too."""
+
+    @property
+    def bare_marks(self) -> tuple[str, str] | None:
+        return "[", "]"
+
+    def cannot_become_call(self, body: str, functions: Functions) -> bool:
+        head = LIST_HEAD.match(body)
+        if head is None:
+            return True
+        if head["behind"] is None:
+            return not any(name.startswith(head["name"]) for name in functions)
+        return head["name"] not in functions or head["behind"] not in "( "
+
+    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+        if not body.startswith("["):
+            return super().parse(body, functions)
+        try:
+            return _PythonReader(body, 0).calls(functions)
+        except Malformed:
+            return None
+
+    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+        if not body.startswith("["):
+            return super().inside_value(body, functions, exact)
+        return _within_list(body)
 
 
 @dataclass(slots=True)
@@ -79,12 +134,24 @@ class _PythonReader(ValueReader):
         self.skip()
         listed = self.takes("[")
         calls: list[Call] = []
-        while not (self.closes("]", bool(calls)) if listed else calls):
+        while not (self.closes("]", bool(calls)) if listed else calls and self._ends()):
             calls.append(self._call(functions))
         self.skip()
         if not calls or self.at < len(self.text):
             raise Malformed
         return calls
+
+    def _ends(self) -> bool:
+        """Whether no further call follows; a newline or a comma stands before one. Raises
+        Malformed."""
+        start = self.at
+        self.skip()
+        if self.at == len(self.text):
+            return True
+        if not self.takes(",") and "\n" not in self.text[start : self.at]:
+            raise Malformed
+        self.skip()
+        return False
 
     def _call(self, functions: Functions) -> Call:
         name = self.word(KEY)
@@ -119,6 +186,25 @@ class _PythonReader(ValueReader):
         if text is None:
             raise Malformed
         return text
+
+
+def _within_list(text: str) -> bool:
+    """Whether a text ends within a string or a list."""
+    depth = _open_brackets(text)
+    return depth is None or depth > 0
+
+
+def _open_brackets(text: str) -> int | None:
+    """How many square brackets are open at the end of a text; None within a string."""
+    at = depth = 0
+    while at < len(text):
+        if text[at] in QUOTES:
+            at = _string_end(text, at)
+            if at < 0:
+                return None
+        depth += {"[": 1, "]": -1}.get(text[at], 0)
+        at += 1
+    return depth
 
 
 def _string_end(text: str, start: int) -> int:

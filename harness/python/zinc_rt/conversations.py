@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from contract.errors import RequestError
 from contract.types import Request
 from harness.extras import optional_libraries
-from harness.host.dialect import Dialect, dialect_of
+from harness.host.dialect import Dialect
 from harness.host.structured.grammars import Grammars, TokenMasks
+from harness.host.template_dialect import tried_dialect
 from reference.model.chat_template import ChatTemplate
 from reference.model.tokenizer import Tokenizer
 
@@ -33,7 +34,7 @@ class Conversations:
     @cached_property
     def dialect(self) -> Dialect:
         """The syntax in which the model writes reasoning and tool calls."""
-        return dialect_of(self._template.text, self._tokenizer, self._template.tool_text)
+        return tried_dialect(self._template, self._tokenizer)
 
     def plan(self, messages: Sequence[Mapping[str, object]], fields: Mapping[str, Any]) -> ChatPlan:
         """Plan the answer to a conversation. ``fields`` are further fields of a

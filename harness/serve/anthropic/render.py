@@ -12,7 +12,7 @@ import msgspec
 from contract.arithmetic import PAGE_TOKENS
 from contract.types import FinishReason
 from harness.host.answer_text import TOOL_CALLS, Piece
-from harness.host.reply import CallArguments, CallBegin, Content, Part, ReasoningText, joined
+from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from harness.serve.answers import Answer, Json
 from harness.serve.errors import ApiError
 from harness.serve.strict_json import object_or_empty

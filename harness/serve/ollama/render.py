@@ -14,7 +14,7 @@ import msgspec
 
 from contract.types import FinishReason
 from harness.host.answer_text import Piece
-from harness.host.reply import CallArguments, CallBegin, Content, Part, ReasoningText, joined
+from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText, joined
 from harness.serve.answers import Answer, Json, listed_tokens, text_events
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel

@@ -35,10 +35,11 @@ END_TEXTS = frozenset(
         "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>",
         "<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>",
         "[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>",
-        "<|tool_response>",
+        "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~[", "<|eot|>", "<|eom|>", "<|role_end|>",
     )
 )  # fmt: skip
-"""Texts of tokens that end a generation whatever ids the file names; the list is llama.cpp's."""
+"""Texts of tokens that end a generation whatever ids the file names: llama.cpp's list, and the ends
+of Llama 4's messages and of Ling 2's turns."""
 
 FIM_TEXTS: dict[str, tuple[bytes, ...]] = {
     "fim_pad": (b"<|fim_pad|>", b"<fim-pad>", b"<fim_pad>", b"<PAD>"),
