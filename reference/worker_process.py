@@ -89,20 +89,8 @@ class WorkerProcess:
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self.child is not None:
             return self.child
-        # Imported here, because not every start has a template.
-        import subprocess
-
-        environment = {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
         try:
-            child = subprocess.Popen(
-                [sys.executable, "-P", "-c", RUN, str(ROOT), str(self._script)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env=environment,
-                start_new_session=True,
-            )
+            child = start_process(self._script)
         except OSError as error:
             why = system_words(error)
             if error.errno == errno.EAGAIN:
@@ -124,6 +112,27 @@ class WorkerProcess:
         if child.returncode == SIGKILL:
             return f"it did not answer in {self._wall_seconds:g} s or was killed"
         return f"its process ended with status {child.returncode}"
+
+
+def start_process(script: Path) -> subprocess.Popen[bytes]:
+    """Start Python with ``script`` and pipes to it, in a session of its own. Raises OSError."""
+    # Imported here, because not every start has a template.
+    import subprocess
+
+    return subprocess.Popen(
+        [sys.executable, "-P", "-c", RUN, str(ROOT), str(script)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+        env=passed_environment(),
+        start_new_session=True,
+    )
+
+
+def passed_environment() -> dict[str, str]:
+    """The environment variables that the child receives."""
+    return {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
 
 
 def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:

@@ -13,7 +13,7 @@ import signal
 import ssl
 import subprocess
 from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from harness.settings import SETTINGS
 from harness.synth.sizes import sized_spec
 from harness.synth.spec import SynthSpec
 from harness.synth.write import write_synthetic
+from reference import worker_process
 from reference.cpu import threads
 from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
@@ -46,6 +47,7 @@ from tests.needs import missing
 from tests.opencl_parts import little_optimized
 from tests.patience import PATIENCE_SECONDS
 from tests.played import mark_played, texts_of
+from tests.worker_forks import ForkServer
 
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2", "intel")
@@ -271,6 +273,14 @@ def files_need_not_outlive_the_power() -> Iterator[None]:
     """Tests write thousands, and a disk takes milliseconds for each to be told that it is safe."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_are_forks() -> Iterator[None]:
+    """Processes of templates and grammars: each would spend most of its time on imports."""
+    with closing(ForkServer()) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_process, "start_process", server.start)
         yield
 
 

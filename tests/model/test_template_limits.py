@@ -9,10 +9,19 @@ import signal
 import pytest
 
 from contract.errors import RequestError, TemplateError
+from reference import worker_process
 from reference.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, TemplateLimits
 from reference.worker_process import WorkerEnded, WorkerProcess
 from tests.model.rendering import TURNS, render
 from tests.needs import machine_lacks
+from tests.worker_forks import OF_USERS
+
+
+@pytest.fixture(scope="module", autouse=True)
+def workers_are_those_of_users():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker_process, "start_process", OF_USERS)
+        yield
 
 
 @pytest.mark.parametrize(

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import httpx
 import pytest
-from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 from pydantic import BaseModel, SecretStr
-from pydantic_ai import Agent
-from pydantic_ai.models.openai import OpenAIChatModel, OpenAIChatModelSettings, OpenAIResponsesModel
-from pydantic_ai.output import NativeOutput
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from harness.serve.run import Running
+from tests.late_module import LateModule
 
-SETTINGS = OpenAIChatModelSettings(
-    max_tokens=300, seed=7, extra_body={"enable_thinking": False}, parallel_tool_calls=False
-)
+if TYPE_CHECKING:
+    from langchain_openai import ChatOpenAI
+    from pydantic_ai import Agent
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+messages = LateModule("langchain_core.messages")
+pydantic_ai = LateModule("pydantic_ai")
+models = LateModule("pydantic_ai.models.openai")
+SETTINGS = {
+    "max_tokens": 300,
+    "seed": 7,
+    "extra_body": {"enable_thinking": False},
+    "parallel_tool_calls": False,
+}
 
 
 class Weather(BaseModel):
@@ -34,11 +40,12 @@ class Weather(BaseModel):
 async def with_provider(server: Running, work: Callable[[OpenAIProvider], Awaitable[None]]) -> None:
     """Do ``work`` with a provider whose connections are closed after it."""
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-        await work(OpenAIProvider(openai_client=client))
+        provider = LateModule("pydantic_ai.providers.openai").OpenAIProvider(openai_client=client)
+        await work(provider)
 
 
 def langchain(server: Running, **fields: Any) -> ChatOpenAI:
-    return ChatOpenAI(
+    chat: ChatOpenAI = LateModule("langchain_openai").ChatOpenAI(
         model="tiny",
         base_url=f"{server.url}/v1",
         api_key=SecretStr("unused"),
@@ -46,29 +53,32 @@ def langchain(server: Running, **fields: Any) -> ChatOpenAI:
         max_completion_tokens=300,
         **fields,
     )
+    return chat
 
 
 def test_pydantic_ai_gets_objects(hermes: Running) -> None:
     """By a tool that the model must call, and by a schema of the answer."""
 
     async def ask(provider: OpenAIProvider) -> None:
-        model = OpenAIChatModel("tiny", provider=provider)
-        outputs: tuple[Any, ...] = (Weather, NativeOutput(Weather))
-        for output in outputs:
-            agent: Agent[None, Weather] = Agent(model, output_type=output, model_settings=SETTINGS)
+        model = models.OpenAIChatModel("tiny", provider=provider)
+        for output in (Weather, pydantic_ai.NativeOutput(Weather)):
+            agent: Agent[None, Weather] = pydantic_ai.Agent(
+                model, output_type=output, model_settings=SETTINGS
+            )
             result = await agent.run("How is it in Oslo?")
             assert result.output.city in ("Oslo", "Rome")
 
     asyncio.run(with_provider(hermes, ask))
 
 
-@pytest.mark.parametrize("kind", [OpenAIChatModel, OpenAIResponsesModel])
-def test_pydantic_ai_goes_on_with_its_history(hermes: Running, kind: Any) -> None:
+@pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
+def test_pydantic_ai_goes_on_with_its_history(hermes: Running, kind: str) -> None:
     """By chat completions and by responses: the second prompt holds the first and its answer."""
     tokens: list[int] = []
 
     async def ask(provider: OpenAIProvider) -> None:
-        agent = Agent(kind("tiny", provider=provider), model_settings={"max_tokens": 12})
+        model = getattr(models, kind)("tiny", provider=provider)
+        agent = pydantic_ai.Agent(model, model_settings={"max_tokens": 12})
         first = await agent.run("Hello")
         second = await agent.run("And?", message_history=first.all_messages())
         tokens.extend(one.response.usage.input_tokens for one in (first, second))
@@ -79,8 +89,8 @@ def test_pydantic_ai_goes_on_with_its_history(hermes: Running, kind: Any) -> Non
 
 def test_langchain_answers_and_streams(hermes: Running) -> None:
     chat = langchain(hermes, extra_body={"enable_thinking": False}, temperature=0.0)
-    whole = chat.invoke([HumanMessage("Hello")])
-    parts = list(chat.stream([HumanMessage("Hello")]))
+    whole = chat.invoke([messages.HumanMessage("Hello")])
+    parts = list(chat.stream([messages.HumanMessage("Hello")]))
     assert "".join(str(part.content) for part in parts) == whole.content
     assert whole.usage_metadata is not None
     assert whole.usage_metadata["input_tokens"] > 0
@@ -92,19 +102,19 @@ def test_langchain_gets_objects_and_calls(hermes: Running) -> None:
         answer = chat.with_structured_output(Weather, method=method).invoke("How is it in Oslo?")
         assert isinstance(answer, Weather)
     caller = chat.bind_tools([Weather], tool_choice="Weather", parallel_tool_calls=False)
-    question = HumanMessage("How is it?")
+    question = messages.HumanMessage("How is it?")
     calls = (caller.invoke([question], seed=seed) for seed in range(20))
-    call = next(one for one in calls if isinstance(one, AIMessage) and one.tool_calls)
+    call = next(one for one in calls if isinstance(one, messages.AIMessage) and one.tool_calls)
     (made,) = call.tool_calls
     assert made["name"] == "Weather"
-    result = ToolMessage("sunny", tool_call_id=made["id"])
-    assert isinstance(chat.invoke([question, call, result]), AIMessage)
+    result = messages.ToolMessage("sunny", tool_call_id=made["id"])
+    assert isinstance(chat.invoke([question, call, result]), messages.AIMessage)
 
 
 def test_langchain_continues_stored_responses(hermes: Running) -> None:
     chat = langchain(hermes, use_responses_api=True, use_previous_response_id=True)
-    first = chat.invoke([HumanMessage("Hello")], max_completion_tokens=8)
-    second = chat.invoke([HumanMessage("Hello"), first, HumanMessage("And?")])
+    first = chat.invoke([messages.HumanMessage("Hello")], max_completion_tokens=8)
+    second = chat.invoke([messages.HumanMessage("Hello"), first, messages.HumanMessage("And?")])
     assert first.usage_metadata is not None
     assert second.usage_metadata is not None
     assert second.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"]

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import jsonschema
 import pytest
-from anthropic import Anthropic
 
 from contract.arithmetic import PAGE_TOKENS
 from harness.serve.keys import new_key
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
+from tests.late_module import LateModule
 from tests.patience import wait_until
 from tests.serve.calling import PARAMETERS, TOOLS
 from tests.serve.conftest import Serve
@@ -24,6 +23,10 @@ from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import running
 
+if TYPE_CHECKING:
+    from anthropic import Anthropic
+
+anthropic = LateModule("anthropic")
 MESSAGES_PATH = "/v1/messages"
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {
@@ -52,7 +55,8 @@ def plain(message: Any) -> list[dict[str, Any]]:
 
 def client_for(server: Running, **more: Any) -> Anthropic:
     more = {"api_key": "unused", "max_retries": 0} | more
-    return Anthropic(base_url=server.url, **more)
+    client: Anthropic = anthropic.Anthropic(base_url=server.url, **more)
+    return client
 
 
 @pytest.fixture
