@@ -35,6 +35,9 @@ class QosClass(Enum):
     rank: int
     """0 for the most urgent class, then 1 and 2."""
 
+    __hash__ = object.__hash__
+    """Of the one object that each class is: that of the library is written in Python."""
+
     def __init__(self, value: str) -> None:
         self.rank = len(type(self).__members__)
 
@@ -228,6 +231,9 @@ class FinishReason(Enum):
     CLIENT_TOO_SLOW = "client_too_slow"
     """Its consumer took no tokens for too many steps."""
     ERROR = "error"
+
+    __hash__ = object.__hash__
+    """Of the one object that each reason is: that of the library is written in Python."""
 
 
 class TokenEvent(NamedTuple):

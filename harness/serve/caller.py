@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TypeVar
 
@@ -41,6 +41,10 @@ class Caller:
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = lambda field: field
 
+    def called(self, client_name: Callable[[str], str]) -> Caller:
+        """The same client of an API with other names of fields."""
+        return Caller(self.gone, self.begin, self.send_at_once, self.ignored, client_name)
+
     def ignore(self, names: Iterable[str]) -> None:
         """Record that these fields of a chat completion were ignored."""
         own = map(self.client_name, names)
@@ -61,7 +65,7 @@ def in_names_of(
         @wraps(answer)
         def named(server: Server, body: Body, tenant: Tenant, caller: Caller) -> Answer:
             with naming_fields(client_name):
-                return answer(server, body, tenant, replace(caller, client_name=client_name))
+                return answer(server, body, tenant, caller.called(client_name))
 
         return named
 

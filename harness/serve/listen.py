@@ -254,7 +254,8 @@ class HttpServer:
             inbuf_overflow=IN_MEMORY,
             outbuf_overflow=IN_MEMORY,
             outbuf_high_watermark=UNSENT_BYTES,
-            clear_untrusted_proxy_headers=True,
+            # ``ResponseTask`` drops them.
+            clear_untrusted_proxy_headers=False,
         )
         self._server.channel_class = _Channel
         # The library's maintenance goes by the time of day, which may jump.
