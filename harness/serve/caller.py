@@ -22,9 +22,10 @@ BEGIN = "zinc_rt.begin"
 
 Gone = Callable[[], bool]
 """Whether the client has left."""
-SendAtOnce = Callable[[Callable[[], bytes]], bool]
-"""Sends more of a body that has begun, from any thread and without waiting. Its argument
-makes the bytes. False if they must be returned by the body's iterator; then it was not called."""
+SendAtOnce = Callable[..., bool]
+"""Sends more of a body that has begun, from any thread and without waiting. Its first argument
+makes the bytes from the others. False if they must be returned by the body's iterator; then it was
+not called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Caller:
     begin: Callable[[], None] = lambda: None
     """Send the head of an answer whose body has no bytes yet, so that ``send_at_once`` works. Only
     the thread that iterates the body calls it."""
-    send_at_once: SendAtOnce = lambda make: False
+    send_at_once: SendAtOnce = lambda make, *given: False
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = lambda field: field
 

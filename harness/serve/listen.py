@@ -117,21 +117,21 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
                 return 0
             sent = send_what_fits(self.socket, data)
             if sent:
-                self.last_activity = time.time()
+                self._active_at = time.monotonic()
             return sent
 
-    def send_at_once(self, make: Callable[[], bytes]) -> bool:
-        """Send the bytes that ``make`` makes without waiting; the library queues what the kernel
-        does not accept. Returns False without calling ``make`` if other bytes are queued or the
-        connection ends. For any thread, while no other thread writes."""
+    def send_at_once(self, make: Callable[..., bytes], *given: Any) -> bool:
+        """Send the bytes that ``make`` makes of ``given`` without waiting; the library queues what
+        the kernel does not accept. Returns False without calling ``make`` if other bytes are queued
+        or the connection ends. For any thread, while no other thread writes."""
         if not self.outbuf_lock.acquire(blocking=False):
             return False
         try:
             if not self.connected or self.total_outbufs_len or self.will_close:
                 return False
-            data = make()
+            data = make(*given)
             sent = send_what_fits(self.socket, data)
-            self.last_activity = time.time()
+            self._active_at = time.monotonic()
             if sent < len(data):
                 # With empty buffers this does not wait. A client that just left misses the rest.
                 with suppress(ClientDisconnected):

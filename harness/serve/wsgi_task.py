@@ -152,11 +152,11 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
             with suppress(ClientDisconnected):
                 self.write(b"")
 
-    def _send_at_once(self, make: Callable[[], bytes]) -> bool:
+    def _send_at_once(self, make: Callable[..., bytes], *given: Any) -> bool:
         """See ``SendAtOnce``."""
         if not (self.wrote_header and self.chunked_response):
             return False
-        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
+        sent: bool = self.channel.send_at_once(_made_chunk, make, given)
         return sent
 
 
@@ -188,6 +188,11 @@ def _written(name: str) -> str:
 @lru_cache(maxsize=2)
 def _date_line(second: int) -> str:
     return f"Date: {build_http_date(second)}"
+
+
+def _made_chunk(make: Callable[..., bytes], given: tuple[Any, ...]) -> bytes:
+    data = make(*given)
+    return b"%X\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def _framed(data: bytes) -> bytes:
