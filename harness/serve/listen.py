@@ -52,6 +52,8 @@ So idle connections do not lock out other clients."""
 SILENT_SECONDS = 1.0
 """A connection without a complete request for this time is silent."""
 MAINTENANCE_SECONDS = 1
+LOOKS = 0.1
+"""Part of it between two looks at all connections while requests come and go."""
 FLUSH_SECONDS = 2.0
 READABLE = select.POLLIN
 """Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
@@ -301,9 +303,13 @@ class HttpServer:
         return any(channel.requests or channel.total_outbufs_len for channel in channels)
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self._stopping.is_set():
             self._poll.once(MAINTENANCE_SECONDS)
-            self._end_slow_clients()
+            now = time.monotonic()
+            if now - looked >= MAINTENANCE_SECONDS * LOOKS:
+                looked = now
+                self._end_slow_clients()
             self._make_room()
 
     def _end_slow_clients(self) -> None:

@@ -301,13 +301,9 @@ class Service:
 
     def _count(self, generation: Generation, tenant: Tenant, error: ApiError | None) -> None:
         left = error is CLIENT_LEFT
-        log.info(
-            "%s: %d prompt tokens, %d generated, %s",
-            tenant.name,
-            generation.prompt_tokens,
-            generation.completion_tokens,
-            "done" if error is None else error.code,
-        )
+        prompt, generated = generation.prompt_tokens, generation.completion_tokens
+        code = "done" if error is None else error.code
+        log.info("%s: %d prompt tokens, %d generated, %s", tenant.name, prompt, generated, code)
         self.slots.end(self.model, tenant, generation, generation.slot)
         self.metrics.ended(generation, tenant)
         self.ledger.add(
@@ -317,9 +313,9 @@ class Service:
                 completed=int(error is None),
                 failed=int(error is not None and not left),
                 abandoned=int(left),
-                prompt_tokens=generation.prompt_tokens,
+                prompt_tokens=prompt,
                 cached_tokens=generation.cached_tokens,
-                completion_tokens=generation.completion_tokens,
+                completion_tokens=generated,
                 preemptions=generation.preemptions,
             ),
         )

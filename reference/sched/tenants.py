@@ -160,6 +160,11 @@ class Tenants:
         self._removed.add(id)
         self.changes += 1
 
+    @property
+    def removing(self) -> bool:
+        """Whether a removed tenant is not forgotten yet."""
+        return bool(self._removed)
+
     def is_removed(self, id: int) -> bool:
         """Whether the tenant was removed and still has requests."""
         return id in self._removed
