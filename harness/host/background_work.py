@@ -45,11 +45,13 @@ class BackgroundWork:
         self.late.discard(request_id)
 
     def received(self, request_id: int, token: int) -> None:
-        """Start the next mask of a request with masks, which got a token."""
-        masks, tokens = self.masked[request_id]
-        tokens.append(token)
-        # Jobs of one request may run in any order, so each gets all tokens.
-        self.start(request_id, partial(masks.follow, tokens.copy()))
+        """Start the next mask of a request, which got a token."""
+        entry = self.masked.get(request_id)
+        if entry is not None:
+            masks, tokens = entry
+            tokens.append(token)
+            # Jobs of one request may run in any order, so each gets all tokens.
+            self.start(request_id, partial(masks.follow, tokens.copy()))
 
     def start(self, request_id: int, work: Callable[[], None]) -> None:
         """Start work for a request that has none."""

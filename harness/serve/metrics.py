@@ -20,7 +20,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from contract.types import Tenant
+from contract.types import QosClass, Tenant
 from harness.host.engine_thread import ThreadedDriver
 from harness.host.live_memory import LiveMemory
 from harness.host.submissions import EngineStopped
@@ -38,6 +38,8 @@ STEP_SECONDS = (
 )
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 WHO = ("tenant", "qos")
+CLASSES = {qos: qos.value for qos in QosClass}
+"""The classes' names, which the library looks for by two calls."""
 
 
 MemoryBytes = Callable[[], Mapping[str, int]]
@@ -86,12 +88,12 @@ class Metrics:
 
     def count_generated(self, tenant: Tenant) -> Callable[[int], None]:
         """A function that adds a number of generated tokens of a tenant."""
-        return self._generated(tenant.name, tenant.qos.value).inc
+        return self._generated(tenant.name, CLASSES[tenant.qos]).inc
 
     def ended(self, generation: Generation, tenant: Tenant) -> None:
         """Count a generation that ended, for whatever reason. Times are counted for choices with a
         first token."""
-        who = (tenant.name, tenant.qos.value)
+        who = (tenant.name, CLASSES[tenant.qos])
         self._prompt(*who).inc(generation.prompt_tokens)
         for choice in generation.choices:
             self._success(*who, choice.finish or "cancelled").inc()
@@ -103,7 +105,8 @@ class Metrics:
             self._decode.observe(latest - first)
             self._first.observe(first - generation.began)
             self._whole.observe(latest - generation.began)
-            self._between.observe(*choice.intervals)
+            if choice.intervals:
+                self._between.observe(*choice.intervals)
 
     def embedded(self, tenant: Tenant, tokens: int, reason: str) -> None:
         """Count a request that reads texts of ``tokens`` tokens and ended for ``reason``."""
