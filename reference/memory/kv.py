@@ -168,10 +168,7 @@ class KvMemory:
         if self._state_slots is not None and path:
             state = path[-1].state
             self._state_slots.touch(path[-1])
-        counts = self._counts
-        counts["queries"] += 1
-        counts["tokens_asked"] += len(tokens)
-        counts["tokens_hit"] += covered
+        self._counts.update(queries=1, tokens_asked=len(tokens), tokens_hit=covered)
         return PrefixHit(tuple(pages), covered, state, len(known) * PAGE_TOKENS, difference)
 
     def publish(
