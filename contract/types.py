@@ -35,6 +35,9 @@ class QosClass(Enum):
     rank: int
     """0 for the most urgent class, then 1 and 2."""
 
+    __hash__ = object.__hash__
+    """Of the one object that each class is: that of the library is written in Python."""
+
     def __init__(self, value: str) -> None:
         self.rank = len(type(self).__members__)
 
@@ -152,11 +155,12 @@ class SamplingParams:
         """Raise RequestError naming the first parameter that is not a number in its range."""
         for name, low, high in _REAL_RANGES:
             value = getattr(self, name)
-            if not _is_real(value, low, high):
+            # NaN is not within: comparisons with it are False.
+            if type(value) not in (int, float) or not low <= value <= high:
                 raise RequestError(name, f"is {value!r}, not a number in [{low:g}, {high:g}]")
         for name, top in _INT_RANGES:
             value = getattr(self, name)
-            if not _is_int(value, 0, top):
+            if type(value) is not int or not 0 <= value <= top:
                 raise RequestError(name, f"is {value!r}, not an integer in [0, {top}]")
         if 0 < self.temperature < MIN_TEMPERATURE:
             raise RequestError(
@@ -228,6 +232,9 @@ class FinishReason(Enum):
     CLIENT_TOO_SLOW = "client_too_slow"
     """Its consumer took no tokens for too many steps."""
     ERROR = "error"
+
+    __hash__ = object.__hash__
+    """Of the one object that each reason is: that of the library is written in Python."""
 
 
 class TokenEvent(NamedTuple):

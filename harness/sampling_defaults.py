@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import field, replace
+from operator import attrgetter
 from typing import Any
 
 from contract.errors import RequestError
@@ -19,6 +20,7 @@ GGUF_KEYS = {
 }
 """Metadata keys of a file that hold sampling parameters of its model."""
 NAMES = (*GGUF_KEYS, "max_tokens")
+VALUES = attrgetter(*NAMES)
 SERVER, MODEL, CATALOG, DEFAULT = "server setting", "model file", "catalog", "default"
 NOTHING: Mapping[str, Any] = {}
 
@@ -39,7 +41,7 @@ class SamplingDefaults:
     @property
     def values(self) -> dict[str, float]:
         """The values by name."""
-        return {name: getattr(self, name) for name in NAMES}
+        return dict(zip(NAMES, VALUES(self), strict=True))
 
     @property
     def facts(self) -> dict[str, Any]:

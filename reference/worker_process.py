@@ -14,7 +14,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -141,9 +140,10 @@ def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:
     pipe, left = child.stdin.fileno(), memoryview(line)
     try:
         while left:
-            _wait_for(pipe, select.POLLOUT, deadline)
-            with suppress(BlockingIOError):
+            try:
                 left = left[os.write(pipe, left) :]
+            except BlockingIOError:
+                _wait_for(pipe, select.POLLOUT, deadline)
     except ConnectionError:
         # That the child has ended is noticed when its answer is read.
         return

@@ -129,7 +129,12 @@ class AnswerText:
         if reason is not None:
             self._check(event)
         if token >= 0:
-            self._count(token, at)
+            self.sampled.append(token)
+            if self.latest is None:
+                self.first = at
+            else:
+                self.intervals.append(at - self.latest)
+            self.latest = at
             if token in self._stop_tokens and reason is not FinishReason.STOP:
                 # The engine does not know these tokens; later tokens of the request are dropped.
                 reason = FinishReason.STOP
@@ -147,22 +152,14 @@ class AnswerText:
         finish = None if self.finish_reason is None else self.finish
         return Piece(self.index, text, parts, (event,) if token >= 0 else (), finish)
 
-    def _count(self, token: int, at: float) -> None:
-        self.sampled.append(token)
-        if self.latest is None:
-            self.first = at
-        else:
-            self.intervals.append(at - self.latest)
-        self.latest = at
-
     def _text_of(self, token: int) -> str:
         """The text that becomes certain with a token."""
-        special = token in self._shown
-        hidden = ""
-        if self._stream.stops and not special:
-            hidden = self._tokenizer.hidden_text(token)
+        special, stream = token in self._shown, self._stream
         data = self._tokenizer.token_bytes(token, special=special)
-        return self._stream.feed(data, hidden, search=len(self.sampled) > self.request.min_tokens)
+        if not stream.stops:
+            return stream.feed(data)
+        hidden = "" if special else self._tokenizer.hidden_text(token)
+        return stream.feed(data, hidden, search=len(self.sampled) > self.request.min_tokens)
 
     def _parts(self, parser: ReplyParser, text: str, is_text: bool) -> tuple[Part, ...]:
         """The parts of new text. A token that ``is_text`` counts as reasoning if it begins or ends

@@ -28,24 +28,25 @@ class BackgroundWork:
 
     def __init__(self, done: Callable[[int], None]) -> None:
         self._done = done
-        self._masks: dict[int, tuple[TokenMasks, list[int]]] = {}
+        self.masked: dict[int, tuple[TokenMasks, list[int]]] = {}
+        """The requests with masks, and their tokens."""
         self._jobs: dict[int, Future[None]] = {}
         self.late: set[int] = set()
         """Requests that skip steps, since their work is not done."""
 
     def add(self, request_id: int, masks: TokenMasks) -> None:
         """Add a request with masks, whose first mask is already computed."""
-        self._masks[request_id] = masks, []
+        self.masked[request_id] = masks, []
 
     def forget(self, request_id: int) -> None:
         """Drop a request."""
-        self._masks.pop(request_id, None)
+        self.masked.pop(request_id, None)
         self._jobs.pop(request_id, None)
         self.late.discard(request_id)
 
     def received(self, request_id: int, token: int) -> None:
         """Start the next mask of a request, which got a token."""
-        entry = self._masks.get(request_id)
+        entry = self.masked.get(request_id)
         if entry is not None:
             masks, tokens = entry
             tokens.append(token)

@@ -81,11 +81,8 @@ class EventStream:
         if self._stalled:
             self._driver.unstall(self)
 
-    def _put(self, item: Sequence[TimedEvent] | ZincError) -> None:
-        if isinstance(item, ZincError):
-            self._events.fail(item)
-        else:
-            self._events.give(item)
+    def _fail(self, error: ZincError) -> None:
+        self._events.fail(error)
         if self._ready is not None:
             self._ready()
 
@@ -253,20 +250,29 @@ class EngineDriver(Submits[EventStream]):
         """Put the events of a step on the streams of their requests."""
         now = time.monotonic()
         given: dict[EventStream, list[TimedEvent]] = {}
+        streams, masked = self._streams, self._background.masked
         for event in events:
-            stream = self._streams.get(event.request_id)
+            number = event.request_id
+            stream = streams.get(number)
             if stream is None:
                 continue
-            given.setdefault(stream, []).append(TimedEvent(now, event))
-            if event.token >= 0:
-                stream.facts[event.request_id].tokens += 1
-            if event.finish_reason is not None:
-                self._forget(stream, event.request_id)
+            delivered = given.get(stream)
+            if delivered is None:
+                given[stream] = [TimedEvent(now, event)]
             else:
-                self._background.received(event.request_id, event.token)
+                delivered.append(TimedEvent(now, event))
+            if event.token >= 0:
+                stream.facts[number].tokens += 1
+            if event.finish_reason is not None:
+                self._forget(stream, number)
+            elif number in masked:
+                self._background.received(number, event.token)
         for stream, delivered in given.items():
-            stream._put(delivered)
-            self._stall_if_full(stream)
+            accepted = stream._events.give(delivered)
+            if stream._ready is not None:
+                stream._ready()
+            if not accepted:
+                self._stall_if_full(stream)
         # After a step without tokens there is time to wait longer for late work.
         for request_id in self._background.settle(
             IN_TIME_SECONDS if events else STALLED_STEP_SECONDS
@@ -308,6 +314,6 @@ class EngineDriver(Submits[EventStream]):
         self._ended = reason
         for request_id, stream in list(self._streams.items()):
             self._engine.cancel(request_id)
-            stream._put(reason)
+            stream._fail(reason)
         self._streams.clear()
         self._background.close()

@@ -41,20 +41,22 @@ class EventQueue:
         """The number of events in the queue."""
         return self._queue.qsize()
 
-    def give(self, events: Sequence[TimedEvent]) -> None:
-        """Deliver events that belong together. An error of the offer goes to the reader."""
+    def give(self, events: Sequence[TimedEvent]) -> bool:
+        """Deliver events that belong together. An error of the offer goes to the reader. Returns
+        whether the offer accepted them; else they are in the queue."""
         with self._turn:
             if self._offer is not None:
                 try:
                     if self._offer(events):
                         self._accepted = time.monotonic()
-                        return
+                        return True
                 except Exception as error:
                     events = ()
                     self._queue.put(error)
                 self._offer = None
             for event in events:
                 self._queue.put(event)
+            return False
 
     def fail(self, error: BaseException) -> None:
         """Deliver ``error`` to the reader, and no more events."""

@@ -24,7 +24,7 @@ from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import KEYLESS_PATH, HostCheck, caller_of
-from harness.serve.light_answers import LightAnswer, LightRequest, as_answer, body_of
+from harness.serve.light_answers import LightAnswer, LightContext, LightRequest, as_answer, body_of
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
 from harness.serve.ollama.routes import OllamaHandlers
@@ -130,8 +130,8 @@ class _App(Flask):
 
     def _directly(self, environ: Any, start_response: Any, answer: Answering, rule: Rule) -> Any:
         """Answer a request without Flask, which takes longer than all other checks."""
-        here = self.app_ctx_globals_class()
-        incoming = cast(Request, LightRequest(environ, rule, self._options.max_body))
+        here = LightContext()
+        incoming: Any = LightRequest(environ, rule, self._options.max_body)
         try:
             try:
                 self._admit(here, incoming)
@@ -139,7 +139,10 @@ class _App(Flask):
             except Exception as error:
                 answered = _refused(error, here, incoming)
             self._note(answered, here, incoming)
-            answered.headers.extend(_always([*answered.headers], here.request_id))
+            if isinstance(answered, LightAnswer):
+                answered.headers += _of_every_answer(here.request_id)
+            else:
+                answered.headers.extend(_always([*answered.headers], here.request_id))
             return answered(environ, start_response)
         finally:
             self._release(here)
@@ -255,11 +258,15 @@ def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
 
 def _always(headers: Iterable[tuple[str, str]], request_id: str) -> list[tuple[str, str]]:
     """The headers of every answer, without those that it has."""
-    always = [*ALWAYS, ("Request-Id", request_id), ("X-Request-Id", request_id)]
+    always = _of_every_answer(request_id)
     given = {name.lower() for name, _ in headers}
     if given.isdisjoint(ALWAYS_NAMES):
         return always
     return [pair for pair in always if pair[0].lower() not in given]
+
+
+def _of_every_answer(request_id: str) -> list[tuple[str, str]]:
+    return [*ALWAYS, ("Request-Id", request_id), ("X-Request-Id", request_id)]
 
 
 def _shared(origin: str) -> dict[str, str]:

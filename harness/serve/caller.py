@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import TypeVar
 
@@ -22,9 +22,10 @@ BEGIN = "zinc_rt.begin"
 
 Gone = Callable[[], bool]
 """Whether the client has left."""
-SendAtOnce = Callable[[Callable[[], bytes]], bool]
-"""Sends more of a body that has begun, from any thread and without waiting. Its argument
-makes the bytes. False if they must be returned by the body's iterator; then it was not called."""
+SendAtOnce = Callable[..., bool]
+"""Sends more of a body that has begun, from any thread and without waiting. Its first argument
+makes the bytes from the others. False if they must be returned by the body's iterator; then it was
+not called."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +38,13 @@ class Caller:
     begin: Callable[[], None] = lambda: None
     """Send the head of an answer whose body has no bytes yet, so that ``send_at_once`` works. Only
     the thread that iterates the body calls it."""
-    send_at_once: SendAtOnce = lambda make: False
+    send_at_once: SendAtOnce = lambda make, *given: False
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = lambda field: field
+
+    def called(self, client_name: Callable[[str], str]) -> Caller:
+        """The same client of an API with other names of fields."""
+        return Caller(self.gone, self.begin, self.send_at_once, self.ignored, client_name)
 
     def ignore(self, names: Iterable[str]) -> None:
         """Record that these fields of a chat completion were ignored."""
@@ -61,7 +66,7 @@ def in_names_of(
         @wraps(answer)
         def named(server: Server, body: Body, tenant: Tenant, caller: Caller) -> Answer:
             with naming_fields(client_name):
-                return answer(server, body, tenant, replace(caller, client_name=client_name))
+                return answer(server, body, tenant, caller.called(client_name))
 
         return named
 

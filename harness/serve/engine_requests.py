@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 from contract.errors import RequestError
 from contract.types import (
@@ -20,7 +19,6 @@ from harness.serve.model import ServedModel
 from harness.serve.random_pool import random_bits
 from harness.serve.wire import MAX_CHOICES, GenerationRequest
 
-T = TypeVar("T")
 DRAWN_SEED_BITS = 53
 """Bits of a drawn seed: a JSON number that is a binary64 holds it exactly."""
 TIER_OF_CLASS = {
@@ -111,25 +109,26 @@ def check_choices(prompts: int, n: int = 1) -> None:
 def sampling_of(body: GenerationRequest, model: ServedModel, seed: int) -> SamplingParams:
     """The sampling parameters of a body, with the model's defaults for those that are None. Raises
     RequestError."""
-    window, own = model.penalty_window, model.sampling
-    penalty = _or_default(body.repeat_penalty, own.repeat_penalty)
+    given, own = body, model.sampling
+    penalty = own.repeat_penalty if given.repeat_penalty is None else given.repeat_penalty
+    top_k = own.top_k if given.top_k is None else given.top_k
+    top_p = own.top_p if given.top_p is None else given.top_p
+    window = model.penalty_window if given.repeat_last_n is None else given.repeat_last_n
     sampling = SamplingParams(
-        temperature=float(_or_default(body.temperature, own.temperature)),
-        top_k=max(0, _or_default(body.top_k, own.top_k)),
-        top_p=max(MIN_TOP_P, float(_or_default(body.top_p, own.top_p))),
-        min_p=float(_or_default(body.min_p, own.min_p)),
-        repeat_penalty=float(_or_default(body.repetition_penalty, penalty)),
-        repeat_last_n=_or_default(body.repeat_last_n, window),
-        presence_penalty=float(_or_default(body.presence_penalty, 0.0)),
-        frequency_penalty=float(_or_default(body.frequency_penalty, 0.0)),
+        temperature=float(own.temperature if given.temperature is None else given.temperature),
+        top_k=top_k if top_k > 0 else 0,
+        top_p=float(top_p if top_p > MIN_TOP_P else MIN_TOP_P),
+        min_p=float(own.min_p if given.min_p is None else given.min_p),
+        repeat_penalty=float(
+            penalty if given.repetition_penalty is None else given.repetition_penalty
+        ),
+        repeat_last_n=window,
+        presence_penalty=float(given.presence_penalty or 0.0),
+        frequency_penalty=float(given.frequency_penalty or 0.0),
         seed=seed % (MAX_UINT64 + 1),
     )
     model.check_window(sampling)
     return sampling
-
-
-def _or_default(value: T | None, default: T) -> T:
-    return default if value is None else value
 
 
 def _biases(biases: dict[str, float]) -> tuple[tuple[int, float], ...]:

@@ -24,9 +24,9 @@ from reference.runner import LOGITS
 
 LIGHT_STOP_CHARACTERS = 128
 """Most characters of stop strings for which the engine's thread itself makes the text of tokens."""
-SendPieces = Callable[[Callable[[], Sequence[Piece]]], bool]
-"""Sends the pieces that its argument makes. Returns False, and does not call it, if the reader has
-to make and send them itself."""
+SendEvents = Callable[[Sequence[TimedEvent]], bool]
+"""Sends the pieces that ``Generation.received`` makes of events. Returns False, and makes none, if
+the reader has to send them itself."""
 
 
 class Generation:
@@ -211,9 +211,9 @@ class Generation:
         scores = self._scores.get(request.id)
         return PromptScores(request).tokens if scores is None else scores.tokens
 
-    def pieces(self, wait: float, send: SendPieces | None = None) -> Iterator[list[Piece]]:
-        """Yield lists of new pieces until every choice has ended; an empty list after ``wait``
-        seconds without an event. Raises ApiError if a choice fails.
+    def taken(self, wait: float, send: SendEvents | None = None) -> Iterator[list[TimedEvent]]:
+        """Yield lists of new events, which the caller gives to ``received``, until every choice has
+        ended; an empty list after ``wait`` seconds without an event.
 
         If their text is cheap to make, ``send`` is called on the engine's thread while this
         generator waits. What it sends is not yielded."""
@@ -221,7 +221,7 @@ class Generation:
         while not self.done:
             taken = self._events.take(wait, offer)
             if not self.done:
-                yield self._received(taken)
+                yield taken
 
     def cancel(self) -> None:
         """Cancel the choices that have not ended."""
@@ -241,24 +241,27 @@ class Generation:
             for choice in self.choices
         )
 
-    def _send_at_once(self, send: SendPieces, events: Sequence[TimedEvent]) -> bool:
+    def _send_at_once(self, send: SendEvents, events: Sequence[TimedEvent]) -> bool:
         """Send the pieces of events on the engine's thread; False if the reader has to do it."""
-        if not send(lambda: self._received(events)):
+        if not send(events):
             return False
         if self.done:
             self._events.wake()
         return True
 
-    def _received(self, events: Sequence[TimedEvent]) -> list[Piece]:
-        pieces = []
+    def received(self, events: Sequence[TimedEvent]) -> list[Piece]:
+        """The pieces of new events. Raises ApiError if a choice fails."""
+        pieces, tokens = [], 0
         try:
             for at, event in events:
                 piece = self._by_id[event.request_id].receive(event, self._events, at)
                 if piece is not None:
                     pieces.append(piece)
+                    tokens += len(piece.events)
         except GrammarBroke as broke:
             assert self._constrained is not None
             raise grammar_error(self._constrained.grammar_param, str(broke)) from None
         finally:
-            self.on_tokens(sum([len(piece.events) for piece in pieces]))
+            if tokens:
+                self.on_tokens(tokens)
         return pieces if len(pieces) < 2 else joined_pieces(pieces)

@@ -30,16 +30,30 @@ class LightRequest:
         self.max_content_length = max_content_length
 
 
+class LightContext:
+    """Facts about a request, as ``flask.g`` has them."""
+
+    request_id: str
+
+    def get(self, name: str) -> Any:
+        """A fact, or None."""
+        return vars(self).get(name)
+
+    def pop(self, name: str, default: Any = None) -> Any:
+        """Remove a fact and return it."""
+        return vars(self).pop(name, default)
+
+
 class LightAnswer:
     """An answer with status 200, lighter than Flask's ``Response``. Not for routes that answer
-    HEAD."""
+    HEAD. It has none of the headers that every answer gets."""
 
     status_code = 200
 
     def __init__(
         self, body: Iterable[bytes], kind: str, *headers: tuple[str, str], is_streamed: bool = False
     ) -> None:
-        self.headers = [("Content-Type", kind), *headers]
+        self.headers: list[tuple[str, str]] = [("Content-Type", kind), *headers]
         self.is_streamed = is_streamed
         self._body = body
 

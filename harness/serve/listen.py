@@ -52,6 +52,8 @@ So idle connections do not lock out other clients."""
 SILENT_SECONDS = 1.0
 """A connection without a complete request for this time is silent."""
 MAINTENANCE_SECONDS = 1
+LOOKS = 0.1
+"""Part of it between two looks at all connections while requests come and go."""
 FLUSH_SECONDS = 2.0
 READABLE = select.POLLIN
 """Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
@@ -117,21 +119,21 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
                 return 0
             sent = send_what_fits(self.socket, data)
             if sent:
-                self.last_activity = time.time()
+                self._active_at = time.monotonic()
             return sent
 
-    def send_at_once(self, make: Callable[[], bytes]) -> bool:
-        """Send the bytes that ``make`` makes without waiting; the library queues what the kernel
-        does not accept. Returns False without calling ``make`` if other bytes are queued or the
-        connection ends. For any thread, while no other thread writes."""
+    def send_at_once(self, make: Callable[..., bytes], *given: Any) -> bool:
+        """Send the bytes that ``make`` makes of ``given`` without waiting; the library queues what
+        the kernel does not accept. Returns False without calling ``make`` if other bytes are queued
+        or the connection ends. For any thread, while no other thread writes."""
         if not self.outbuf_lock.acquire(blocking=False):
             return False
         try:
             if not self.connected or self.total_outbufs_len or self.will_close:
                 return False
-            data = make()
+            data = make(*given)
             sent = send_what_fits(self.socket, data)
-            self.last_activity = time.time()
+            self._active_at = time.monotonic()
             if sent < len(data):
                 # With empty buffers this does not wait. A client that just left misses the rest.
                 with suppress(ClientDisconnected):
@@ -254,7 +256,8 @@ class HttpServer:
             inbuf_overflow=IN_MEMORY,
             outbuf_overflow=IN_MEMORY,
             outbuf_high_watermark=UNSENT_BYTES,
-            clear_untrusted_proxy_headers=True,
+            # ``ResponseTask`` drops them.
+            clear_untrusted_proxy_headers=False,
         )
         self._server.channel_class = _Channel
         # The library's maintenance goes by the time of day, which may jump.
@@ -300,9 +303,13 @@ class HttpServer:
         return any(channel.requests or channel.total_outbufs_len for channel in channels)
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self._stopping.is_set():
             self._poll.once(MAINTENANCE_SECONDS)
-            self._end_slow_clients()
+            now = time.monotonic()
+            if now - looked >= MAINTENANCE_SECONDS * LOOKS:
+                looked = now
+                self._end_slow_clients()
             self._make_room()
 
     def _end_slow_clients(self) -> None:

@@ -276,9 +276,17 @@ class ServedModel(HostedModel):
         opening = rendered.opening
         if not opening:
             return ()
-        ids = self.tokenizer.encode_spans(opening, [(0, len(opening))], add_bos=False)
+        ids = self._openings.get(opening)
+        if ids is None:
+            ids = self.tokenizer.encode_spans(opening, [(0, len(opening))], add_bos=False)
+            self._openings[opening] = ids
         begin = len(prompt) - len(ids)
         return (begin,) if list(prompt[begin:]) == ids else ()
+
+    @cached_property
+    def _openings(self) -> dict[str, list[int]]:
+        """The token ids of the few beginnings of a turn that the template has."""
+        return {}
 
     def _template(self) -> ChatTemplate:
         if self.template is None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import msgspec
 
+from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, naming_fields
+from harness.serve.errors import ApiError, with_client_name
 from harness.serve.strict_json import known_type
 from harness.serve.wire import Prepare, decode
 
@@ -101,10 +102,12 @@ class Route:
         assert self.answer is not None
         assert self.body is not None
         if self.sent_name is not None:
-            caller = replace(caller, client_name=partial(self.sent_name, raw))
-        with naming_fields(caller.client_name):
+            caller = caller.called(partial(self.sent_name, raw))
+        try:
             body = decode(raw, self.body, ignored, self.prepare)
             return self.answer(server, body, tenant, caller)
+        except (ApiError, RequestError) as error:
+            raise with_client_name(error, caller.client_name) from None
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:

@@ -4,9 +4,13 @@ too long, and what there is no room for."""
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from typing import Any
 
 from waitress import receiver
+from waitress.buffers import OverflowableBuffer
 from waitress.parser import HTTPRequestParser, ParsingError
+from waitress.receiver import FixedStreamReceiver
 from waitress.task import ErrorTask
 from waitress.utilities import BadRequest, Error
 
@@ -17,6 +21,18 @@ CONTINUE = "100-continue"
 """The only expectation that HTTP has."""
 ENCODINGS = re.compile(rb"^transfer-encoding:(.*)", re.IGNORECASE | re.MULTILINE)
 BARE_LINE_FEED = re.compile(rb"(?<!\r)\n")
+PLAIN_HEAD = re.compile(
+    rb"([A-Z]{1,16}) (/(?:[\w.~-][\w.~/-]*)?) HTTP/1\.1\r\n"
+    rb"((?:[A-Za-z0-9-]+:[\t\x20-\x7e]*\r\n)+)\r\n",
+    re.ASCII,
+)
+"""A head as almost all are: no query, nothing escaped, no folded lines, printable ASCII."""
+PLAIN_LINE = re.compile(rb"([^:]+):[\t ]*([^\r]*)\r\n")
+MAX_PLAIN_LENGTH = 15
+"""Most digits of a plain head's length."""
+USUAL = ("", "close", "keep-alive")
+"""Values of the Connection header that need no closer look."""
+CLOSER_LOOK = frozenset(("TRANSFER_ENCODING", "EXPECT"))
 
 # The ``$`` of the library's patterns matches before a line feed, too, and where a line of a chunk
 # ends there for a proxy, its data begin elsewhere.
@@ -44,7 +60,11 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
     """Refuses requests whose body a proxy may delimit differently, and unknown expectations.
     Accepts ``close`` among several options of the Connection header."""
 
+    body_rcv: Any
+
     def parse_header(self, header_plus: bytes) -> None:
+        if self._parse_plain(header_plus):
+            return
         try:
             super().parse_header(header_plus)
         except ValueError as error:
@@ -64,6 +84,36 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
         if members - {CONTINUE}:
             self.error = Unmet("")
 
+    def _parse_plain(self, head: bytes) -> bool:
+        """Parse a plain head as the library would, in a quarter of its calls. False, with nothing
+        done, for any other, and for one whose body or connection needs a closer look."""
+        plain = PLAIN_HEAD.fullmatch(head)
+        if plain is None:
+            return False
+        headers: dict[str, str] = {}
+        for name, value in PLAIN_LINE.findall(plain[3]):
+            key, text = _key(name), value.rstrip(b" \t").decode("ascii")
+            headers[key] = f"{headers[key]}, {text}" if key in headers else text
+        length = headers.get("CONTENT_LENGTH", "0")
+        connection = headers.get("CONNECTION", "").lower()
+        usual = length.isdigit() and len(length) <= MAX_PLAIN_LENGTH
+        if not (usual and connection in USUAL) or not CLOSER_LOOK.isdisjoint(headers):
+            return False
+        self.first_line, _, _ = head.partition(b"\r\n")
+        self.headers, self.version = headers, "1.1"
+        self.command = plain[1].decode("ascii")
+        self.request_uri = self.path = plain[2].decode("ascii")
+        self.proxy_scheme = self.proxy_netloc = self.query = self.fragment = ""
+        self.url_scheme = self.adj.url_scheme
+        self.connection_close = connection == "close"
+        if connection == "close":
+            headers["CONNECTION"] = connection
+        self.expect_continue, self.content_length = False, int(length)
+        if self.content_length:
+            buffer = OverflowableBuffer(self.adj.inbuf_overflow)
+            self.body_rcv = FixedStreamReceiver(self.content_length, buffer)
+        return True
+
     def received(self, data: bytes) -> int:
         consumed: int = super().received(data)
         body = self.body_rcv
@@ -74,6 +124,12 @@ class RequestParser(HTTPRequestParser):  # type: ignore[misc]
         if self.error is not None:
             self.completed, self.expect_continue = True, False
         return consumed
+
+
+@lru_cache(maxsize=256)
+def _key(name: bytes) -> str:
+    """The library's key of a header."""
+    return name.upper().replace(b"-", b"_").decode("ascii")
 
 
 class Unmet(Error):  # type: ignore[misc]

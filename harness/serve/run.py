@@ -137,7 +137,8 @@ def running(
         )
         engines = options.replicas or 1
         at_once = engines * (models.service.model.limits.slots + options.model.session.queue_depth)
-        http = HttpServer(app, ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES))
+        listen = ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES)
+        http = HttpServer(app.wsgi_app, listen)
         about_to_listen()
         http.start()
         host = reachable_host(options.host)

@@ -175,7 +175,8 @@ class ServerModels:
         def end() -> None:
             with self._changed:
                 loaded.leases -= 1
-                self._changed.notify_all()
+                if not loaded.leases:
+                    self._changed.notify_all()
 
         return Lease(loaded.service, end)
 

@@ -25,10 +25,10 @@ from harness.serve.errors import (
     as_api_error,
     internal_error,
     invalid_value,
-    naming_fields,
     renamed,
     renaming,
     try_again,
+    with_client_name,
 )
 from harness.serve.generation import Generation
 from harness.serve.infill_prompt import infill_prompt
@@ -87,12 +87,14 @@ class Service:
         if body.top_logprobs and not body.logprobs:
             raise ApiError(400, "top_logprobs needs logprobs true", param="top_logprobs")
 
-        @naming_fields(IN_CONVERSATION)
         def begin() -> tuple[Generation, AnswerShape]:
             service = self.for_request(body)
-            plan, requests = service.chat_requests(body, tenant)
-            caller.ignore(plan.ignored)
-            generation = service._generation(requests, body, plan=plan)
+            try:
+                plan, requests = service.chat_requests(body, tenant)
+                caller.ignore(plan.ignored)
+                generation = service._generation(requests, body, plan=plan)
+            except (ApiError, RequestError) as error:
+                raise with_client_name(error, IN_CONVERSATION) from None
             answer = self._answer_to(generation, "chat", prefix, body, tenant, caller)
             return generation, shape_of(answer, bool(body.logprobs))
 
@@ -299,13 +301,9 @@ class Service:
 
     def _count(self, generation: Generation, tenant: Tenant, error: ApiError | None) -> None:
         left = error is CLIENT_LEFT
-        log.info(
-            "%s: %d prompt tokens, %d generated, %s",
-            tenant.name,
-            generation.prompt_tokens,
-            generation.completion_tokens,
-            "done" if error is None else error.code,
-        )
+        prompt, generated = generation.prompt_tokens, generation.completion_tokens
+        code = "done" if error is None else error.code
+        log.info("%s: %d prompt tokens, %d generated, %s", tenant.name, prompt, generated, code)
         self.slots.end(self.model, tenant, generation, generation.slot)
         self.metrics.ended(generation, tenant)
         self.ledger.add(
@@ -315,9 +313,9 @@ class Service:
                 completed=int(error is None),
                 failed=int(error is not None and not left),
                 abandoned=int(left),
-                prompt_tokens=generation.prompt_tokens,
+                prompt_tokens=prompt,
                 cached_tokens=generation.cached_tokens,
-                completion_tokens=generation.completion_tokens,
+                completion_tokens=generated,
                 preemptions=generation.preemptions,
             ),
         )

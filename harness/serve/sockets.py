@@ -62,7 +62,8 @@ def send_what_fits(connection: socket.socket, data: bytes) -> int:
     ``socket.send`` releases Python's interpreter lock. A computing thread then takes it for some
     milliseconds, at every send of a step. This call keeps the lock, since it never waits."""
     # No other thread can close the descriptor meanwhile: that takes the interpreter lock.
-    return max(0, int(_send(connection.fileno(), data, len(data), FLAGS)))
+    sent: int = _send(connection.fileno(), data, len(data), FLAGS)
+    return sent if sent > 0 else 0
 
 
 def received(connection: socket.socket, limit: int) -> bytes:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from contract.types import TokenEvent
 from harness.host.answer_text import Piece
+from harness.host.event_queue import TimedEvent
 from harness.host.faults import log_fault
 from harness.host.reply_parts import Part, joined
 from harness.serve.answers import AnswerShape, Json
@@ -44,15 +46,13 @@ def event_stream(
             ended = True
             finish(error)
 
-    def lines(pieces: Sequence[Piece]) -> bytes:
-        return silent.broken_by(b"".join([x for piece in pieces for x in shape.lines(piece)]))
-
-    def send(make: Callable[[], Sequence[Piece]]) -> bool:
-        return caller.send_at_once(lambda: lines(make()))
+    def lines(events: Sequence[TimedEvent]) -> bytes:
+        made = [x for piece in generation.received(events) for x in shape.lines(piece)]
+        return silent.broken_by(b"".join(made))
 
     try:
-        for pieces in generation.pieces(POLL_SECONDS, send):
-            data = lines(pieces)
+        for events in generation.taken(POLL_SECONDS, partial(caller.send_at_once, lines)):
+            data = lines(events)
             if not data and caller.gone():
                 return
             if not data:
@@ -77,16 +77,21 @@ class Silence:
 
     def __init__(self, ping: bytes = PING) -> None:
         self._ping = ping
-        self._since = time.monotonic()
+        self._since: float | None = time.monotonic()
 
     def broken_by(self, data: bytes) -> bytes:
         """``data``, or a comment if there is none and PING_SECONDS have passed."""
-        now = time.monotonic()
-        if not data and now - self._since >= PING_SECONDS:
-            data = self._ping
         if data:
+            # The clock is only read while there is silence.
+            self._since = None
+            return data
+        now = time.monotonic()
+        if self._since is None:
             self._since = now
-        return data
+        if now - self._since < PING_SECONDS:
+            return data
+        self._since = now
+        return self._ping
 
 
 CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
@@ -100,16 +105,16 @@ def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json
     interpreter lock from the engine in every step."""
     answers = [_JoinedPieces() for _ in generation.choices]
 
-    def add(make: Callable[[], Sequence[Piece]]) -> bool:
+    def add(events: Sequence[TimedEvent]) -> bool:
         if gone():
             return False
-        for piece in make():
+        for piece in generation.received(events):
             answers[piece.choice].add(piece)
         return True
 
     try:
-        for pieces in generation.pieces(POLL_SECONDS, add):
-            if not add(pieces.copy):
+        for events in generation.taken(POLL_SECONDS, add):
+            if not add(events):
                 raise CLIENT_LEFT
     finally:
         generation.cancel()

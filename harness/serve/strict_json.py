@@ -7,8 +7,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +24,7 @@ SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 T = TypeVar("T")
+NO_LIMIT = nullcontext()
 _one_long_body = threading.Lock()
 _reading_type = threading.Lock()
 _read_types: set[Any] = set()
@@ -34,11 +34,18 @@ class BadJson(ValueError):
     """A malformed body. The message may be shown to the sender."""
 
 
+class Decimals:
+    """The latest Decimal that ``loads`` made, on whatever thread: a body that made none needs no
+    look for them."""
+
+    latest: Decimal | None = None
+
+
 def loads(body: bytes, exact: bool = False) -> Any:
     """The JSON value of ``body``. With ``exact`` a number that binary64 cannot represent is a
     Decimal. Raises BadJson for anything but one strict JSON value in UTF-8."""
     try:
-        value = (EXACT if exact else ROUNDING).decode(body.decode())
+        value = _decoded(EXACT if exact else ROUNDING, body.decode())
     except UnicodeDecodeError as error:
         raise BadJson(f"byte {error.start} is not UTF-8") from None
     except RecursionError:
@@ -49,8 +56,22 @@ def loads(body: bytes, exact: bool = False) -> Any:
         raise
     except ValueError:
         raise BadJson("holds a number of too many digits") from None
-    _check(value, may_hold_surrogates=SURROGATE.search(body) is not None)
+    may_hold_surrogates = SURROGATE.search(body) is not None
+    # Few containers are not nested deeply.
+    if may_hold_surrogates or body.count(b"[") + body.count(b"{") > MAX_DEPTH:
+        _check(value, may_hold_surrogates=may_hold_surrogates)
     return value
+
+
+def _decoded(decoder: json.JSONDecoder, text: str) -> Any:
+    """The value of ``text``. The library's own ``decode`` looks for space around it first."""
+    try:
+        value, end = decoder.scan_once(text, 0)  # type: ignore[attr-defined]
+        if end == len(text):
+            return value
+    except StopIteration:
+        pass
+    return decoder.decode(text)
 
 
 def object_or_empty(text: str) -> dict[str, Any]:
@@ -72,14 +93,9 @@ def known_type(kind: type[T]) -> type[T]:
     return kind
 
 
-@contextmanager
-def parsing(body: bytes) -> Iterator[None]:
+def parsing(body: bytes) -> AbstractContextManager[object]:
     """Limits parsing of long bodies to one at a time."""
-    if len(body) <= LONG_BYTES:
-        yield
-        return
-    with _one_long_body:
-        yield
+    return _one_long_body if len(body) > LONG_BYTES else NO_LIMIT
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -108,7 +124,10 @@ def _exact(text: str) -> float | Decimal:
         number = Decimal(text)
     except InvalidOperation:
         raise BadJson(f"holds the number {text[:32]}, whose exponent is too large") from None
-    return value if Decimal(repr(value)) == number else number
+    if Decimal(repr(value)) == number:
+        return value
+    Decimals.latest = number
+    return number
 
 
 ROUNDING, EXACT = (

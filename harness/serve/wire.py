@@ -13,7 +13,15 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError, unsupported
-from harness.serve.strict_json import ROUNDED, BadJson, known_type, loads, parsing, with_floats
+from harness.serve.strict_json import (
+    ROUNDED,
+    BadJson,
+    Decimals,
+    known_type,
+    loads,
+    parsing,
+    with_floats,
+)
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
 
@@ -302,23 +310,29 @@ def decode(
     first. Unknown fields are refused, or with the list ``ignored`` added to it if they change
     nothing."""
     with parsing(body):
+        before = Decimals.latest
         try:
             value: Any = loads(body, exact=True)
         except BadJson as error:
             raise ApiError(400, f"the body {error}", code="invalid_json") from None
+        rounded = Decimals.latest is before
         if isinstance(value, dict) and isinstance(kind, type):
-            value = {
-                name: with_floats(one)
-                if type(one) in ROUNDED and name not in SCHEMA_FIELDS
-                else one
-                for name, one in value.items()
-            }
+            if not rounded:
+                value = _rounded(value)
             if prepare is not None and ignored is not None:
                 value = prepare(value, ignored)
             value = served_fields(value, kind, ignored)
-        elif isinstance(value, list):
+        elif isinstance(value, list) and not rounded:
             value = with_floats(value)
         return converted(value, kind)
+
+
+def _rounded(value: dict[str, Any]) -> dict[str, Any]:
+    """A body with numbers as binary64, but for those of schemas."""
+    return {
+        name: with_floats(one) if type(one) in ROUNDED and name not in SCHEMA_FIELDS else one
+        for name, one in value.items()
+    }
 
 
 class _Named(Struct):

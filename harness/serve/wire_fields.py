@@ -147,15 +147,16 @@ def served_fields(
     all unknown fields."""
     found = _Found(strict=ignored is None)
     node = _object_of(kind)
+    foreign = [name for name in value if name in UNSERVED and name not in node.fields]
     unserved = [
         ApiError(400, f"{name} is not served here; leave it out", param=name, code="unsupported")
-        for name in sorted(name for name in value if name in UNSERVED and name not in node.fields)
+        for name in sorted(foreign)
         if value[name] is not None and value[name] not in UNSERVED[name]
         # The server returns all choices, so best_of equal to n changes nothing.
         if name != "best_of" or value[name] != value.get("n")
     ]
-    own = {key: given for key, given in value.items() if key in node.fields or key not in UNSERVED}
-    served = _served(own, node, "", "", found)
+    own = {key: given for key, given in value.items() if key not in foreign} if foreign else value
+    served = _served_object(own, node, "", "", found)
     problems = found.problems + unserved
     if problems:
         first = problems[0]
@@ -163,7 +164,6 @@ def served_fields(
         raise ApiError(400, text, param=first.param, code=first.code)
     if ignored is not None:
         ignored += [name for name in found.known if name not in ignored]
-    assert isinstance(served, dict)
     return served
 
 
@@ -187,18 +187,22 @@ def _served(value: Any, node: _Node, path: str, general: str, found: _Found) -> 
 def _served_object(
     value: dict[str, Any], node: _Object, path: str, general: str, found: _Found
 ) -> dict[str, Any]:
-    served = {}
+    served: dict[str, Any] = {}
     for name, given in value.items():
+        known = node.fields.get(name)
+        if given is None:
+            if known is not None and known[1]:
+                served[name] = None
+            continue
+        if known is not None and known[0] is None:
+            served[name] = given
+            continue
         at = f"{path}.{name}" if path else name
         of = f"{general}.{name}" if general else name
-        known = node.fields.get(name)
-        if known is None:
-            if given is not None and given is not FULFILLED.get(name):
-                found.note(at, of, node.fields)
-        elif given is not None:
-            served[name] = given if known[0] is None else _served(given, known[0], at, of, found)
-        elif known[1]:
-            served[name] = None
+        if known is not None and known[0] is not None:
+            served[name] = _served(given, known[0], at, of, found)
+        elif given is not FULFILLED.get(name):
+            found.note(at, of, node.fields)
     return served
 
 

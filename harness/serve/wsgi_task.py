@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
+from io import BytesIO
 from typing import Any
 
 from waitress.channel import ClientDisconnected
-from waitress.task import WSGITask, hop_by_hop
+from waitress.parser import HTTPRequestParser
+from waitress.proxy_headers import PROXY_HEADERS
+from waitress.task import WSGITask, hop_by_hop, rename_headers
 from waitress.utilities import build_http_date
 
 from harness.serve.caller import BEGIN, SEND_AT_ONCE
 
-LENGTH = "content-length"
+LENGTH = "Content-Length"
+BODILESS = ("1", "204", "304")
+"""The beginnings of a status without a body."""
 LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -26,12 +32,47 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
     the time, and it sends each part in one piece, from any thread."""
 
     wrote_header: bool
+    has_body = True
+    """Whether an answer of this status has a body."""
     _ended = False
 
+    def __init__(self, channel: Any, request: HTTPRequestParser) -> None:
+        super().__init__(channel, request)
+        self._lines: list[str] = []
+
     def get_environment(self) -> dict[str, Any]:
-        environ: dict[str, Any] = super().get_environment()
-        environ[BEGIN] = self._begin
-        environ[SEND_AT_ONCE] = self._send_at_once
+        """WSGI's environment, without headers that only a trusted proxy may send. The library
+        writes a body to a file in memory and looks at every header twice."""
+        request, channel = self.request, self.channel
+        server, path = channel.server, request.path
+        environ: dict[str, Any] = {
+            "REMOTE_ADDR": channel.addr[0],
+            "REMOTE_HOST": channel.addr[0],
+            "REMOTE_PORT": str(channel.addr[1]),
+            "REQUEST_METHOD": request.command.upper(),
+            "SERVER_PORT": str(server.effective_port),
+            "SERVER_NAME": server.server_name,
+            "SERVER_PROTOCOL": f"HTTP/{self.version}",
+            "SCRIPT_NAME": "",
+            "PATH_INFO": "/" + path.lstrip("/") if path.startswith("//") else path,
+            "REQUEST_URI": request.request_uri,
+            "QUERY_STRING": request.query,
+            "wsgi.url_scheme": request.url_scheme,
+            "wsgi.version": (1, 0),
+            "wsgi.errors": sys.stderr,
+            "wsgi.multithread": True,
+            "wsgi.multiprocess": False,
+            "wsgi.run_once": False,
+            "wsgi.input": _body_of(request),
+            "wsgi.input_terminated": True,
+            "waitress.client_disconnected": channel.check_client_disconnected,
+            BEGIN: self._begin,
+            SEND_AT_ONCE: self._send_at_once,
+        }
+        for key, value in request.headers.items():
+            name = _environment_name(key)
+            if name is not None:
+                environ[name] = value
         return environ
 
     def execute(self) -> None:
@@ -51,23 +92,21 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
     def _start(self, status: str, headers: Iterable[tuple[str, str]], *_: object) -> None:
         """WSGI's ``start_response``. Raises ValueError for headers that HTTP forbids."""
         self.status, self.complete = status, True
+        self.has_body, lines = not status.startswith(BODILESS), self._lines
         for name, value in headers:
-            if "\n" in value or "\r" in value or "\n" in name or "\r" in name:
+            written = _written(name)
+            if "\n" in value or "\r" in value:
                 raise ValueError(f"the header {name!r} has a line break")
-            lowered = name.lower()
-            if lowered == LENGTH:
+            if written == LENGTH:
                 self.content_length = int(value)
-            elif lowered in hop_by_hop:
-                raise ValueError(f"the header {name!r} is the server's own")
-            self.response_headers.append((name, value))
+                if not self.has_body:
+                    continue
+            lines.append(f"{written}: {value}")
 
     def build_response_header(self) -> bytes:
         """The head of the answer. Without a length the connection ends with the answer."""
         connection, body = self.request.headers.get("CONNECTION", "").lower(), self.has_body
-        lines = [f"HTTP/{self.version} {self.status}"]
-        for name, value in self.response_headers:
-            if body or name.lower() != LENGTH:
-                lines.append(f"{_canonical(name)}: {value}")
+        lines = [f"HTTP/{self.version} {self.status}", *self._lines]
         sized = body and self.content_length is not None
         if self.version == "1.0":
             stays = sized and connection == "keep-alive"
@@ -81,7 +120,7 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
         if not stays or self.close_on_finish:
             self.close_on_finish = True
             lines.append("Connection: close")
-        lines += f"Date: {build_http_date(self.start_time)}", "", ""
+        lines += _date_line(int(self.start_time)), "", ""
         return "\r\n".join(lines).encode("latin-1")
 
     def write(self, data: bytes) -> None:
@@ -113,18 +152,47 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
             with suppress(ClientDisconnected):
                 self.write(b"")
 
-    def _send_at_once(self, make: Callable[[], bytes]) -> bool:
+    def _send_at_once(self, make: Callable[..., bytes], *given: Any) -> bool:
         """See ``SendAtOnce``."""
         if not (self.wrote_header and self.chunked_response):
             return False
-        sent: bool = self.channel.send_at_once(lambda: _framed(make()))
+        sent: bool = self.channel.send_at_once(_made_chunk, make, given)
         return sent
 
 
+def _body_of(request: HTTPRequestParser) -> BytesIO | Any:
+    """The body of a request, to be read."""
+    if request.body_rcv is None:
+        return BytesIO()
+    buffer = request.body_rcv.getbuf()
+    return BytesIO(buffer.strbuf) if buffer.buf is None else buffer.getfile()
+
+
 @lru_cache(maxsize=256)
-def _canonical(name: str) -> str:
-    """A header's name as HTTP writes it: ``Content-Type``."""
+def _environment_name(key: str) -> str | None:
+    """The name of a request's header in WSGI's environment; None for headers of proxies."""
+    return None if key in PROXY_HEADERS else rename_headers.get(key, f"HTTP_{key}")
+
+
+@lru_cache(maxsize=256)
+def _written(name: str) -> str:
+    """A header's name as HTTP writes it: ``Content-Type``. Raises ValueError for one that an
+    application may not send."""
+    if "\n" in name or "\r" in name:
+        raise ValueError(f"the header {name!r} has a line break")
+    if name.lower() in hop_by_hop:
+        raise ValueError(f"the header {name!r} is the server's own")
     return "-".join([part.capitalize() for part in name.split("-")])
+
+
+@lru_cache(maxsize=2)
+def _date_line(second: int) -> str:
+    return f"Date: {build_http_date(second)}"
+
+
+def _made_chunk(make: Callable[..., bytes], given: tuple[Any, ...]) -> bytes:
+    data = make(*given)
+    return b"%X\r\n%b\r\n" % (len(data), data) if data else b""
 
 
 def _framed(data: bytes) -> bytes:

@@ -377,14 +377,13 @@ class Scheduler:
             return self.chunk_tokens
         limit = self._limits.step_tokens - remaining_tokens(decoding)
         running = self.slot_manager.running
-        requests = [running[one.slot].request for one in decoding]
-        classes = {(request.tenant, request.qos): request for request in requests}
-        ratio = min([self._interval_ratio(request) for request in classes.values()])
+        ratio = self._least_ratio([running[one.slot].request for one in decoding])
         max_tokens = min(self.chunk_while_decoding, limit)
-        readers = [self._interval_ratio(running[one.slot].request) for one in prefilling]
-        spread = min(readers) > ratio
+        spread = self._least_ratio([running[one.slot].request for one in prefilling]) > ratio
         return prefill_tokens(pending, self._cost, ratio, max_tokens, spread=spread)
 
-    def _interval_ratio(self, request: Request) -> float:
-        """INTERVAL_RATIO of a request's class, infinite for batch work."""
-        return INTERVAL_RATIO.get(self._tenants.class_of(request), math.inf)
+    def _least_ratio(self, requests: Items[Request]) -> float:
+        """The least INTERVAL_RATIO of the requests' classes, infinite for batch work."""
+        classes = {(request.tenant, request.qos): request for request in requests}
+        served = map(self._tenants.class_of, classes.values())
+        return min([INTERVAL_RATIO.get(qos, math.inf) for qos in served])

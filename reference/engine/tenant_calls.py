@@ -59,7 +59,8 @@ class TenantCalls:
     def finish_removals(self) -> None:
         """The second half of ``remove_tenant``: forget the removed tenants without requests, and
         their cached pages."""
-        self._change_consistently(self._changes.apply)
+        if self._changes.due:
+            self._change_consistently(self._changes.apply)
 
     def end_removed(self, id: int) -> None:
         """End the requests left of a removed tenant with an error: its id is given to another."""

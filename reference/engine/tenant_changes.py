@@ -83,6 +83,11 @@ class TenantChanges:
             self._output_processor.detach_tenants([id])
         self.apply()
 
+    @property
+    def due(self) -> bool:
+        """Whether ``apply`` has anything to do."""
+        return self._tenants.removing or self._followed != self._tenants.changes
+
     def apply(self) -> None:
         """Apply the registry to this engine, if it has changed since the last call."""
         tenants, memory = self._tenants, self._memory

@@ -130,6 +130,8 @@ class Adapters:
 
     def check(self, scales: Scales) -> None:
         """Raise RequestError for an invalid choice of adapters."""
+        if not scales:
+            return
         indices = [index for index, _ in scales]
         for index, scale in scales:
             if type(index) is not int or not 0 <= index < len(self.opened):
@@ -156,11 +158,15 @@ class Adapters:
 
     def used(self, scales: Scales) -> Scales:
         """The adapters with an effect, in the order in which they are added: by digest."""
+        if not scales:
+            return ()
         changing = [one for one in scales if np.float32(one[1]) != 0.0]
         return tuple(sorted(changing, key=lambda one: (self.opened[one[0]].digest, one[1])))
 
     def identity(self, scales: Scales) -> tuple[str, ...]:
         """The identity of the adapters of a request: digests of files, and scales."""
+        if not scales:
+            return ()
         used = [(self.opened[index].digest, np.float32(s)) for index, s in self.used(scales)]
         return tuple(f"{digest}*{float(scale).hex()}" for digest, scale in used)
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -106,6 +105,13 @@ class ChatTemplate(ContextManager):
         self.text = text
         self.tool_text = text if tool_text is None else tool_text
         """The template of conversations with tools."""
+        texts = self.text + self.tool_text
+        self.has_thinking_toggle = "enable_thinking" in texts
+        """Whether the template reads ``enable_thinking``."""
+        self.has_reasoning_effort = "reasoning_effort" in texts
+        """Whether the template reads ``reasoning_effort``."""
+        self.frames_messages = all(mark in texts for mark in HARMONY_HEADER)
+        """Whether the model writes messages with headers, in OpenAI's harmony format."""
         self._source = source
         self._lock = threading.Lock()
         self._forms: dict[bool, TemplateForms] = {}
@@ -128,21 +134,6 @@ class ChatTemplate(ContextManager):
         if longest > MAX_TEMPLATE_CHARACTERS:
             problem = f"{longest:,} characters, at most {MAX_TEMPLATE_CHARACTERS:,} are read"
             raise TemplateError(f"{source}: chat template: {problem}")
-
-    @property
-    def has_thinking_toggle(self) -> bool:
-        """Whether the template reads ``enable_thinking``."""
-        return "enable_thinking" in self.text + self.tool_text
-
-    @property
-    def frames_messages(self) -> bool:
-        """Whether the model writes messages with headers, in OpenAI's harmony format."""
-        return all(mark in self.text + self.tool_text for mark in HARMONY_HEADER)
-
-    @property
-    def has_reasoning_effort(self) -> bool:
-        """Whether the template reads ``reasoning_effort``."""
-        return "reasoning_effort" in self.text + self.tool_text
 
     @property
     def takes_system(self) -> bool:
@@ -176,7 +167,10 @@ class ChatTemplate(ContextManager):
         if not add_generation_prompt:
             return rendered
         opening = self._opening(bool(tools), enable_thinking)
-        return replace(rendered, opening=opening if rendered.text.endswith(opening) else "")
+        text = rendered.text
+        return RenderedChat(
+            text, rendered.template_spans, opening if text.endswith(opening) else ""
+        )
 
     def _opening(self, tools: bool, enable_thinking: bool | None) -> str:
         """The end of a prompt that asks for a turn of the model."""
@@ -201,8 +195,7 @@ class ChatTemplate(ContextManager):
             reply = self._ask(request)
         if "error" in reply:
             raise self._failure(reply)
-        spans = tuple((start, end) for start, end in reply["template_spans"])
-        return RenderedChat(reply["text"], spans)
+        return RenderedChat(reply["text"], tuple(map(tuple, reply["template_spans"])))
 
     def _forms_of(self, tools: bool) -> TemplateForms:
         """The forms of messages that the template accepts, with tools or without."""

@@ -43,16 +43,10 @@ class TextStream:
         self._hidden = bytearray()
         self.stop_string: str | None = None
         """The stop string that ended the text, None until then."""
-
-    @property
-    def stopped(self) -> bool:
+        self.stopped = False
         """Whether a stop string ended the text; nothing more is returned then."""
-        return self.stop_string is not None
-
-    @property
-    def stops(self) -> bool:
+        self.stops = bool(stop_strings)
         """Whether there are stop strings to search for."""
-        return bool(self._stop_strings)
 
     def feed(self, token_bytes: bytes, hidden: str = "", *, search: bool = True) -> str:
         """Add the bytes of one more token, or a control token whose text is ``hidden``, and return
@@ -124,7 +118,7 @@ class TextStream:
         return views
 
     def _stop_at(self, start: int, stop: str) -> str:
-        self.stop_string = stop
+        self.stop_string, self.stopped = stop, True
         return self._release(start)
 
     def _hold(self, text: str, hidden: bool) -> None:

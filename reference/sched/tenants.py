@@ -105,7 +105,8 @@ class Tenants:
 
     def __getitem__(self, id: int) -> Tenant:
         """The tenant. Raises RequestError when no tenant has this id."""
-        return self._account(id).tenant
+        account = self._accounts.get(id)
+        return (self._account(id) if account is None else account).tenant
 
     def __iter__(self) -> Iterator[Tenant]:
         return (account.tenant for account in self._accounts.values())
@@ -159,6 +160,11 @@ class Tenants:
         self._account(id)
         self._removed.add(id)
         self.changes += 1
+
+    @property
+    def removing(self) -> bool:
+        """Whether a removed tenant is not forgotten yet."""
+        return bool(self._removed)
 
     def is_removed(self, id: int) -> bool:
         """Whether the tenant was removed and still has requests."""

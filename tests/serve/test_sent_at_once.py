@@ -50,8 +50,8 @@ def senders(monkeypatch: pytest.MonkeyPatch) -> Senders:
     told: Senders = Counter()
     send = listen._Channel.send_at_once
 
-    def noted(channel: listen._Channel, make: Callable[[], bytes]) -> bool:
-        sent = send(channel, make)
+    def noted(channel: listen._Channel, make: Callable[..., bytes], *given: Any) -> bool:
+        sent = send(channel, make, *given)
         told[threading.current_thread().name.partition("-")[0]] += sent
         return sent
 
@@ -70,7 +70,7 @@ def answer_of(server: Running, path: str, body: object, at_once: bool = True) ->
     Without ``at_once`` the threads of HTTP send it alone."""
     with pytest.MonkeyPatch.context() as patch:
         if not at_once:
-            patch.setattr(listen._Channel, "send_at_once", lambda channel, make: False)
+            patch.setattr(listen._Channel, "send_at_once", lambda channel, make, *given: False)
         step_when_all_wait(server, patch)
         return told(Http(server.url).post(path, body).body)
 
@@ -289,7 +289,7 @@ def test_who_leaves_while_its_token_is_told(
     serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The engine does not mind, and nobody reports a fault."""
-    receive = Generation._received
+    receive = Generation.received
     left = threading.Event()
 
     def leave(generation: Generation, events: Any) -> Any:
@@ -300,7 +300,7 @@ def test_who_leaves_while_its_token_is_told(
                 channel.connected = False
         return pieces
 
-    monkeypatch.setattr(Generation, "_received", leave)
+    monkeypatch.setattr(Generation, "received", leave)
     with serve() as server:
         step_when_all_wait(server, monkeypatch)
         http = Http(server.url)
@@ -323,7 +323,7 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
         http = Http(server.url)
         alone = http.post(COMPLETIONS, STREAMED).body
         faulty = {**STREAMED, "prompt": "xyz", "max_tokens": 200}
-        receive, count = Generation._received, iter(range(10**6))
+        receive, count = Generation.received, iter(range(10**6))
 
         def fail(generation: Generation, events: Any) -> Any:
             mine = generation.choices[0].request.max_tokens == 200
@@ -331,7 +331,7 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
                 raise RuntimeError
             return receive(generation, events)
 
-        monkeypatch.setattr(Generation, "_received", fail)
+        monkeypatch.setattr(Generation, "received", fail)
         step_when_all_wait(server, monkeypatch)
         with ThreadPoolExecutor(2) as clients:
             failed = clients.submit(http.post, COMPLETIONS, faulty)

@@ -69,8 +69,8 @@ def recompute_all(receipt: Receipt, derived: DerivedRequests) -> Recomputed:
     except (ZincError, ApiError) as error:
         return Recomputed(steps, steps, f"request: this model refuses it: {error}")
     try:
-        for _ in generation.pieces(WAIT_SECONDS):
-            pass
+        for events in generation.taken(WAIT_SECONDS):
+            generation.received(events)
     finally:
         generation.cancel()
     for number, choice in enumerate(choices):
