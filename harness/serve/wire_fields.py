@@ -76,13 +76,11 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 """Unsupported fields that would change the answer, each with the values that change nothing."""
-INSTEAD: Mapping[str, str] = MappingProxyType(
-    {
-        "function_call": "use tool_choice",
-        "functions": "use tools",
-        "prompt": "give messages, or ask /v1/completions",
-    }
-)
+INSTEAD: Mapping[str, str] = {
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "prompt": "give messages, or ask /v1/completions",
+}
 """What to do instead of sending an unsupported field."""
 FOREIGN = frozenset(
     (
