@@ -78,6 +78,14 @@ class RequestError(ZincError):
         super().__init__(f"{field}: {problem}")
 
 
+class PromptTooLong(RequestError):
+    """A prompt of ``size``, such as "9 tokens", longer than the context of ``limit`` tokens."""
+
+    def __init__(self, field: str, size: str, limit: int) -> None:
+        advice = "shorten it or give a larger context"
+        super().__init__(field, f"is too long: {size} > {limit} maximum; {advice}")
+
+
 class QueueFull(ZincError):
     """The queue is full: ``depth`` requests wait. The caller may try again in ``retry_after``
     seconds."""

@@ -28,7 +28,7 @@ from harness.cli.tool import run_tool
 from harness.console import note
 from harness.progress import progress_on
 from harness.settings import Settings, add_flags, group_of, resolve
-from harness.tiers import TierOptions, check_tiers
+from harness.tiers import AUTO, TierOptions, check_tiers, open_tier
 from reference.cpu.threads import thread_count
 
 P = TypeVar("P", bound=BenchmarkPlan)
@@ -80,10 +80,11 @@ def build_parser(prog: str = PROG) -> Parser:
     _add_measurement(parser)
     group_of(parser, "device").add_argument(
         "--tiers",
-        default="cpu",
+        "--tier",
+        default=AUTO,
         metavar="NAME[,NAME]",
         help="the tiers to measure; native:2 is the native tier with two workers instead of as "
-        "many as are fastest [default: cpu]",
+        "many as are fastest; auto is the one that zinc-rt run takes [default: auto]",
     )
     output = group_of(parser, "output")
     form = output.add_mutually_exclusive_group()
@@ -120,18 +121,21 @@ def _add_measurement(parser: Parser) -> None:
     add_switch(
         group, "--gate", help="with --serve or --server: exit code 1 when a target is missed"
     )
-    for flag, what in (
-        ("prompt", "tokens of the prompt [default: 512; with --serve or --drafts 32]"),
-        ("decode", "tokens that are generated [default: 64; with --serve 32]"),
+    for flags, what in (
+        (
+            ("--prompt-tokens", "--n-prompt", "-p"),
+            "tokens of the prompt [default: 512; with --serve or --drafts 32]",
+        ),
+        (
+            ("--decode-tokens", "--n-gen", "-n"),
+            "tokens that are generated [default: 64; with --serve 32]",
+        ),
+        (
+            ("--repeat", "--repetitions", "-r"),
+            "how often each is measured [default: 5; with --drafts 4, with --serve and --server 3]",
+        ),
     ):
-        group.add_argument(f"--{flag}-tokens", type=whole_number, metavar="N", help=what)
-    group.add_argument(
-        "--repeat",
-        type=whole_number,
-        metavar="N",
-        help="how often each is measured [default: 5; with --drafts 4, with --serve and --server "
-        "3]",
-    )
+        group.add_argument(*flags, type=whole_number, metavar="N", help=what)
     add_count(group, "--beside", 0, "run this many busy processes meanwhile")
 
 
@@ -220,6 +224,10 @@ def _drafts(args: argparse.Namespace) -> int:
 def _tiers(args: argparse.Namespace) -> tuple[str, ...]:
     """The tiers to measure, with their numbers of workers."""
     tiers = tuple(name for name in args.tiers.split(",") if name)
+    if AUTO in tiers:
+        with open_tier(AUTO, TierOptions(device=resolve(args, SETTINGS)["device"] or "")) as best:
+            tiers = tuple(best.info.name if name == AUTO else name for name in tiers)
+        args.tiers = ",".join(tiers)
     if not tiers or len(set(tiers)) != len(tiers) or PEER in tiers:
         raise ConfigError(f"--tiers: {args.tiers!r} is not a list of different tiers")
     for name in tiers:

@@ -100,12 +100,19 @@ def existing_file(spec: str) -> Path | None:
         return None
 
 
+BELOW = ("*/*.gguf", "*/*/*.gguf")
+"""Where folders of models have their files: by repository, or by owner and repository."""
+
+
 def _advice_for(folder: Path) -> str:
     """Advice on which file to name instead of a folder."""
     names = sorted(path.name for path in folder.iterdir())
     models = [name for name in names if name.endswith(".gguf")]
     if models:
         return f"name the GGUF file in it: {folder / models[0]}"
+    below = next((path for depth in BELOW for path in sorted(folder.glob(depth))), None)
+    if below is not None:
+        return f"name a GGUF file below it, such as {below}"
     if any(name.endswith((".safetensors", ".bin")) for name in names):
         return "its model is not GGUF; convert it, or name a repository of GGUF files"
     return "there is no GGUF file in it"

@@ -37,6 +37,7 @@ HELP = """\
 /undo            take back the last message and its answer
 /forget          leave out the older half of the conversation, where the context is full
 /set NAME VALUE  change how answers are made: /set temperature 0.8; /set shows all
+/show            the model, what computes, and how much of the context is used
 /save FILE       write the conversation to a file
 /load FILE       go on with a conversation that was saved
 /system TEXT     start a new conversation with this system prompt; without TEXT with
@@ -51,9 +52,12 @@ SAME_COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("/regenerate", "/regen"), "/retry"),
     **dict.fromkeys(("/clear", "/new"), "/reset"),
     **dict.fromkeys(("/bye", "/quit"), "/exit"),
+    **dict.fromkeys(("/info", "/model", "/context", "/stats", "/tier"), "/show"),
     "/?": "/help",
 }
 """Commands of other programs that mean the same as ours, and ours."""
+LEAVING = ("exit", "quit")
+"""What leaves, typed at a terminal without a slash."""
 CHANGEABLE = (
     *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed"),
     *("max_tokens", "thinking"),
@@ -67,6 +71,9 @@ class Partner(Protocol):
     @property
     def name(self) -> str:
         """The name to show."""
+
+    def facts(self, messages: Messages, settings: Settings) -> list[tuple[str, str]]:
+        """Names and values that describe the partner and the conversation."""
 
     def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         """Show the answer to a conversation as it comes; returns its text and whether Ctrl-C cut
@@ -85,6 +92,17 @@ class LocalPartner:
     def name(self) -> str:
         """The model and its context length."""
         return f"{self.model}, {self.session.context:,} tokens of context"
+
+    def facts(self, messages: Messages, settings: Settings) -> list[tuple[str, str]]:
+        """The model's file, the device, and the tokens of the conversation."""
+        session, info = self.session, self.session.tier.info
+        spoken = any(one["role"] == "user" for one in messages)
+        used = len(encode_messages(session, messages, settings["thinking"])) if spoken else 0
+        return [
+            ("model", f"{self.model}: {session.model.file.path}"),
+            ("tier", f"{info.name} on {info.device}, {info.arithmetic}"),
+            ("context", f"{used:,} of {session.context:,} tokens are used"),
+        ]
 
     def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         """Generate the answer and show it."""
@@ -200,6 +218,8 @@ class Chat:
                 self._forget()
             case "/set":
                 self._set(argument)
+            case "/show":
+                print(table(self._partner.facts(self.messages, self.settings)), file=sys.stderr)
             case "/save":
                 note(f"saved: {save_conversation(argument, self.messages)}")
             case "/load":
@@ -257,7 +277,7 @@ class Chat:
 
     def _set(self, argument: str) -> None:
         """Change a setting, or show it, or all."""
-        name, _, value = argument.partition(" ")
+        name, _, value = argument.removeprefix("parameter ").strip().partition(" ")
         flag = f"--{name.lstrip('-').replace('_', '-')}"
         names = [one for one in CHANGEABLE if not name or flag in SETTINGS[one].flags]
         if not names:
@@ -279,7 +299,10 @@ def typed_turns() -> Iterator[str]:
         import readline  # noqa: F401
     while True:
         try:
-            turn = _turn(_ask(ASK), lambda: _ask(ASK_MORE))
+            line = _ask(ASK)
+            if line.strip() in LEAVING:
+                return
+            turn = _turn(line, lambda: _ask(ASK_MORE))
         except EOFError:
             print(file=sys.stderr)
             return

@@ -13,6 +13,7 @@ from typing import Any
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.errors import ConfigError, ZincError
+from harness.cli.foreign_flags import advice_about, own_spelling, refuse_foreign_flags
 from harness.cli.model_argument import take_model
 from harness.cli.parser import (
     DEBUG_ENV,
@@ -24,12 +25,7 @@ from harness.cli.parser import (
     named_parser,
     search,
 )
-from harness.cli.suggestions import (
-    refuse_arguments,
-    refuse_command,
-    refuse_foreign_flags,
-    translated,
-)
+from harness.cli.suggestions import refuse_arguments, refuse_command, translated
 from harness.cli.tools_command import TOOLS, run_named_tool
 from harness.console import DISK_ERRORS, complain, note, silence
 from harness.extras import missing_module
@@ -192,7 +188,7 @@ def _add_help(subparsers: Any, root: Parser) -> None:
             named.print_help()
             return 0
         word = " ".join(args.words)
-        found = search(root, word)
+        found = [*advice_about(word), *search(root, word)]
         if not found:
             raise ConfigError(f"no command or flag mentions {word!r}; see zinc-rt --help")
         print("\n".join(found))
@@ -232,7 +228,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if first is not None and first not in (*COMMANDS, "help"):
         refuse_command(words, parser, tuple(COMMANDS))
     command, _ = named_parser(parser, words)
-    refuse_foreign_flags(command, words)
+    words = own_spelling(command, words)
+    refuse_foreign_flags(command, words, build_parser)
     args, rest = parser.parse_known_args(words)
     rest = take_model(command, args, rest)
     if rest:

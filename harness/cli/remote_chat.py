@@ -85,6 +85,16 @@ class RemotePartner:
         """The model and the server's address."""
         return f"{self.model} at {self.client.url}"
 
+    def facts(self, messages: Messages, settings: Settings) -> list[tuple[str, str]]:
+        """The model, the server, and what the server says about the model."""
+        models = self.client.get("/v1/models")["data"]
+        told = next((one.get("x_zinc") for one in models if one["id"] == self.model), None)
+        facts = [("model", self.model), ("server", self.client.url)]
+        if told:
+            facts.append(("tier", f"{told['tier']} on {told['device']}"))
+            facts.append(("context", f"{told['context']:,} tokens"))
+        return facts
+
     def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         """Request an answer and show it. Ctrl-C closes the connection, which stops the server's
         generation."""

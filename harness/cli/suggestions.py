@@ -1,4 +1,4 @@
-"""Suggestions for unknown flags and commands, including those of other programs."""
+"""Suggestions for unknown commands and arguments, including those of other programs."""
 
 from __future__ import annotations
 
@@ -9,65 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from contract.errors import ConfigError
-from harness.cli.parser import commands, flags_of, nearest
+from harness.cli.foreign_flags import flag_hint
+from harness.cli.parser import flags_of, nearest
 
-ONE_DEVICE = "one device runs the whole model: choose it with --tier, see zinc-rt devices"
-NOT_NEEDED = "nothing needs to be switched on for this: leave it out"
-TEMPLATE = "the model file says how conversations, calls and reasoning are written: leave it out"
-WEIGHTS = "the model file determines how weights are stored"
-PARALLEL = "--device 0,1 runs one model on several devices"
-GRAMMAR = "zinc-rt serve and LLM.chat in Python take response_format"
-ADVICE: Mapping[str, str] = {
-    flag: advice
-    for flags, advice in (
-        ("-ngl --ngl --n-gpu-layers --gpu-layers --main-gpu -mg", ONE_DEVICE),
-        ("-ot --override-tensor -cmoe --cpu-moe -ncmoe --n-cpu-moe -nkvo", ONE_DEVICE),
-        ("-fa --flash-attn --mlock --mmap --no-mmap -cb --cont-batching", NOT_NEEDED),
-        ("--metrics --embedding --embeddings --no-warmup --simple-io -co -st", NOT_NEEDED),
-        ("--enable-prefix-caching --enable-chunked-prefill --enforce-eager", NOT_NEEDED),
-        ("--trust-remote-code --no-display-prompt --nowordwrap --stream", NOT_NEEDED),
-        ("--jinja --chat-template --chat-template-file --tokenizer", TEMPLATE),
-        ("--tool-call-parser --enable-auto-tool-choice", TEMPLATE),
-        ("--reasoning-parser --reasoning-format", TEMPLATE),
-        ("--dtype --quantization", WEIGHTS),
-        ("-hf -hfr --hf-repo -hff --hf-file", "write --model hf.co/ORG/REPO[:QUANT] instead"),
-        ("-mu --model-url", "download the file and name it with --model"),
-        ("-b -ub --batch-size --ubatch-size", "--chunk sets the most prompt tokens of a step"),
-        ("--max-num-batched-tokens", "--chunk sets the most prompt tokens of a step"),
-        ("-i -it -cnv --interactive --conversation -mli", "use zinc-rt chat for a conversation"),
-        ("-no-cnv --no-conversation", "--raw continues a text without a conversation"),
-        (
-            "-ctk -ctv --cache-type-k --cache-type-v --kv-cache-dtype",
-            "--kv-dtype sets how keys and values are stored",
-        ),
-        ("-cram --cache-ram", "--host-cache sets the memory for prompts seen before"),
-        ("--prompt-cache --slot-save-path", "--disk-cache names a folder for prompts seen before"),
-        ("-tp --tensor-parallel-size -sm --split-mode -ts --tensor-split", PARALLEL),
-        ("-tb --threads-batch", "--threads is for prompts and answers"),
-        ("--grammar --grammar-file --json-schema -j --format", GRAMMAR),
-        ("--mmproj -mm --image --audio", "only text is understood, no images or sound"),
-        ("-r --reverse-prompt", "--stop ends an answer before a text"),
-        ("-sysf --system-prompt-file", 'write --system "$(cat FILE)"'),
-        ("--think", "write --thinking on, or off"),
-        ("--gpu-memory-utilization", "--memory-budget sets the most memory, such as 20GB"),
-        ("--download-dir", "--cache-dir is the folder of downloaded models"),
-        ("--generation-config", "--temperature and its like set what requests leave out"),
-        ("--log-level --uvicorn-log-level --log-disable", "--quiet logs problems only"),
-        (
-            "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
-            "a proxy in front speaks TLS",
-        ),
-        ("--list-devices", "use zinc-rt devices"),
-        ("--logprobs --top-logprobs", "zinc-rt score --top N lists the likeliest tokens"),
-        ("--api-key", "keys belong to tenants: see zinc-rt tenants add"),
-        ("--verbose", "the last line of an answer has the timings; --debug explains errors"),
-        ("--keepalive", "a served model stays in memory: leave it out"),
-    )
-    for flag in flags.split()
-}
-"""Flags of other programs without an equivalent here, and what to do instead."""
-GLUED = re.compile(r"-[ncst][a-z-]")
-"""A flag of one letter that takes a number, with what is none: a flag of several letters."""
+PATH = re.compile(r"(?:\.{0,2}|~)/|\.{1,2}$")
+"""How a path begins that is no name: ``/``, ``./``, ``../`` or ``~/``; or a folder, ``.``."""
 MODEL_FILES = (".gguf", ".ggml", ".safetensors", ".bin", ".pt", ".pth", ".onnx")
 FAMILIES = (
     "llama|codellama|tinyllama|mistral|mixtral|gemma|qwen|phi|deepseek|gpt-oss|granite|smollm"
@@ -77,8 +23,6 @@ LIBRARY_NAME = re.compile(
     rf"(?:[\w.-]+/)?(?:[\w.-]+:{TAG}|(?:{FAMILIES})[\d.]*(?:-[\w.-]+)*(?::[\w.-]+)?)"
 )
 """A name as ollama's library has them: a tag with a size, or a family and its version."""
-SURE = 0.8
-"""Likeness of two flags from which on one is a misspelling of the other."""
 NEAR_COMMAND = 0.75
 """Likeness of a word and a command from which on the command is suggested."""
 SAME_COMMANDS: Mapping[str, tuple[str, ...]] = {
@@ -147,34 +91,29 @@ def names_model(word: str) -> bool:
         word in ENTRIES
         or is_hub_name(word)
         or ADDRESS.fullmatch(word) is not None
-        or ("/" in word and os.path.isdir(word))
+        or is_gguf(word)
+        or (PATH.match(word) is not None and not is_file(word))
         or word.lower().endswith(MODEL_FILES)
         or LIBRARY_NAME.fullmatch(word.lower()) is not None
     )
 
 
+def is_gguf(path: str) -> bool:
+    """Whether the file of this path begins as GGUF files do, whatever its name."""
+    if not is_file(path):
+        return False
+    from reference.model.gguf.header import MAGIC
+
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
 def is_file(word: str) -> bool:
     """Whether a file has this path."""
     return "\0" not in word and os.path.isfile(word)
-
-
-def refuse_foreign_flags(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
-    """Raise ConfigError for a flag of another program, with advice if there is some.
-
-    This runs before the words are parsed: ``-ngl 99`` would else be ``-n`` with the value "gl"."""
-    known = flags_of(parser)
-    for word in words:
-        if word == "--":
-            return
-        flag = word.partition("=")[0]
-        if flag in ADVICE and flag not in known:
-            raise ConfigError(f"{flag}: {ADVICE[flag]}; see {parser.prog} --help")
-        if flag.startswith("-") and flag not in known and f"-{flag}" in known:
-            raise ConfigError(
-                f"unknown flag {flag}: did you mean -{flag}?; see {parser.prog} --help"
-            )
-        if GLUED.match(flag) and flag not in known and flag[:2] in known:
-            raise ConfigError(f"unknown flag {flag}: no command has it; see {parser.prog} --help")
 
 
 def refuse_arguments(
@@ -188,29 +127,21 @@ def refuse_arguments(
     The suggestion is a flag of the command itself; else the command of ``root`` that has the flag.
     ``prompt`` is the argument before the rest, which may be meant as a model."""
     unknown = next((word.partition("=")[0] for word in rest if word.startswith("-")), None)
-    if unknown is None:
-        first = rest[0] if prompt is None else prompt
-        if "--model" in flags_of(parser) and names_model(first):
-            takes = f"to name a model, write --model {first}"
-        elif parser.prog.endswith(" run") and is_file(first):
-            takes = f"{first} is no model file; -f {first} reads a prompt from it"
-        elif parser.prog.endswith(" run"):
-            takes = _meant_model(first) or (
-                "put a prompt of several words in quotes, or name a model of `zinc-rt model list`"
-            )
-        else:
-            takes = "leave it out"
-        raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
-    own = flags_of(parser)
-    near = nearest(unknown, own)
-    others = [command.prog for command in commands(root) if unknown in flags_of(command)]
-    if near is not None and not (others and nearest(unknown, own, SURE) is None):
-        hint = f"did you mean {own[near]}?"
-    elif others:
-        hint = f"it is a flag of {' and '.join(others[:3])}"
+    if unknown is not None:
+        problem = f"unknown flag {unknown}: {flag_hint(unknown, parser, lambda: root)}"
+        raise ConfigError(f"{problem}; see {parser.prog} --help")
+    first = rest[0] if prompt is None else prompt
+    if "--model" in flags_of(parser) and names_model(first):
+        takes = f"to name a model, write --model {first}"
+    elif parser.prog.endswith(" run") and is_file(first):
+        takes = f"{first} is no model file; -f {first} reads a prompt from it"
+    elif parser.prog.endswith(" run"):
+        takes = _meant_model(first) or (
+            "put a prompt of several words in quotes, or name a model of `zinc-rt model list`"
+        )
     else:
-        hint = "no command has it"
-    raise ConfigError(f"unknown flag {unknown}: {hint}; see {parser.prog} --help")
+        takes = "leave it out"
+    raise ConfigError(f"unexpected argument {rest[0]!r}: {takes}; see {parser.prog} --help")
 
 
 def _meant_model(word: str) -> str | None:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from contract.errors import ZincError
+from harness.cli.foreign_flags import own_spelling, refuse_foreign_flags
 from harness.cli.parser import DEBUG_ENV, Parser, add_common_flags
-from harness.cli.suggestions import refuse_arguments, refuse_foreign_flags
+from harness.cli.suggestions import refuse_arguments
 from harness.console import complain, silence
 from harness.interrupts import INTERRUPTED
 
@@ -21,7 +22,8 @@ def run_tool(
     words = list(sys.argv[1:] if argv is None else argv)
     add_common_flags(parser)
     try:
-        refuse_foreign_flags(parser, words)
+        words = own_spelling(parser, words)
+        refuse_foreign_flags(parser, words, lambda: parser)
         args, rest = parser.parse_known_args(words)
         if rest:
             refuse_arguments(parser, rest, parser)

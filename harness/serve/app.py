@@ -362,6 +362,8 @@ def _refusal_of(error: Exception, incoming: Request) -> ApiError:
         if status == HTTPStatus.NOT_FOUND:
             text += f"; {_advice(incoming.path)}"
         methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
+        if methods:
+            text += f"; it takes {' and '.join(sorted({*methods} - {'HEAD', 'OPTIONS'}))}"
         return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
     return as_api_error(error) or internal_error()
 

@@ -24,6 +24,8 @@ from reference.model.chat_template import ChatTemplate, RenderedChat
 
 CONTINUE = "continue_final_message"
 """The field by which an answer continues the last message instead of beginning a turn."""
+INVALID_ARGUMENTS = "INVALID_JSON"
+"""The key under which a template gets arguments that are no JSON object, as Anthropic advises."""
 NO_EFFORT = ("none", "minimal")
 LEVELS = {"none": LOWEST_EFFORT, "minimal": LOWEST_EFFORT, "xhigh": "high"}
 """The nearest of low, medium and high for the other efforts."""
@@ -239,21 +241,28 @@ def _calls_of(calls: Sequence[ToolCall], message: int) -> list[Turn]:
         arguments = call.function.arguments or ""
         if isinstance(arguments, dict):
             arguments = json.dumps(arguments, ensure_ascii=False)
-        arguments = "{}" if arguments.strip() in ("", "null") else arguments
-        _check_arguments(arguments, message, number)
+        arguments = _own_arguments(arguments, message, number)
         function = {"name": call.function.name, "arguments": arguments}
         rendered.append({"id": call.id, "type": "function", "function": function})
     return rendered
 
 
-def _check_arguments(text: str, message: int, call: int) -> None:
-    param = f"messages[{message}].tool_calls[{call}].function.arguments"
+def _own_arguments(text: str, message: int, call: int) -> str:
+    """The arguments of an earlier call as the text of a JSON object. An answer that was cut off has
+    arguments that are none: clients send them back, and the model reads what it wrote as the value
+    of ``INVALID_ARGUMENTS``. Raises ApiError for text that is not of whole characters."""
+    if text.strip() in ("", "null"):
+        return "{}"
     try:
         value = loads(text.encode())
-    except (BadJson, UnicodeEncodeError) as error:
+    except UnicodeEncodeError as error:
+        param = f"messages[{message}].tool_calls[{call}].function.arguments"
         raise invalid_value(param, f"{param}: {error}") from None
-    if not isinstance(value, dict):
-        raise invalid_value(param, f"{param} is no JSON object")
+    except BadJson:
+        value = None
+    if isinstance(value, dict):
+        return text
+    return json.dumps({INVALID_ARGUMENTS: text}, ensure_ascii=False)
 
 
 def _tools_in_force(body: ChatRequest) -> list[Tool]:

@@ -17,6 +17,7 @@ import msgspec
 
 from contract.errors import (
     NonFiniteLogits,
+    PromptTooLong,
     QueueFull,
     RequestError,
     TemplateError,
@@ -110,6 +111,13 @@ def unsupported(param: str, message: str) -> ApiError:
     return ApiError(400, message, param=param, code="unsupported")
 
 
+def too_long(error: PromptTooLong, name: str) -> ApiError:
+    """The refusal of a prompt that a field, or the part ``name`` of it, holds. Agents search the
+    message for "prompt is too long" and then shorten the conversation."""
+    message = f"{name}: prompt {error.problem}"
+    return ApiError(400, message, param=error.field, code="context_length_exceeded")
+
+
 def model_refused(status: int, message: str, code: str) -> ApiError:
     """The refusal of a request because of the model that it names."""
     return ApiError(status, message, param="model", code=code)
@@ -125,11 +133,11 @@ def as_api_error(error: Exception) -> ApiError | None:
     match error:
         case ApiError():
             return error
+        case PromptTooLong(field=name):
+            return too_long(error, name)
         case RequestError(field=name, problem=problem):
             name = WIRE_NAMES.get(name, name)
-            too_long = "the context is" in problem
-            code = "context_length_exceeded" if too_long else "invalid_value"
-            return ApiError(400, f"{name} {problem}", param=name, code=code)
+            return ApiError(400, f"{name} {problem}", param=name, code="invalid_value")
         case TemplateRefused(words=words):
             message = f"the model's chat template refuses these messages: {words}"
             return ApiError(400, message, param="messages", code="template_refused")

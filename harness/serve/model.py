@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.arithmetic import PAGE_TOKENS
-from contract.errors import RequestError
+from contract.errors import PromptTooLong, RequestError
 from contract.types import MAX_INT32, SamplingParams, Tenant
 from harness import catalog
 from harness.console import text_of_name
@@ -201,6 +201,7 @@ class ServedModel(HostedModel):
         """Raises ApiError 404 unless ``name`` is one of the model's names or None."""
         if not self.is_called(name):
             problem = f"there is no model {name!r} here; this server has {self.name!r}"
+            problem += ", and more names by zinc-rt serve --alias NAME ('*' for any)"
             raise model_refused(404, problem, "model_not_found")
 
     def check_trace(self) -> None:
@@ -247,12 +248,11 @@ class ServedModel(HostedModel):
         return plan_chat(body, self._template(), self.dialect, self.name)
 
     def check_length(self, text: str, field: str = "prompt") -> None:
-        """Raises RequestError for a ``text`` that cannot fit the context, however it is tokenized.
+        """Raises PromptTooLong for a ``text`` that cannot fit the context, however it is tokenized.
         Tokenizing such a text could take seconds."""
         max_bytes = self.context * self.tokenizer.longest_token
         if len(text.encode()) > max_bytes:
-            problem = f"has more than {max_bytes} bytes, and the context is {self.context} tokens"
-            raise RequestError(field, problem)
+            raise PromptTooLong(field, f"at least {self.context + 1} tokens", self.context)
 
     def encode(
         self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True

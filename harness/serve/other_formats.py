@@ -19,6 +19,8 @@ TRANSLATED = frozenset(
     (*GUIDED, *("tools", "tool_choice", "messages", "reasoning"), FORMAT, STRUCTURED, "json_schema")
 )
 """The fields that ``own_chat_fields`` looks at."""
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Fields with LM Studio's -1 for no limit."""
 NAME = "answer"
 """The name of a schema that has none."""
 
@@ -27,9 +29,17 @@ def own_chat_fields(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]
     """A chat body with this server's fields: only tools that the client runs, refusals as text,
     ``reasoning`` renamed, and structured outputs as ``response_format`` or ``grammar``. Raises
     ApiError."""
+    value = _with_own_limit(value)
     if TRANSLATED.isdisjoint(value):
         return value
     return own_format(_with_own_turns(offered_tools(value, ignored)))
+
+
+def _with_own_limit(value: dict[str, Any]) -> dict[str, Any]:
+    """``value`` with a limit of -1, which is none, as ``n_predict``."""
+    given = [name for name in LIMITS if type(value.get(name)) is int and value[name] == -1]
+    rest = {name: one for name, one in value.items() if name not in given}
+    return rest | {"n_predict": rest.get("n_predict") or -1} if given else value
 
 
 def _with_own_turns(value: dict[str, Any]) -> dict[str, Any]:

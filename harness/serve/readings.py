@@ -12,13 +12,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from contract.errors import QueueFull, RequestError
+from contract.errors import PromptTooLong, QueueFull, RequestError
 from contract.types import Request, SamplingParams, Tenant
 from harness.host.answer_text import failure_of
 from harness.host.submissions import EngineStopped, Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller, Gone
-from harness.serve.errors import ApiError, as_api_error, internal_error, renamed, renaming
+from harness.serve.errors import ApiError, as_api_error, internal_error, renamed, renaming, too_long
 from harness.serve.ledger_store import Counts
 from harness.serve.model import ServedModel
 from harness.serve.receipts.make import keep_results
@@ -158,8 +158,7 @@ def check_context(
     message."""
     limit = min(model.context, tenant.max_context)
     if len(prompt) > limit:
-        problem = f"{name} is {len(prompt)} tokens, the context is {limit}"
-        raise ApiError(400, problem, param=field, code="context_length_exceeded")
+        raise too_long(PromptTooLong(field, f"{len(prompt)} tokens", limit), name)
 
 
 INPUT = renaming({"prompt": "input"})

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
+from harness.serve.allowed_values import allowed_values
 from harness.serve.errors import ApiError, unsupported
 from harness.serve.strict_json import (
     ROUNDED,
@@ -294,6 +295,8 @@ MEDIA = {
     "document": "documents",
 }
 """Names of the media that are not served, by a word in the type of a message part."""
+INVALID = ("Invalid value", "Invalid enum value")
+"""How msgspec's errors about a value that a type does not list begin."""
 SCHEMA_FIELDS = frozenset(
     (
         *("tools", "response_format", "text", "format", "output_config", "structured_outputs"),
@@ -366,10 +369,10 @@ def converted(value: Any, kind: type[Body]) -> Body:
     try:
         return msgspec.convert(value, known_type(kind))
     except msgspec.ValidationError as error:
-        raise _refused(str(error), value) from None
+        raise _refused(str(error), value, kind) from None
 
 
-def _refused(problem: str, value: Any) -> ApiError:
+def _refused(problem: str, value: Any, whole: type[Struct]) -> ApiError:
     """msgspec's error about ``value``, with the field named as OpenAI does:
     ``messages[0].role``."""
     text, _, path = problem.partition(" - at `$")
@@ -378,13 +381,16 @@ def _refused(problem: str, value: Any) -> ApiError:
     medium = next((name for name in MEDIA if isinstance(kind, str) and name in kind), None)
     if medium is not None:
         return unsupported(path, f"{path}: this server takes text; {MEDIA[medium]} are not served")
+    allowed = allowed_values(whole, path) if text.startswith(INVALID) and path else None
+    if allowed is not None:
+        text += f"; expected {allowed}"
     unknown = re.search(r"unknown field `(.*)`|missing required field `(.*)`", text)
     if unknown:
         name = unknown[1] or unknown[2]
         path = f"{path}.{name}" if path else name
     return ApiError(
         400,
-        f"{path}: {text}" if path else text,
+        f"{path} is missing" if unknown and unknown[2] else f"{path}: {text}" if path else text,
         param=path or None,
         code="unknown_parameter" if unknown and unknown[1] else "invalid_value",
     )

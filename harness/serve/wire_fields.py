@@ -11,7 +11,7 @@ from typing import Any
 import msgspec.inspect
 from msgspec import Struct
 
-from harness.serve.errors import ApiError
+from harness.serve.errors import ApiError, unsupported
 from harness.serve.strict_json import known_type
 
 MAX_UNKNOWN = 64
@@ -76,6 +76,12 @@ UNSERVED: Mapping[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
 }
 """Unsupported fields that would change the answer, each with the values that change nothing."""
+INSTEAD: Mapping[str, str] = {
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "prompt": "give messages, or ask /v1/completions",
+}
+"""What to do instead of sending an unsupported field."""
 FOREIGN = frozenset(
     (
         *("top_a", "top_n", "min_p_keep", "n_probs", "n_keep", "n_ctx", "images"),
@@ -149,7 +155,7 @@ def served_fields(
     node = _object_of(kind)
     foreign = [name for name in value if name in UNSERVED and name not in node.fields]
     unserved = [
-        ApiError(400, f"{name} is not served here; leave it out", param=name, code="unsupported")
+        unsupported(name, f"{name} is not served here; {INSTEAD.get(name, 'leave it out')}")
         for name in sorted(foreign)
         if value[name] is not None and value[name] not in UNSERVED[name]
         # The server returns all choices, so best_of equal to n changes nothing.

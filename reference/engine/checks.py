@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.errors import RequestError
+from contract.errors import PromptTooLong, RequestError
 from contract.types import QosClass, Request, Tenant
 from reference.limits import Limits, pages_for
 from reference.runner import HIDDEN, ROW_DIGEST, ModelRunner
@@ -33,11 +33,7 @@ def check_request(
         raise RequestError("prompt", f"holds a token id outside 0 to {vocab - 1}")
     limit = min(limits.context, tenant.max_context)
     if len(request.prompt) > limit:
-        raise RequestError(
-            "prompt",
-            f"is {len(request.prompt)} tokens, the context is {limit}; "
-            "shorten it or give a larger context",
-        )
+        raise PromptTooLong("prompt", f"{len(request.prompt)} tokens", limit)
     if request.sampling.penalizes and request.sampling.repeat_last_n > limits.recent_tokens:
         raise RequestError("repeat_last_n", f"is at most {limits.recent_tokens}")
     if not isinstance(request.qos, QosClass | None):

@@ -30,11 +30,11 @@ class TextStream:
     def __init__(self, stop_strings: Sequence[str] = ()) -> None:
         """Raises RequestError for an empty or too long stop string, and for too many of them."""
         if len(stop_strings) > MAX_STOP_STRINGS:
-            problem = f"{len(stop_strings)} stop strings, at most {MAX_STOP_STRINGS} are served"
+            problem = f"has {len(stop_strings)} strings, at most {MAX_STOP_STRINGS} are served"
             raise RequestError("stop", problem)
         for stop in stop_strings:
             if not 0 < len(stop) <= MAX_STOP_CHARACTERS:
-                problem = f"a stop string has {len(stop)} characters"
+                problem = f"has a string of {len(stop)} characters"
                 raise RequestError("stop", f"{problem}, expected 1 to {MAX_STOP_CHARACTERS}")
         self._stop_strings = tuple(stop_strings)
         self._longest = max(map(len, stop_strings), default=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,7 +15,7 @@ import pytest
 
 from contract.errors import ConfigError, TemplateError, TemplateRefused
 from harness.cli import chat as chat_module
-from harness.cli.chat import Chat, take_turns
+from harness.cli.chat import Chat, take_turns, typed_turns
 from harness.cli.conversation_file import read_conversation, save_conversation
 from harness.cli.prompt import Messages
 from harness.cli.sessions import RUN_SETTINGS
@@ -36,6 +37,9 @@ class Echo:
     """A partner that says the last message again."""
 
     name = "echo"
+
+    def facts(self, messages: Messages, settings: Settings) -> list[tuple[str, str]]:
+        return [("context", f"{len(messages)} messages")]
 
     def answer(self, messages: Messages, settings: Settings) -> tuple[str, bool]:
         return str(messages[-1]["content"]), False
@@ -84,6 +88,27 @@ def test_a_message_of_several_lines(tiny_model: Path, tmp_path: Path) -> None:
         result = talk(tiny_model, f"{fenced}\n/save {saved}\n/bye\nunread\n")
         assert read_conversation(str(saved))[0] == {"role": "user", "content": BEHIND}
         assert result.err.count("prompt tokens") == 1
+
+
+def test_what_answers_is_shown(tiny_model: Path) -> None:
+    """And ollama's way of naming a parameter is taken."""
+    result = talk(tiny_model, "/show info\nhello\n/context\n/set parameter seed 4\n")
+    shown = [
+        line for line in result.err.splitlines() if line.startswith(("model ", "tier ", "context "))
+    ]
+    assert str(tiny_model) in shown[0]
+    assert "exact-" in shown[1]
+    empty, used = (int(line.split()[1]) for line in shown if line.startswith("context"))
+    assert used > empty == 0
+    assert "seed  4" in result.err
+
+
+@pytest.mark.parametrize("word", ["exit", "quit"])
+def test_a_word_leaves_a_terminal(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between fences it is a message."""
+    typed = f'a\n\n"""\n{word}\n"""\n{word}\nb\n'
+    monkeypatch.setattr("sys.stdin", io.StringIO(typed))
+    assert list(typed_turns()) == ["a", word]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
 from tests.serve.tenants import write_tenants
 
-TURNS = b"hello\n\nand then?\n/reset\nhello\n/system Be brief.\nhello\n/exit\nunread\n"
+TURNS = b"hello\n\nand then?\n/reset\nhello\n/show\n/system Be brief.\nhello\n/exit\nunread\n"
 CUTS = """
 import socket
 
@@ -55,6 +55,7 @@ def test_the_answers_are_those_of_a_local_chat(server: Running, tiny_model: Path
     assert (remote.code, remote.out) == (local.code, local.out) == (0, local.out)
     assert remote.out.count("\n") >= 4
     assert remote.err.count(f"tiny at {server.url}") == 4
+    assert "tier     cpu on " in remote.err
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from contract.errors import ConfigError
 from harness.catalog import pasted_name
+from harness.cli.foreign_flags import ADVICE, own_spelling, refuse_foreign_flags
 from harness.cli.main import COMMANDS, build_parser
-from harness.cli.parser import commands, flags_of
-from harness.cli.suggestions import ADVICE, COMMAND_ADVICE, SAME_COMMANDS, names_model
+from harness.cli.parser import commands, flags_of, named_parser
+from harness.cli.suggestions import COMMAND_ADVICE, SAME_COMMANDS, names_model
 from harness.settings_table import SETTINGS
 from tests.cli.conftest import Result, zinc_process
 from tests.cli.terminal import terminal
@@ -60,6 +63,41 @@ def test_other_flags_are_answered_with_advice(zinc: Zinc, flag: str) -> None:
     result = zinc("run", "hi", flag, "99")
     assert result.code == 2
     assert ADVICE[flag] in result.err
+
+
+def test_all_foreign_flags_are_answered_at_once(zinc: Zinc) -> None:
+    """A pasted command line is mended in one go, and no flag swallows the advice about another."""
+    result = zinc("run", "hi", "-ngl", 99, "-fa", "on", "--frob", 3, "--jinja", "--mlock")
+    for flags in ("-ngl", "-fa, --mlock", "--jinja"):
+        assert f"{flags}: {ADVICE[flags.partition(',')[0]]}" in result.err
+    assert "unknown flag --frob: no command has it" in result.err
+    assert (result.code, result.err.count("\n")) == (2, 1)
+
+
+def test_underscores_and_the_names_of_the_hub_are_understood() -> None:
+    parser = build_parser(["run"])
+    run = named_parser(parser, ["run"])[0]
+    for given, own in (
+        ("--max_tokens=3 --top_p 1", "--max-tokens=3 --top-p 1"),
+        ("-hf a/b:Q4_0 hi", "hi --model hf.co/a/b:Q4_0"),
+        ("--hf-repo=hf.co/a/b -hff m.gguf", "--model hf.co/a/b/m.gguf"),
+        ("--no_such_flag 3", "--no_such_flag 3"),
+        ("-- --top_p -hf", "-- --top_p -hf"),
+        ("a_b --model x_y", "a_b --model x_y"),
+    ):
+        assert own_spelling(run, given.split()) == own.split()
+    assert "--hf-file: write --model hf.co/" in refused(run, own_spelling(run, ["-hff", "m.gguf"]))
+
+
+def refused(parser: argparse.ArgumentParser, words: list[str]) -> str:
+    with pytest.raises(ConfigError) as error:
+        refuse_foreign_flags(parser, words, build_parser)
+    return str(error.value)
+
+
+def test_help_knows_the_flags_of_other_programs(zinc: Zinc) -> None:
+    for word, flag in (("-ngl", "-ngl"), ("ngl", "-ngl"), ("jinja", "--jinja")):
+        assert ADVICE[flag] in zinc("help", word).out
 
 
 def test_advice_names_flags_and_commands_that_exist() -> None:
@@ -119,6 +157,20 @@ class TestModelArgument:
         assert "is a folder; its model is not GGUF" in zinc("run", tmp_path, "hi").err
         assert names_model("https://huggingface.co/ORG/REPO")
 
+    def test_a_model_needs_no_ending(self, zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+        """As ollama stores them, by digest."""
+        blob = tmp_path / "sha256-ab"
+        blob.symlink_to(tiny_model)
+        assert zinc("run", blob, "hi", "-n", 2).out == zinc("run", tiny_model, "hi", "-n", 2).out
+
+    def test_a_path_is_no_prompt(self, zinc: Zinc, tmp_path: Path) -> None:
+        below = tmp_path / "org" / "repo" / "m.gguf"
+        below.parent.mkdir(parents=True)
+        below.touch()
+        assert f"such as {below}" in zinc("run", tmp_path, "hi").err
+        for path in ("./gone", "~/gone", "/no/such"):
+            assert f"named {path!r}" in zinc("run", path, "hi").err
+
     def test_a_file_that_is_no_model_is_named(self, zinc: Zinc, tmp_path: Path) -> None:
         path = tmp_path / "text.gguf"
         path.write_text("not a model")
@@ -137,6 +189,9 @@ class TestModelArgument:
         (("run", "hi", "--n-predic", "3"), "did you mean --max-tokens?"),
         (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
         (("run", "hi", "--qqqq", "3"), "no command has it"),
+        (("run", "hi", "--colour", "3"), "unknown flag --colour: no command has it"),
+        (("run", "hi", "--keeps", "3"), "unknown flag --keeps: no command has it"),
+        (("run", "hi", "--rec", "3"), "unknown flag --rec: did you mean --receipt?"),
         (("run", "Why", "is", "it"), "in quotes"),
         (("run", "smollm2", "hi"), "named 'smollm2'; did you mean smollm2-135m-instruct?"),
         (("run", "smollm-135", "hi"), "did you mean smollm2-135m-instruct?"),
@@ -152,7 +207,7 @@ class TestModelArgument:
         (("serve", "-cpent", "4"), "unknown flag -cpent"),
         (("serve", "-m", "a.gguf", "--ctx", "4"), "unknown flag --ctx: did you mean --context?"),
         (("chat", "-m", "a.gguf", "--n-zzzz", "4"), "unknown flag --n-zzzz"),
-        (("serve", "--lora-modules", "4"), "unknown flag --lora-modules"),
+        (("serve", "--lora-modules", "4"), "--lora-modules: write --lora [NAME=]FILE"),
         (("run", "qwen3-0.6b", "why", "is"), "write --model qwen3-0.6b"),
         (("serve", "./model.gguf"), "no file or catalog entry named './model.gguf'"),
         (("serve", "Qwen/Qwen3-0.6B"), "is written hf.co/Qwen/Qwen3-0.6B"),

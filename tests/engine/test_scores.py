@@ -228,7 +228,7 @@ def test_none_are_listed_where_none_are_asked_for(
         (PROMPT, True, "score_from: is True"),
         ((*PROMPT, 100_000), 1, "prompt: holds a token id outside"),
         ((*PROMPT, -1), 1, "prompt: holds a token id outside"),
-        (PROMPT * 2, 1, "prompt: is 100 tokens, the context is 96"),
+        (PROMPT * 2, 1, "prompt: is too long: 100 tokens > 96 maximum"),
     ],
 )
 def test_refusals(quick: ModelRunner, prompt: tuple[int, ...], start: int, problem: str) -> None:

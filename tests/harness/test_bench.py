@@ -27,6 +27,7 @@ from harness.bench.measure import summary, vocabulary_open_seconds
 from harness.bench.plot import write_plot
 from harness.bench.report import digits, render, render_markdown
 from harness.bench.worker import CACHE_VARIABLES, Worker, peak_resident_bytes
+from harness.tiers import open_tier
 from tests.needs import need_installed
 
 RATES = ("decode_short", "decode_long", "prefill")
@@ -46,7 +47,7 @@ def a_short_stream() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def report(tiny_model_path):
     """One run of the command, parsed."""
-    return run_json(tiny_model_path)
+    return run_json(tiny_model_path, "--tiers", "cpu")
 
 
 def run_json(model, *flags: str) -> dict:
@@ -54,6 +55,22 @@ def run_json(model, *flags: str) -> dict:
     with contextlib.redirect_stdout(out):
         assert main(["--model", str(model), "--json", *SIZES, *flags]) == 0
     return json.loads(out.getvalue())
+
+
+def test_what_is_measured_is_what_runs(tiny_model_path, monkeypatch):
+    """Without a tier the one that ``run`` takes; flags of llama-bench mean the same."""
+    plans = []
+    monkeypatch.setattr(
+        "harness.bench.__main__.run_benchmark", lambda plan, say: plans.append(plan)
+    )
+    monkeypatch.setattr("harness.bench.__main__.render", lambda report: "")
+    words = ["--model", str(tiny_model_path), "-p", "3", "-n", "4", "-r", "2"]
+    with open_tier() as best:
+        assert main(words) == 0
+        assert main([*words, "--tier", f"auto,{best.info.name}"]) == 2
+    (plan,) = plans
+    assert plan.engines == (best.info.name,)
+    assert (plan.prompt_tokens, plan.decode_tokens, plan.repeat) == (3, 4, 2)
 
 
 def test_every_metric_has_its_samples(report):

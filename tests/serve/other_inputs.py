@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from harness.serve.chat import INVALID_ARGUMENTS
 from tests.serve.peers import (
     ASKED,
     CHAT,
@@ -145,9 +147,9 @@ ROWS: tuple[Row, ...] = (
              prompt=prompt(f"assistant\n{CALLED % text}", f"user\n{TURN['content']}"))
       for arguments, text in (("  ", "{}"), (None, "{}"), ({}, "{}"), ({"a": "é"}, '{"a": "é"}'),
                               ('{"a": 12345678901234567890}', '{"a": 12345678901234567890}'))),
-    *(refused(f"server.6 {arguments}", "a call's arguments are a JSON object", TEMPLATE,
-           rendered(made_by(arguments)),
-              error__param="messages[1].tool_calls[0].function.arguments")
+    *(passes(f"server.6 {arguments}", TEMPLATE, rendered(made_by(arguments), TURN),
+             prompt=prompt(f"assistant\n{CALLED % json.dumps({INVALID_ARGUMENTS: arguments})}",
+                           f"user\n{TURN['content']}"))
       for arguments in ("[1]", "{not json", '{"a": NaN}', '{"a": 1, "a": 2}')),
     passes("server.6 messages", MESSAGES,
            message({"type": "tool_use", "id": "t", "name": "f", "input": None}),
@@ -198,7 +200,7 @@ ROWS: tuple[Row, ...] = (
            "stop_sequences": [""]},
             error__param="stop_sequences"),
     refused("names ollama", DESIGN, "/api/chat", spoken(options={"stop": [""]}),
-            error="options.stop a stop string has 0 characters, expected 1 to 1024"),
+            error="options.stop has a string of 0 characters, expected 1 to 1024"),
     # texts and lists of ids
     *(refused(f"prompt {value!r}", "a prompt has tokens", TEXT, {**ASKED, "prompt": value},
            error__param="prompt")

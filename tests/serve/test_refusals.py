@@ -17,6 +17,8 @@ from tests.serve.http import JSON, Http
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
+STOPS = list(range(32, 96))
+"""Tokens of a random model that end an answer soon."""
 
 
 @pytest.mark.parametrize(
@@ -30,7 +32,7 @@ MESSAGES = [{"role": "user", "content": "hello"}]
          "messages[0].content[0].type"),
         ({"messages": MESSAGES, "max_tokens": 0}, "max_tokens"),
         ({"messages": MESSAGES, "max_tokens": 2**63}, "max_tokens"),
-        ({"messages": MESSAGES, "max_tokens": -1}, "max_tokens"),
+        ({"messages": MESSAGES, "max_tokens": -2}, "max_tokens"),
         ({"messages": MESSAGES, "n": 16384}, "n"),
         ({"messages": MESSAGES, "temperature": "hot"}, "temperature"),
         ({"messages": MESSAGES, "temperature": 1e-9}, "temperature"),
@@ -58,6 +60,38 @@ def test_a_wrong_field_is_named(http: Http, body: object, param: str) -> None:
     assert reply.status == 400
     assert reply.error["type"] == "invalid_request_error"
     assert reply.error["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "says"),
+    [
+        (CHAT, {}, "messages is missing"),
+        (CHAT, {"prompt": "hello"}, "give messages, or ask /v1/completions"),
+        (CHAT, {"messages": MESSAGES, "functions": [{"name": "f"}]}, "use tools"),
+        (CHAT, {"messages": MESSAGES, "function_call": "auto"}, "use tool_choice"),
+        (CHAT, {"messages": MESSAGES, "stop": ""}, "stop has a string of 0 characters"),
+        (CHAT, {"messages": MESSAGES, "model": "gpt-9"}, "zinc-rt serve --alias NAME"),
+        (CHAT, {"messages": [{"role": "bot", "content": "x"}]}, "developer, user, assistant or"),
+        (CHAT, {"messages": MESSAGES, "service_tier": "x"}, "default, fast, flex, priority or"),
+        ("/v1/responses", {"input": "a", "background": True}, "expected false"),
+        ("/v1/models", {}, "it takes GET"),
+    ],
+)
+def test_a_refusal_says_what_to_send(http: Http, path: str, body: object, says: str) -> None:
+    assert says in http.post(path, body).error["message"]
+
+
+@pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
+def test_a_limit_of_minus_one_is_none(http: Http, field: str) -> None:
+    """As LM Studio's clients send it: the answer is that without the field and llama.cpp's -1."""
+    paths = [(CHAT, {"messages": MESSAGES})]
+    if field == "max_tokens":
+        paths.append(("/v1/completions", {"prompt": "hello"}))
+    for path, body in paths:
+        same = [body | {"seed": 3, "stop_token_ids": STOPS} | more for more in (
+            {field: -1}, {"n_predict": -1})]  # fmt: skip
+        one, other = (http.post(path, each).answer for each in same)
+        assert one["choices"] == other["choices"]
 
 
 @pytest.mark.parametrize(

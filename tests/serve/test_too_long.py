@@ -13,6 +13,8 @@ from tests.serve.http import Http
 LONG, HUGE = "abcdefgh" * 1000, "a" * 200_000
 """More tokens than the context, and more bytes than a context of the longest tokens."""
 CODE = "context_length_exceeded"
+SAYS = ": prompt is too long: "
+"""What litellm, langchain and agents search messages for, to shorten a conversation."""
 
 
 def turns(text: str) -> list[dict[str, str]]:
@@ -66,6 +68,6 @@ def test_the_field_that_was_sent_is_named(hermes: Running, text: str) -> None:
             told.get("param", field),
             told.get("code", CODE),
         )
-        if (reply.status, *found) != (400, field, field, CODE):
+        if (reply.status, *found) != (400, field, field, CODE) or SAYS not in told["message"]:
             problems.append((path, list(body), reply.status, *found, told["message"][:90]))
     assert not problems, "\n".join(map(str, problems))

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from contract.errors import ConfigError
+from harness.cli.foreign_flags import refuse_foreign_flags
 from harness.cli.main import build_parser
 from harness.cli.model_argument import take_model
 from harness.cli.parser import Parser, commands, named_parser
-from harness.cli.suggestions import refuse_foreign_flags
 from harness.cli.tools_command import TOOLS
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
@@ -59,7 +59,7 @@ def understood(words: tuple[str, ...]) -> str | None:
     parser, rest = parser_of(words)
     try:
         command = named_parser(parser, rest)[0]
-        refuse_foreign_flags(command, rest)
+        refuse_foreign_flags(command, rest, build_parser)
         args, unknown = parser.parse_known_args(rest)
         unknown = take_model(command, args, unknown)
     except (ConfigError, SystemExit) as error:
