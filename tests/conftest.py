@@ -73,10 +73,12 @@ providers._get_local_constants = lambda: (
 def pytest_configure(config: pytest.Config) -> None:
     """Let an interrupt reach the programs that tests interrupt: a shell's background job ignores
     it, and so would they. Tests of all formats share one OpenCL program of everything. Kernels that
-    tests build by themselves PoCL then compiles as those of tiers."""
+    tests build by themselves PoCL then compiles as those of tiers. Numpy's BLAS has one thread, as
+    in processes of ours: those of OpenBLAS spin behind each product."""
     costs.register(config)
     contents.ALWAYS = contents.EVERYTHING
     os.environ.setdefault(*POCL_COMPILES_ONCE)
+    threads.limit_blas()
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from accel.native.tier import Choices, NativeBatch, NativeBuffer, NativeTier
 from contract.ir.inputs import InputCopy, InputRows, LentBlock
 from contract.tier import TierInfo
 from harness import tiers
+from tests.steps_of_process import StepsOfProcess
 
 Bytes = NDArray[np.uint8]
 
@@ -37,6 +39,7 @@ class LateTier(NativeTier):
 
     def __init__(self) -> None:
         super().__init__(choices=Choices(threads=1, cache=tiers.kernel_cache("native")))
+        self._stored_steps = StepsOfProcess(Path(), self.workers)
         self.queue: deque[LateFence] = deque()
         self.longest = 0
         self._copies: defaultdict[int, list[InputCopy]] = defaultdict(list)

@@ -7,15 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
-from accel.native.stored_steps import StepCache, StoredStep
 from accel.native.tier import Choices, NativeTier
-from accel.packets.step import Schedule, Step
 from contract.errors import TierUnavailable
-from contract.ir.inputs import InputLayout
-from contract.ir.nodes import Graph
-from contract.shape_key import ShapeKey
 from contract.tier import Tier, TierInfo
 from harness import tiers
 from harness.tiers import open_tier
@@ -25,6 +20,7 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
 from tests.needs import need_device
+from tests.steps_of_process import StepsOfProcess
 
 T = TypeVar("T")
 OpenTier = Callable[[], Tier]
@@ -33,30 +29,6 @@ OpenTier = Callable[[], Tier]
 def open_by_name(name: str) -> Tier:
     """The tier with its default options; a test without the tier's device skips."""
     return need_device(partial(open_tier, name))
-
-
-class StepsOfProcess(StepCache):
-    """The cache of lowered steps, in memory. Most servers and engines of tests have the same few
-    graphs, and lowering them would take most of their start."""
-
-    steps: ClassVar[dict[Path | None, StoredStep]] = {}
-
-    def of(
-        self, graph: Graph, bucket: ShapeKey, inputs: InputLayout,
-        lower: Callable[[], tuple[Step, Schedule]],
-    ) -> StoredStep:  # fmt: skip
-        """See ``StepCache``."""
-        path = self._path(graph, bucket, inputs)
-        if path not in self.steps:
-            self.steps[path] = StoredStep.of(*lower(), inputs)
-        return self.steps[path]
-
-    def store(
-        self, graph: Graph, bucket: ShapeKey, inputs: InputLayout, lowered: tuple[Step, Schedule]
-    ) -> bool:
-        """See ``StepCache``."""
-        self.of(graph, bucket, inputs, lambda: lowered)
-        return True
 
 
 class QuickTier(NativeTier):

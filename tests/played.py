@@ -4,10 +4,12 @@ the others.
 
 Their kernels are compared with the definitions one by one, in ``parity``, ``kernels`` and samples
 of the conformance list. ``ci/test`` runs little else on them: schedules, families and sizes have
-the native tier beside the CPU's, and ``--all`` has the rest."""
+the native tier beside the CPU's, and ``--all`` has the rest. The CPU tier itself takes ten times as
+long as the native one: a test about the host has it once, and the native tier for each case."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -23,6 +25,11 @@ MODELS = {"default_model", "default_model_path", "synthetic_model", "tiny_model_
 """Fixtures of whole models. Outside of OF_THE_HOST, what is done with less takes little time."""
 OF_THE_HOST = ("engine", "invariance", "memory")
 """Folders of tests about what the host does around a tier's steps."""
+AROUND_STEPS = ("engine", "invariance")
+"""Those in which nothing depends on how a tier lays out its memory."""
+CPU = "cpu"
+ON_THE_HOST = re.compile(r"\b(cpu|late|native|quick)\b")
+"""Names in cases of the CPU tier, and of those whose compiled steps have its bits."""
 BLOCKS = "folder"
 """The fixture of ``tests/cuda`` that has emulated kernels built."""
 
@@ -53,13 +60,15 @@ tiers/test_model: steps_of_few_rows_are_the_definitions
 
 
 def device_of(item: Any) -> str | None:
-    """What a processor plays for this case, None if nothing that takes long."""
+    """What takes long in this case: the CPU tier, or what a processor plays; None if nothing."""
     names, folder = item.fixturenames, folder_of(item.nodeid)
     if folder == "cuda":
         return "cuda" if BLOCKS in names else None
     if folder not in OF_THE_HOST and MODELS.isdisjoint(names):
         return None
-    texts = texts_of(item.callspec.params.values()) if hasattr(item, "callspec") else ()
+    texts = [*texts_of(item.callspec.params.values())] if hasattr(item, "callspec") else []
+    if folder in AROUND_STEPS and CPU in texts:
+        return CPU
     return next((one for text in texts for one in PLAYED if text.startswith(one)), None)
 
 
@@ -74,19 +83,33 @@ def texts_of(values: Iterable[object]) -> Iterator[str]:
 
 def mark_played(items: Iterable[pytest.Item]) -> None:
     """Marks ``long`` the cases on devices that a processor plays, but for one of each test that has
-    no others, and of SMOKES one for each device."""
+    no others, and of SMOKES one for each device. Of those on the CPU tier, which a quicker one has
+    as well, one of each test stays."""
     tests: dict[str, dict[str, list[pytest.Item]]] = defaultdict(lambda: defaultdict(list))
     for item in items:
         if not any(map(item.get_closest_marker, ELSEWHERE)):
             name = item.nodeid.partition("[")[0].removeprefix("tests/")
             tests[name][device_of(item) or ""].append(item)
     for name, devices in tests.items():
-        others = devices.pop("", [])
+        others, on_cpu = devices.pop("", []), devices.pop(CPU, [])
+        for item in _had_by(others, on_cpu):
+            item.add_marker(pytest.mark.long)
+        others += on_cpu
         kept = [min(cases, key=_plainest) for cases in devices.values()]
         if name not in EACH_DEVICE:
             kept = [] if others or name in NONE_KEPT else sorted(kept, key=_plainest)[:1]
         for item in (one for cases in devices.values() for one in cases if one not in kept):
             item.add_marker(pytest.mark.long)
+
+
+def _had_by(others: list[pytest.Item], on_cpu: list[pytest.Item]) -> list[pytest.Item]:
+    """The cases on the CPU tier that others are with another tier, but for the plainest."""
+
+    def on_any_tier(item: pytest.Item) -> str:
+        return ON_THE_HOST.sub(CPU, item.nodeid)
+
+    known = {*map(on_any_tier, others)}
+    return [item for item in sorted(on_cpu, key=_plainest)[1:] if on_any_tier(item) in known]
 
 
 def _plainest(item: pytest.Item) -> tuple[int, str]:

@@ -59,6 +59,20 @@ def test_what_stays(test: str, ways: list[str], stay: list[str]) -> None:
     assert kept(Case(test, way) for way in ways) == stay
 
 
+@pytest.mark.parametrize(
+    ("folder", "stay"),
+    [("engine", ["cpu-a", "cpu-longer", "late-a", "native-b"]),
+     ("memory", ["cpu-a", "cpu-b", "cpu-longer", "late-a", "native-b"])],
+)  # fmt: skip
+def test_what_stays_of_the_cpu_tier(folder: str, stay: list[str]) -> None:
+    """A case of each test, and what no quicker tier has."""
+    ways = ("cpu-a", "cpu-b", "cpu-longer", "late-a", "native-b")
+    cases = [Case(f"{folder}/test_a.py::test_b", way) for way in ways]
+    for case, way in zip(cases, ways, strict=True):
+        case.callspec.params = {"tier": way.partition("-")[0]}
+    assert kept(cases) == stay
+
+
 def test_what_stays_of_emulated_blocks() -> None:
     """A case of each test; none of those that another test stands for."""
     assert kept(Case("cuda/test_a.py::test_b", way, fixture="folder") for way in "xyz") == ["x"]

@@ -60,7 +60,10 @@ def test_every_kernel_was_built_from_the_text_of_now(gpu: Generation) -> None:
 
 
 @by_gpu
-@pytest.mark.parametrize("step", [6 * SAMPLE, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(6 * SAMPLE, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)],
+)
 @pytest.mark.timeout(3600)
 def test_building_again_gives_the_same_files(gpu: Generation, step: int) -> None:
     """Byte for byte, with the compiler they were made with."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from contract.dtypes import F16, F32
 from reference.model.config import ModelConfig
-from reference.model.gguf.writer import write_gguf
+from reference.model.gguf.writer import HOLE, write_gguf
 from reference.model.open import open_model
 
 HIDDEN, VOCAB = 80, 96
@@ -66,11 +66,14 @@ class FamilyFile:
     def _whole(self, key: str) -> str:
         return key if key.startswith("xielu.") else f"{self.architecture}.{key}"
 
-    def write(self, path: Path, changed: Mapping[str, Any] = MappingProxyType({})) -> Path:
-        """The file with ``changed`` metadata, F32 but for values of another width."""
+    def write(
+        self, path: Path, changed: Mapping[str, Any] = MappingProxyType({}), *, bare: bool = False
+    ) -> Path:
+        """The file with ``changed`` metadata, F32 but for values of another width. A ``bare`` one
+        has holes for values."""
         stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
         tensors = {
-            name: (stored[value.dtype], value.shape, np.ascontiguousarray(value))
+            name: (stored[value.dtype], value.shape, HOLE if bare else np.ascontiguousarray(value))
             for name, value in self.values.items()
         }
         write_gguf(path, {**self.metadata, **changed}, tensors)
@@ -78,8 +81,8 @@ class FamilyFile:
 
 
 def config_of(file: FamilyFile, folder: Path) -> ModelConfig:
-    """The configuration that is read from ``file``, written to ``folder``."""
-    with closing(open_model(file.write(folder / "model.gguf"))) as model:
+    """The configuration that is read from ``file``, written to ``folder``: no value decides it."""
+    with closing(open_model(file.write(folder / "model.gguf", bare=True))) as model:
         return model.config
 
 

@@ -20,6 +20,8 @@ QUERY_ROWS = 512
 """Queries whose scores are in memory at once."""
 HEAD_ROWS = 8192
 """Rows of the output matrix expanded at once."""
+KEPT_BYTES = 2**26
+"""Of matrices in binary64 that a model keeps: each expert asks for those of all."""
 
 
 class Reader(gguf.GGUFReader):
@@ -47,6 +49,7 @@ class Float64Llama:
         reader = Reader(path)
         self._fields = reader.fields
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self._kept: dict[str, Float64] = {}
         self.architecture = self._fields["general.architecture"].contents()
         self.layers = self._key("block_count") - self._key("nextn_predict_layers", 0)
         self.hidden = self._key("embedding_length")
@@ -223,7 +226,13 @@ class Float64Llama:
 
     def _matrix(self, name: str) -> Float64:
         tensor = self._tensors[name]
-        return dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
+        matrix = self._kept.get(name)
+        if matrix is None:
+            matrix = dequantize(tensor.data, tensor.tensor_type).astype(np.float64)
+            matrix.flags.writeable = False
+            if matrix.nbytes + sum(kept.nbytes for kept in self._kept.values()) <= KEPT_BYTES:
+                self._kept[name] = matrix
+        return matrix
 
     def _rows(self, name: str, rows: NDArray[np.int64]) -> Float64:
         tensor = self._tensors[name]
