@@ -34,6 +34,10 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "olmo2": ({"quant": "q4_k_m", "tied": False, "layers": 5, "window": 12},),
     "command-r": ({"quant": "q8_0", "logit_scale": 0.0625},),
     "cohere2": ({"quant": "q4_k_m", "layers": 5, "window": 12, "logit_scale": 0.25},),
+    "starcoder2": ({"quant": "q4_k_m"},),
+    "stablelm": ({"quant": "q4_k_m", "qkv_bias": True}, {"quant": "q8_0", "parallel": True}),
+    "phi2": ({"quant": "q5_k", "fused_qkv": True},),
+    "gptneox": ({"quant": "q4_k_m", "fused_qkv": True, "parallel": True},),
     "qwen2": (
         {"quant": "f16"},
         {"quant": "q5_0", "tied": False},

@@ -92,6 +92,17 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
         "architecture": "cohere2", **SMALL, "layers": 5, "window": 20, "logit_scale": 0.25,
         "rope_base": 5e4,
     },
+    "starcoder2": {"architecture": "starcoder2", **SMALL, "rope_base": 1e6},
+    "stablelm": {"architecture": "stablelm", **SMALL, "tied": False, "qkv_bias": True},
+    "stablelm-parallel": {"architecture": "stablelm", **SMALL, "tied": False, "parallel": True},
+    "phi2": {"architecture": "phi2", **SMALL, "kv_heads": 4, "tied": False, "fused_qkv": True},
+    "gptneox": {
+        "architecture": "gptneox", **SMALL, "kv_heads": 4, "tied": False, "fused_qkv": True,
+    },
+    "gptneox-parallel": {
+        "architecture": "gptneox", **SMALL, "kv_heads": 4, "tied": False, "fused_qkv": True,
+        "parallel": True,
+    },
     "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
 }  # fmt: skip
 

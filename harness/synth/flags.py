@@ -53,6 +53,7 @@ HELP: Mapping[str, str] = {
     "window": "positions that layers with a window attend to; 0 is no window",
     "expand_to_f32": "write the same weights as F32",
     "nextn_layers": "prediction blocks after the last layer",
+    "parallel": "attention and feed forward read the same input (stablelm, gptneox)",
     "key_outliers": "size of two outlier channels of every key head; 0 is none",
     "mtp_agreement": "share of the predictions of these blocks that are right, 0 to 1",
     "eagle_agreement": "share of the predictions of written heads that are right, 0 to 1",

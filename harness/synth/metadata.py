@@ -9,6 +9,7 @@ from harness.synth.spec import (
     COHERES,
     COUNTED,
     FALCON_H1,
+    LAYER_NORMED,
     LEADING,
     LLAMA4,
     NEMOTRONS,
@@ -59,9 +60,12 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         width = spec.experts.width if spec.experts else spec.feed_forward
         keys["feed_forward_length"] = [width if feeds else 0 for feeds in feeding]
         keys["attention.layer_norm_epsilon"] = RMS_EPSILON
-    if spec.architecture in COHERES:
+    if spec.architecture in (*COHERES, *LAYER_NORMED):
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
+    if spec.architecture in COHERES:
         keys["logit_scale"] = spec.logit_scale
+    if spec.architecture in ("stablelm", "gptneox"):
+        keys["use_parallel_residual"] = spec.parallel
     keys |= _rope_keys(spec)
     if spec.window:
         keys["attention.sliding_window"] = spec.window

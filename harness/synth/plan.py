@@ -17,7 +17,7 @@ from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
 from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
-from harness.synth.spec import FALCON_H1, SynthSpec
+from harness.synth.spec import FALCON_H1, LAYER_NORMED, UNGATED, SynthSpec
 from harness.synth.tensors import VECTOR_KINDS, SynthTensor, with_types
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
@@ -40,21 +40,23 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 
 FILE_ORDER = (
     "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_q", "attn_q.bias", "attn_k",
+    "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_norm.bias",
+    "attn_q", "attn_q.bias", "attn_k",
     "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
     "attn_k_norm", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm",
     "attn_k_b", "attn_v_b", "attn_output", "attn_output.bias", "attn_sinks", "attn_gate",
     "ssm_in", "ssm_conv1d", "ssm_conv1d.bias", "ssm_dt.bias", "ssm_a", "ssm_d",
     "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
-    "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_gate",
-    "ffn_up", "ffn_down", "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b.bias", "ffn_gate_exps",
+    "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_norm.bias",
+    "ffn_gate", "ffn_up", "ffn_up.bias", "ffn_down", "ffn_down.bias",
+    "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b.bias", "ffn_gate_exps",
     "ffn_gate_exps.bias", "ffn_up_exps", "ffn_up_exps.bias", "ffn_gate_up_exps", "ffn_down_exps",
     "ffn_down_exps.bias", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
     "post_ffw_norm_1", "post_ffw_norm_2", "inp_gate", "proj", "post_norm", "layer_output_scale",
     "nextn.eh_proj", "nextn.embed_tokens", "nextn.enorm", "nextn.hnorm",
     "nextn.shared_head_norm",
-    "output_norm", "output",
+    "output_norm", "output_norm.bias", "output", "output.bias",
 )  # fmt: skip
 """Kinds of tensors in file order, within a layer and outside of layers."""
 
@@ -68,7 +70,7 @@ class PlannedTensors(ModelTensors):
 
     def has(self, name: str) -> bool:
         """Whether the specification gives the model this optional tensor."""
-        spec = self.spec
+        spec, ungated = self.spec, self.spec.architecture in UNGATED
         block, kind = block_and_kind(name)
         match kind:
             case "attn_qkv":
@@ -78,7 +80,13 @@ class PlannedTensors(ModelTensors):
             case "attn_q.bias" | "attn_k.bias" | "attn_v.bias" | "attn_qkv.bias":
                 return spec.has_qkv_bias
             case "attn_output.bias":
-                return spec.attention_output_bias or spec.has_sinks
+                return spec.attention_output_bias or spec.has_sinks or ungated
+            case "ffn_up.bias" | "ffn_down.bias":
+                return ungated
+            case "attn_norm.bias" | "ffn_norm.bias" | "output_norm.bias":
+                return spec.architecture in LAYER_NORMED
+            case "output.bias":
+                return spec.architecture == "phi2"
             case "attn_q_norm":
                 return spec.head_norms
             case "attn_sinks" | "ffn_gate_inp.bias":
@@ -89,6 +97,9 @@ class PlannedTensors(ModelTensors):
                 return spec.recurrent is not None and spec.recurrent.packing == "ssm_in"
             case "ssm_conv1d.bias":
                 return spec.mamba is not None
+            case "ffn_norm" if name.endswith(".weight"):
+                joined = spec.architecture == "stablelm" and spec.parallel
+                return spec.architecture != "phi2" and not joined
             case "ffn_norm":  # without a suffix
                 return spec.architecture == FALCON_H1
             case "ssm_norm":
@@ -131,7 +142,7 @@ def plan_tensors(spec: SynthSpec) -> tuple[SynthTensor, ...]:
 
     def order(name: str) -> tuple[int, int]:
         block, kind = block_and_kind(name)
-        outside = spec.blocks if kind in FILE_ORDER[-2:] else -1
+        outside = spec.blocks if kind in FILE_ORDER[-4:] else -1
         return (block if name.startswith("blk.") else outside, FILE_ORDER.index(kind))
 
     names = sorted(planned.shapes, key=order)

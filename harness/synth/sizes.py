@@ -169,6 +169,18 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "70b": _shape(80, 8192, 64, kv_heads=8, head_dim=128, feed_forward=43008, vocab=131072)
         | {"context": 65536, "rope_base": 1.2e7, "rope_freqs": True, "tied": False},
     },
+    "starcoder2": {
+        "7b": _shape(32, 4608, 36, kv_heads=4, head_dim=128, feed_forward=18432, vocab=49152)
+        | {"context": 16384, "rope_base": 1e6}
+    },
+    "stablelm": {
+        "1.6b": _shape(24, 2048, 32, kv_heads=32, head_dim=64, feed_forward=5632, vocab=100352)
+        | {"context": 4096, "qkv_bias": True, "tied": False}
+    },
+    "phi2": {
+        "2.7b": _shape(32, 2560, 32, kv_heads=32, head_dim=80, feed_forward=10240, vocab=51200)
+        | {"context": 2048, "tied": False}
+    },
     "falcon-h1": {
         "0.5b": _shape(36, 1024, 8, kv_heads=2, head_dim=64, feed_forward=2048, vocab=32784)
         | {"context": 16384, "rope_base": 1e11}
@@ -199,6 +211,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
     "granitemoe": {"scales": {}, "experts": {}},
     "phi3": {"fused_qkv": True},
+    **{name: {"tied": False} for name in ("stablelm", "phi2", "gptneox")},
     "qwen3moe": {"experts": {}},
     "qwen3vlmoe": {"experts": {}},
     "minimax-m2": {"experts": {}},

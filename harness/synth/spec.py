@@ -8,6 +8,7 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
+from harness.synth.bounds import MAXIMUM, MINIMUM
 from harness.synth.groups import (
     ExpertSpec,
     Gemma,
@@ -23,10 +24,15 @@ from harness.synth.groups import (
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
 
+UNGATED = ("starcoder2", "phi2", "gptneox")
+QUARTER_ROTATES = ("stablelm", "phi2", "gptneox")
+LAYER_NORMED = (*UNGATED, "stablelm")
+"""Architectures whose norms subtract the mean and have biases."""
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
     "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl", "apertus",
+    *LAYER_NORMED,
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
@@ -66,25 +72,6 @@ QUANTS = (*(dtype.name for dtype in WEIGHT_DTYPES), MIXED_QUANT, EXPERTS_QUANT)
 ROPE_SCALINGS = ("none", "linear", "yarn")
 SSM_PACKINGS = ("split", "ssm_in")
 
-MINIMUM: Mapping[str, int] = {
-    "vocab": 300,  # 256 bytes, the special tokens and a few merges fit in every vocabulary
-    "layers": 1, "hidden": 1, "heads": 1, "kv_heads": 1, "head_dim": 1, "context": 1,
-    "seed": 0, "nextn_layers": 0, "experts.count": 1, "experts.used": 1, "experts.width": 1,
-    "experts.every": 1,
-    "recurrent.interval": 1, "recurrent.state": 1, "recurrent.key_heads": 1,
-    "recurrent.value_heads": 1, "recurrent.kernel": 2, "short_conv.interval": 1,
-    "short_conv.kernel": 2, "mamba.interval": 1, "mamba.state": 1, "mamba.heads": 1,
-    "mamba.groups": 1, "mamba.kernel": 2, "mamba.inner": 0,
-    "latent.rank": 1, "latent.query_rank": 0,
-    "latent.unrotated": 1, "latent.rotated": 2, "latent.value": 1, "latent.groups": 1,
-    "latent.groups_used": 1, "gemma.window": 0, "gemma.period": 1,
-    "gemma.kv_heads": 1, "gemma.head_dim": 2, "gemma.shared_kv_layers": 0,
-    "gemma.per_layer_width": 0, "window": 0, "leading_dense": 0, "expert_groups": 1,
-}  # fmt: skip
-"""The smallest value of every field that is a count."""
-MAXIMUM = dict.fromkeys(MINIMUM, (1 << 31) - 1)
-MAXIMUM |= {"layers": 1 << 12, "vocab": 1 << 24, "seed": (1 << 64) - 1}
-
 
 @dataclass(frozen=True, slots=True)
 class SynthSpec:
@@ -96,7 +83,8 @@ class SynthSpec:
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
     only with ``rope_scaling``. ``query_growth`` is a key of mistral3, ``yarn_log_multiplier`` of
     deepseek2, too. The first ``leading_dense`` layers of LEADING have no experts. With
-    ``head_norms`` heads of glm4moe are normed. ``long_rope`` gives phi3 two tensors of frequency
+    ``head_norms`` heads of glm4moe are normed. ``parallel`` blocks of stablelm and gptneox read the
+    same input. ``long_rope`` gives phi3 two tensors of frequency
     divisors, for contexts up to ``rope_original_context`` and beyond.
     ``window`` limits attention, in all layers of phi3, in every second of gpt-oss, in all but every
     fourth of others; 0 is off. Of ``expert_groups`` of bailingmoe2 a token chooses half.
@@ -137,6 +125,7 @@ class SynthSpec:
     leading_dense: int = 0
     expert_groups: int = 1
     head_norms: bool = False
+    parallel: bool = False
     logit_scale: float = 1.0
     experts: ExpertSpec | None = None
     recurrent: Recurrent | None = None
@@ -172,7 +161,7 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = ("qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss")
+        biased = ("qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss", *UNGATED)
         return self.architecture in biased if self.qkv_bias is None else self.qkv_bias
 
     @property
@@ -187,7 +176,8 @@ class SynthSpec:
             return self.latent.rotated
         if self.architecture in ("glm4", "glm4moe", "minimax-m2", "bailingmoe2"):
             return self.head_dim // 2
-        return self.head_dim // 4 if self.recurrent else self.head_dim
+        quarter = self.recurrent or self.architecture in QUARTER_ROTATES
+        return self.head_dim // 4 if quarter else self.head_dim
 
     def is_recurrent(self, block: int) -> bool:
         """Whether this block keeps a recurrent state instead of attending."""
@@ -274,6 +264,7 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
         "nextn_layers": 0, "mtp_agreement": None, "eagle_agreement": None, "key_outliers": 0.0,
         "long_rope": False, "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
         "leading_dense": 0, "logit_scale": 1.0, "head_norms": False, "expert_groups": 1,
+        "parallel": False,
     }  # fmt: skip
     given = asdict(spec)
     for group, later in LATER.items():
@@ -380,6 +371,8 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
     yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
+    beside = architecture in ("stablelm", "gptneox")
+    yield "parallel", spec.parallel and not beside, f"False for {architecture}"
     whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2", "afmoe")
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
     divided = spec.rope_freqs and architecture not in DIVIDED

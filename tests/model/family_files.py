@@ -36,7 +36,14 @@ from tests.model.family_parts import (
     add_shared_expert,
 )
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
-from tests.model.later_layers import APERTUS_KEYS, LLAMA4_KEYS, apertus, llama4
+from tests.model.later_layers import (
+    APERTUS_KEYS,
+    LAYER_NORMED,
+    LAYER_NORMED_KEYS,
+    LLAMA4_KEYS,
+    apertus,
+    llama4,
+)
 from tests.model.mixture_layers import afmoe, bailingmoe2, dots1, ernie_moe
 from tests.model.recurrent_layers import (
     falcon_h1,
@@ -55,7 +62,7 @@ def family_file(architecture: str, **keys: Any) -> FamilyFile:
     """The file of an architecture with its usual parts; ``keys`` change or add metadata."""
     file = FamilyFile(architecture, {**_common_keys(), **_KEYS.get(architecture, {})})
     file.keys.update({name.replace("__", "."): value for name, value in keys.items()})
-    if architecture in ("command-r", "cohere2"):
+    if architecture in ("command-r", "cohere2", *LAYER_NORMED):
         file.keys[LAYER_NORM] = file.keys.pop("attention.layer_norm_rms_epsilon")
     file.rows("token_embd", VOCAB)
     file.vector("output_norm")
@@ -119,6 +126,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "qwen35moe": {**_HYBRID_KEYS, **_SECTIONS, **EXPERT_KEYS, **_SHARED_KEYS},
     "qwen3next": {**_HYBRID_KEYS, **EXPERT_KEYS, **_SHARED_KEYS},
     "command-r": {"logit_scale": 0.5},
+    **LAYER_NORMED_KEYS,
     "deepseek2": {**EXPERT_KEYS, **LATENT_KEYS},
     "glm4moe": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
                 "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM // 2},
@@ -370,4 +378,5 @@ _LAYERS = {
     "seed_oss": _seed_oss,
     "command-r": _cohere,
     "cohere2": _cohere,
+    **LAYER_NORMED,
 }

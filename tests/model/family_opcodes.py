@@ -47,6 +47,20 @@ BIASED = {
     "bias_add": 3 * LAYERS,
     "matmul": 5 * LAYERS,
 }
+LAYER_NORMED = {
+    **STEP,
+    **ATTENTION,
+    "swiglu": LAYERS,
+    "rms_norm": 2 * LAYERS + 1,
+    "add": 4 * LAYERS + 1,
+}
+BIASES_EVERYWHERE = {
+    **LAYER_NORMED,
+    "matmul": 10 * LAYERS + 2,
+    "scale": 3 * LAYERS + 1,
+    "bias_add": 9 * LAYERS + 1,
+}
+"""Norms of four nodes and a bias; ones for what has no gate, of a factor and a bias."""
 WHOLE_NORMS = {
     **STEP,
     **PROJECTED,
@@ -146,6 +160,21 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "matmul": 4 * LAYERS,
     },
     **dict.fromkeys(("command-r", "cohere2"), COHERE),
+    **dict.fromkeys(("starcoder2", "gptneox"), BIASES_EVERYWHERE),
+    "stablelm": {
+        **LAYER_NORMED,
+        "matmul": 11 * LAYERS + 2,
+        "scale": 2 * LAYERS + 1,
+        "bias_add": 2 * LAYERS + 1,
+    },
+    "phi2": {
+        **LAYER_NORMED,
+        "matmul": 8 * LAYERS + 2,
+        "scale": 2 * LAYERS + 1,
+        "add": 3 * LAYERS + 1,
+        "rms_norm": LAYERS + 1,
+        "bias_add": 8 * LAYERS + 2,
+    },
     "glm4moe": {
         **STEP,
         **PROJECTED,

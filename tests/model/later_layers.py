@@ -1,15 +1,18 @@
-"""Layers of Llama 4 and Apertus in small random-weight files."""
+"""Layers of Llama 4, Apertus and families of layer norms in small random-weight files."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.model.family_file import HIDDEN, FamilyFile
+from tests.model.family_file import HIDDEN, VOCAB, FamilyFile
 from tests.model.family_parts import (
     EXPERT_WIDTH,
     EXPERTS,
     FEED_FORWARD,
+    HEAD_DIM,
     add_attention,
+    add_biases,
     add_dense,
     add_experts,
     add_shared_expert,
@@ -46,3 +49,44 @@ def llama4(file: FamilyFile, layer: int) -> None:
         return
     add_experts(file, layer)
     add_shared_expert(file, layer, EXPERT_WIDTH)
+
+
+def stablelm(file: FamilyFile, layer: int) -> None:
+    """Norms with biases."""
+    add_attention(file, layer)
+    add_dense(file, layer)
+    file.vector(f"blk.{layer}.ffn_norm")
+    for name in ("output_norm", f"blk.{layer}.attn_norm", f"blk.{layer}.ffn_norm"):
+        file.add(f"{name}.bias", HIDDEN)
+
+
+def starcoder2(file: FamilyFile, layer: int) -> None:
+    """A bias for everything, no gates."""
+    stablelm(file, layer)
+    add_biases(file, layer)
+    del file.values[f"blk.{layer}.ffn_gate.weight"]
+    for name, width in {"attn_output": HIDDEN, "ffn_up": FEED_FORWARD, "ffn_down": HIDDEN}.items():
+        file.add(f"blk.{layer}.{name}.bias", width)
+
+
+def phi2(file: FamilyFile, layer: int) -> None:
+    """One norm before both blocks."""
+    starcoder2(file, layer)
+    for suffix in ("weight", "bias"):
+        del file.values[f"blk.{layer}.ffn_norm.{suffix}"]
+    file.rows("output", VOCAB)
+    file.add("output.bias", VOCAB)
+
+
+LAYER_NORMED: Mapping[str, Callable[[FamilyFile, int], None]] = {
+    "starcoder2": starcoder2,
+    "stablelm": stablelm,
+    "phi2": phi2,
+    "gptneox": starcoder2,
+}
+PARTLY = {"rope.dimension_count": HEAD_DIM // 4}
+LAYER_NORMED_KEYS: Mapping[str, dict[str, Any]] = {
+    "stablelm": {**PARTLY, "use_parallel_residual": False},
+    "phi2": PARTLY,
+    "gptneox": {**PARTLY, "use_parallel_residual": True},
+}

@@ -13,6 +13,7 @@ from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid
 from tests.peer.float64_hybrid import Float64Hybrid
 from tests.peer.float64_latent import Float64Latent
+from tests.peer.float64_layer_norms import Float64LayerNorms
 from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_llama4 import Float64Llama4
@@ -32,6 +33,7 @@ ORACLES = {
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
     "deepseek2": Float64Latent,
+    **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox"), Float64LayerNorms),
     "ernie4_5-moe": Float64Ernie,
     **dict.fromkeys(("bailingmoe2", "exaone-moe", "afmoe"), Float64Routed),
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,

@@ -49,6 +49,7 @@ MODELS = {
     "ernie4_5-moe-experts": Limit(),
     **dict.fromkeys(("bailingmoe2-experts", "exaone-moe-experts", "afmoe-experts"), Limit()),
     **dict.fromkeys(("dots1-experts", "internlm2", "minicpm"), Limit()),
+    **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox-parallel"), Limit()),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }  # fmt: skip
@@ -57,7 +58,8 @@ QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
 }
 AS_WIDE = (
     *("exaone4", "internlm2", "qwen2moe", "olmoe", "phi3", "olmo2", "lfm2", "lfm2moe"),
-    *("granitehybrid", "command-r", "cohere2", "qwen2vl", "bailingmoe2"),
+    *("granitehybrid", "command-r", "cohere2", "qwen2vl", "bailingmoe2", "starcoder2"),
+    *("stablelm", "phi2", "gptneox"),
 )
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0

@@ -46,7 +46,7 @@ def for_peer(path, architecture):
 
 
 def peer_tolerance(name: str) -> float:
-    if "gemma" not in name:
+    if not name.startswith(("gemma", "starcoder2", "phi2", "gptneox")):
         return TOLERANCE
     return DEEP_GELU_TABLE_TOLERANCE if name in DEEP else GELU_TABLE_TOLERANCE
 

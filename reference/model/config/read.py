@@ -40,6 +40,7 @@ from reference.model.config.hybrid import (
 )
 from reference.model.config.keys import Keys
 from reference.model.config.latent import read_deepseek2
+from reference.model.config.layer_norms import read_gptneox, read_layer_normed, read_stablelm
 from reference.model.config.llama4 import read_llama4
 from reference.model.config.mixtures import (
     read_afmoe,
@@ -204,4 +205,8 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "gpt-oss": read_gpt_oss,
     "command-r": read_command_r,
     "cohere2": read_cohere2,
+    "starcoder2": read_layer_normed,
+    "phi2": read_layer_normed,
+    "stablelm": read_stablelm,
+    "gptneox": read_gptneox,
 }

@@ -179,7 +179,8 @@ class ModelConfig:
     is the width of Gemma 4's per-layer embeddings, 0 without them. With ``sinks`` layers may
     have attention sinks. With ``unit_norms`` queries and keys of layers that rotate are normed
     without a weight. ``xielu`` are the parameters of xIELU of layers without gates.
-    ``query_growth`` multiplies rotated queries; None leaves them as they are."""
+    ``query_growth`` multiplies rotated queries; None leaves them as they are. With ``parallel`` the
+    feed forward reads the layer's input as attention does."""
 
     architecture: str
     name: str
@@ -212,6 +213,7 @@ class ModelConfig:
     unit_norms: bool = False
     xielu: tuple[tuple[float, ...], ...] = ()
     query_growth: QueryGrowth | None = None
+    parallel: bool = False
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state, mostly instead of attending."""

@@ -79,6 +79,8 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
     "command-r": _later("cohere"),
     "cohere2": _later("cohere"),
+    **dict.fromkeys(("starcoder2", "phi2", "gptneox"), _later("layer_norms", "UNGATED")),
+    "stablelm": _later("layer_norms", "GATED"),
 }
 
 

@@ -115,15 +115,27 @@ class Emitter:
         return self.parameters(stored, layer, self.config.hidden)
 
     def norm(self, x: View, name: str, layer: int | None = None, y: View | None = None) -> View:
-        """RMS norm over the residual width."""
-        return self.builder.emit(
+        """RMS norm over the residual width, plus its bias if the file has one."""
+        bias = f"{name}.bias"
+        has_bias = self.has(bias, layer)
+        normed = self.builder.emit(
             Opcode.RMS_NORM,
             label(name, layer),
             x=x,
             weight=self.norm_weight(name, layer),
             eps=self.config.rms_eps,
-            y=y,
+            y=None if has_bias else y,
         )
+        if not has_bias:
+            return normed
+        added = self.parameters(bias, layer, self.config.hidden)
+        return self.builder.emit(
+            Opcode.BIAS_ADD, label(f"{name}_bias", layer), x=normed, bias=added, y=y
+        )
+
+    def layer_norm(self, x: View, name: str, layer: int) -> View:
+        """The norm of x without its mean."""
+        return self.norm(self.centred(x, name, layer), name, layer)
 
     def ones(self, kind: str, *shape: int, source: str = ONES) -> View:
         """A weight of ones, one of each ``kind`` in a graph; or of zeros."""

@@ -26,10 +26,11 @@ class Routing:
 @dataclass(frozen=True, slots=True)
 class Gates:
     """The gates of a block: their activation, and whether a dense one's gate and up rows are one
-    tensor."""
+    tensor. Unless ``gated`` the activation is that of a dense block's only rows."""
 
     activation: int = SILU
     fused: bool = False
+    gated: bool = True
 
 
 PLAIN_GATES = Gates()
@@ -69,10 +70,10 @@ def _normed_experts(e: Emitter, x: View, layer: int, norm: str | None, gates: Ga
 
 
 def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAIN_GATES) -> View:
-    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm), or of x without a norm; of a family with
-    xIELU Wdown xielu(Wup h)."""
-    if e.config.xielu:
-        return _ungated(e, x, layer, norm)
+    """Wdown (f(Wgate h) * (Wup h)) of h = rms(x, norm), or of x without a norm; of a family without
+    gates Wdown f(Wup h)."""
+    if e.config.xielu or not gates.gated:
+        return _ungated(e, x, layer, norm, gates)
     width, hidden = e.config.feed_forward[layer], e.config.hidden
     rows: tuple[RowSlice | None, RowSlice | None] = (None, None)
     if gates.fused:
@@ -102,14 +103,26 @@ def dense(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates = PLAI
     return e.linear(gated, "ffn_down", layer, hidden, width)
 
 
-def _ungated(e: Emitter, x: View, layer: int, norm: str | None) -> View:
-    """Wdown xielu(Wup h) of h = rms(x, norm), or of x without a norm."""
+def _ungated(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) -> View:
+    """Wdown f(Wup h) of h = rms(x, norm), or of x without a norm; f is xIELU or the activation."""
     width, hidden = e.config.feed_forward[layer], e.config.hidden
     h = e.norm(x, norm, layer) if norm else x
     up = e.linear(h, "ffn_up", layer, width, hidden)
-    four = e.builder.buffer(f"{XIELU}[{layer}]", BufferKind.CONSTANT, F32, (4,))
-    y = e.builder.emit(Opcode.XIELU, f"xielu[{layer}]", x=up, parameters=four)
+    if e.config.xielu:
+        four = e.builder.buffer(f"{XIELU}[{layer}]", BufferKind.CONSTANT, F32, (4,))
+        y = e.builder.emit(Opcode.XIELU, f"xielu[{layer}]", x=up, parameters=four)
+    else:
+        y = _activated(e, up, layer, width, gates.activation)
     return e.linear(y, "ffn_down", layer, hidden, width)
+
+
+def _activated(e: Emitter, x: View, layer: int, width: int, activation: int) -> View:
+    """f(x), as the gate of ones."""
+    emit = e.builder.emit
+    zeros = emit(Opcode.SCALE, f"ffn_zeros[{layer}]", x=x, factor=0.0)
+    ones = e.ones(f"of_{width}", width)
+    ones = emit(Opcode.BIAS_ADD, f"ffn_ones[{layer}]", x=zeros, bias=ones)
+    return emit(Opcode.SWIGLU, f"ffn_activated[{layer}]", gate=x, up=ones, activation=activation)
 
 
 def route(e: Emitter, r: View, layer: int) -> Routing:

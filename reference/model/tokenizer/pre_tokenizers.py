@@ -204,6 +204,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "minimax-m2": _gpt4o,
     "mpt": _neox,
     "olmo": _neox,
+    "phi-2": _gpt2,
     "pixtral": _llama3,
     "qwen2": _qwen2,
     "qwen35": _pre_tokenizer(_QWEN35, nfc=True),
@@ -211,6 +212,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "seed-coder": _pre_tokenizer(_QWEN2.replace(r"[\r\n]*|", "|")),
     "smaug-bpe": _cl100k,
     "smollm": _smollm,
+    "stablelm2": _pre_tokenizer(_QWEN2),
     "starcoder": _smollm,
     "tekken": _pre_tokenizer(_TEKKEN, whole_piece_first=True, add_bos=True),
 }

@@ -1,0 +1,29 @@
+"""Reads the metadata keys of decoders whose norms subtract the mean: halves rotate, or a part of
+each head."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from reference.model.config.common import LAYER_NORM_EPSILON, read_common, require_feed_forward
+from reference.model.config.keys import Keys
+from reference.model.config.records import ModelConfig
+
+PARALLEL = "use_parallel_residual"
+
+
+def read_layer_normed(keys: Keys) -> ModelConfig:
+    """StarCoder 2 and Phi 2."""
+    return require_feed_forward(keys, read_common(keys, epsilon=LAYER_NORM_EPSILON))
+
+
+def read_stablelm(keys: Keys) -> ModelConfig:
+    """StableLM: layers without a second norm are parallel, whatever the key says."""
+    keys.file.get(keys.key(PARALLEL), bool, False)
+    return read_layer_normed(keys)
+
+
+def read_gptneox(keys: Keys) -> ModelConfig:
+    """GPT-NeoX and Pythia: both blocks may read the layer's input, each by a norm of its own."""
+    parallel = keys.file.get(keys.key(PARALLEL), bool, True)
+    return replace(read_layer_normed(keys), parallel=parallel)
