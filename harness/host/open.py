@@ -152,7 +152,7 @@ def load_model(
 
 def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
     """Upload a model, with progress. Raises OutOfMemory and UnsupportedOp."""
-    weights = sum(tensor.nbytes for tensor in model.file.tensors.values())
+    weights = sum(tensor.nbytes for tensor in model.stored.tensors.values())
     progress.start("loading", weights + model.adapters.nbytes, "B")
     try:
         return ModelRunner(model, tier, limits, progress.advance)

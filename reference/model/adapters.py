@@ -178,7 +178,7 @@ NO_ADAPTERS = Adapters()
 class AdaptedFile:
     """The tensors of a model file, and the stacked ones of its adapters."""
 
-    file: GgufFile
+    file: TensorFile
     adapters: Adapters
 
     @property

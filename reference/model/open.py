@@ -32,6 +32,7 @@ from reference.model.families.plain_steps import without_drafts
 from reference.model.families.smooth_keys import Powers, smoothing_powers
 from reference.model.families.tensors import ModelTensors
 from reference.model.gguf.file import GgufFile, open_gguf
+from reference.model.split_latent import SplitFile, is_joined
 from reference.model.tokenizer import Tokenizer, load_tokenizer
 
 TEMPLATE_KEY = "tokenizer.chat_template"
@@ -114,11 +115,17 @@ class Model:
             return build_dflash_head(self.config, self.head, tensors, limits)
         return build_draft_block(self.config, tensors, limits)
 
+    @cached_property
+    def stored(self) -> GgufFile | SplitFile:
+        """The tensors of the model file, as converters write them now."""
+        split = is_joined(self.file, self.config)
+        return SplitFile(self.file, self.config) if split else self.file
+
     @property
     def tensors(self) -> TensorFile:
         """The tensors that graphs read: the file's, and those of adapters and the head."""
         opened = self.adapters.opened
-        own: TensorFile = AdaptedFile(self.file, self.adapters) if opened else self.file
+        own: TensorFile = AdaptedFile(self.stored, self.adapters) if opened else self.stored
         return own if self.head is None else HeadedFile(own, self.head.file)
 
     def check_unchanged(self) -> None:
@@ -128,7 +135,7 @@ class Model:
             self.head.file.check_unchanged()
 
     def _tensors(self) -> ModelTensors:
-        return ModelTensors(str(self.file.path), self.file.tensors, self._powers)
+        return ModelTensors(str(self.file.path), self.stored.tensors, self._powers)
 
 
 def open_model(path: str | Path, adapters: Sequence[Path] = ()) -> Model:

@@ -29,8 +29,8 @@ def rewrite(
     tensors: Mapping[str, Any] | None = None,
     data: Any = None,
 ) -> Path:
-    """A copy of a model with keys changed (None removes), one tensor dropped, some replaced, or
-    ``data`` in place of all."""
+    """A copy of a model with keys changed (None removes), one tensor dropped, some replaced (None
+    drops), or ``data`` in place of all."""
     with open_gguf(source) as file:
         values = {
             key: value.to_list() if hasattr(value, "to_list") else value
@@ -46,7 +46,8 @@ def rewrite(
             if name != drop
         }
         contents.update(tensors or {})
-        write_gguf(target, values, contents)
+        written = {name: one for name, one in contents.items() if one is not None}
+        write_gguf(target, values, written)
     return target
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.config import ModelConfig
-from tests.model.family_file import config_of
-from tests.model.family_parts import EXPERT_WIDTH
+from tests.model.family_file import FamilyFile, config_of
+from tests.model.family_parts import EXPERT_WIDTH, HEADS
 from tests.model.latent_layers import QUERY_RANK, RANK, ROTATED, UNROTATED, VALUE
 from tests.model.test_dense_config import with_keys
 
@@ -107,8 +107,35 @@ def test_groups_are_of_experts_with_a_sigmoid(tmp_path: Path) -> None:
         config(keys, tmp_path)
 
 
-def test_a_file_of_the_older_form_is_refused(tmp_path: Path) -> None:
-    file = with_keys("deepseek2", {})
-    del file.keys["attention.key_length_mla"]
-    with pytest.raises(UnsupportedModel, match="convert the model again"):
-        config_of(file, tmp_path)
+OLDER: dict[str, Any] = {
+    "attention.head_count_kv": HEADS,
+    "attention.key_length": SIZE,
+    "attention.value_length": VALUE,
+}
+"""What files have that were converted before latent rows."""
+
+
+def older(keys: dict[str, Any]) -> FamilyFile:
+    file = with_keys("deepseek2", {**OLDER, **keys})
+    for name in ("key", "value"):
+        del file.keys[f"attention.{name}_length_mla"]
+    return file
+
+
+def test_an_older_file_is_read_as_a_new_one(tmp_path: Path) -> None:
+    assert config_of(older({}), tmp_path) == config({}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("attention.head_count_kv", 2),
+        ("attention.key_length", ROTATED),
+        ("attention.kv_lora_rank", 0),
+    ],
+)
+def test_sizes_of_an_older_file_that_contradict_each_other(
+    key: str, value: int, tmp_path: Path
+) -> None:
+    with pytest.raises(ModelFileError, match=key):
+        config_of(older({key: value}), tmp_path)

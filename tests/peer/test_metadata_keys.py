@@ -15,13 +15,13 @@ from reference.limits import Limits
 from reference.model.config.read import READERS
 from reference.model.gguf.writer import HOLE
 from reference.model.open import open_model
-from tests.families_table import EACH_KIND, FAMILIES, GEMMAS
+from tests.families_table import EACH_KIND, FAMILIES
 from tests.long_cases import long_except
 from tests.model.metadata_keys import UNUSUAL
 from tests.model.test_families import rewrite
 from tests.peer.binary64_attention import binary64_attention
 from tests.peer.our_engine import our_logits
-from tests.peer.test_synthetic_logits import GELU_TABLE_TOLERANCE, TOLERANCE, for_peer
+from tests.peer.test_synthetic_logits import for_peer, peer_tolerance
 
 pytestmark = pytest.mark.peer
 
@@ -62,7 +62,7 @@ def test_what_is_read_is_read_as_llama_cpp_does(
 ) -> None:
     model = synthetic_model(quant="f32", seed=11, **FAMILIES[FIRST[architecture]])
     source = for_peer(model, architecture)
-    tolerance = GELU_TABLE_TOLERANCE if FIRST[architecture] in GEMMAS else TOLERANCE
+    tolerance = peer_tolerance(FIRST[architecture])
     far = {}
     for name, keys in UNUSUAL.items():
         written = {f"{architecture}.{key}": value for key, value in keys.items()}

@@ -12,6 +12,7 @@ from harness.named_adapters import NamedAdapter
 from tests.adapters import write_adapter
 from tests.families_table import DEEP, FAMILIES, without_variants
 from tests.long_cases import long_except
+from tests.model.older_latent import older_and_newer
 from tests.model.test_adapters import is_linear
 from tests.model.test_families import rewrite
 from tests.model.test_family_logits import CHUNK, NOT_IN_FLOAT64, TOKENS, TOLERANCE
@@ -85,6 +86,13 @@ def test_llama_cpp_agrees_with_float64(model, peer, name):
     path = model(name)
     truth = float64_model(path).logits(TOKENS)
     assert np.abs(peer.logits(path, TOKENS, chunk=CHUNK) - truth).max() <= peer_tolerance(name)
+
+
+def test_an_older_deepseek_agrees_with_llama_cpp(model, peer, tmp_path):
+    """Which computes keys and values of heads from its joined matrix."""
+    older, _ = older_and_newer(model("deepseek2-experts"), tmp_path, "f32")
+    theirs = peer.logits(older, TOKENS, chunk=CHUNK)
+    assert np.abs(exact_logits(older, TOKENS, CHUNK) - theirs).max() <= TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["qwen3-wide-heads", "phi3", "qwen35"])

@@ -16,26 +16,27 @@ RANK = "attention.kv_lora_rank"
 QUERY_RANK = "attention.q_lora_rank"
 QUERY_LENGTH = "attention.key_length_mla"
 VALUE_LENGTH = "attention.value_length_mla"
+KEY_LENGTH, HEAD_VALUE = "attention.key_length", "attention.value_length"
+"""What says the same in older files."""
 
 
 def read_deepseek2(keys: Keys) -> ModelConfig:
     """Attention over latent rows, whose last channels alone rotate, and experts in all but the
-    first layers. Raises UnsupportedModel for a file whose keys and values are one matrix, as they
-    were before llama.cpp had such rows."""
-    if not keys.has(QUERY_LENGTH):
-        raise keys.unsupported(
-            QUERY_LENGTH, "is missing", "convert the model again: the file is of an older form"
-        )
-    common = read_common(keys, _read_rope, head=_row_width)
-    rope, size = common.ropes[0], keys.integer(QUERY_LENGTH, 2, MAX_WIDTH)
+    first layers. Files from before llama.cpp had such rows give the sizes of heads alone."""
+    older = not keys.has(QUERY_LENGTH)
+    lengths = (KEY_LENGTH, HEAD_VALUE) if older else (QUERY_LENGTH, VALUE_LENGTH)
+    common = read_common(keys, _read_rope, head=_older_row_width if older else _row_width)
+    if older:
+        common = _with_rows(keys, common)
+    rope, size = common.ropes[0], keys.integer(lengths[0], 2, MAX_WIDTH)
     latent = Latent(
         rank=keys.integer(RANK, 1, MAX_WIDTH),
         query_rank=keys.integer(QUERY_RANK, 0, MAX_WIDTH, 0),
         unrotated=size - rope.dims,
-        value=keys.integer(VALUE_LENGTH, 1, MAX_WIDTH),
+        value=keys.integer(lengths[1], 1, MAX_WIDTH),
     )
     if latent.unrotated < 1:
-        raise keys.error(QUERY_LENGTH, f"is {size}, must be above the {rope.dims} that rotate")
+        raise keys.error(lengths[0], f"is {size}, must be above the {rope.dims} that rotate")
     if latent.rank + rope.dims != common.head_dims[0] or set(common.kv_heads) != {1}:
         raise keys.error(RANK, f"is {latent.rank}, which is no row of {common.head_dims[0]}")
     scale = _magnitude(keys, rope) ** 2 / math.sqrt(size)
@@ -47,12 +48,28 @@ def read_deepseek2(keys: Keys) -> ModelConfig:
     return replace(config, experts=experts)
 
 
+def _with_rows(keys: Keys, common: ModelConfig) -> ModelConfig:
+    """``common`` of an older file, whose heads share a row. Raises ModelFileError where heads for
+    keys and values are fewer than others."""
+    if common.kv_heads != common.heads:
+        problem = f"is {common.kv_heads[0]}, must be the {common.heads[0]} heads"
+        raise keys.error("attention.head_count_kv", problem)
+    return replace(common, kv_heads=(1,) * common.layers)
+
+
+def _older_row_width(keys: Keys, hidden: int, heads: int) -> int:
+    """The channels of a latent row, of which an older file says nothing: those of the matrix that
+    keys are made of, and those that rotate."""
+    rotated = keys.integer("rope.dimension_count", 2, MAX_WIDTH)
+    return keys.integer(RANK, 1, MAX_WIDTH) + rotated
+
+
 def _row_width(keys: Keys, hidden: int, heads: int) -> int:
     """The channels of a latent row, which are those of a key."""
-    width = keys.integer("attention.key_length", 1, MAX_WIDTH)
-    value = keys.integer("attention.value_length", 1, MAX_WIDTH)
+    width = keys.integer(KEY_LENGTH, 1, MAX_WIDTH)
+    value = keys.integer(HEAD_VALUE, 1, MAX_WIDTH)
     if value != keys.integer(RANK, 1, MAX_WIDTH):
-        raise keys.error("attention.value_length", f"is {value}, must be {keys.key(RANK)}")
+        raise keys.error(HEAD_VALUE, f"is {value}, must be {keys.key(RANK)}")
     return width
 
 
