@@ -191,6 +191,16 @@ def native_is_quick() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def cpu_is_quick() -> Iterator[None]:
+    """What opens the CPU tier by its name has the quick one, which says that it is the CPU's: for
+    tests that name it because any machine has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        quick = {"cpu": lambda options: quick_tier("cpu")}
+        patch.setattr(tiers, "TIERS", {**tiers.TIERS, **quick})
+        yield
+
+
+@pytest.fixture(scope="module")
 def browser(no_event_loop: None) -> Iterator[Any]:
     """One headless Chromium, closed after the module: Playwright allows a process only one of
     itself, and its event loop is that of the main thread as long as it is open."""

@@ -34,21 +34,22 @@ def open_by_name(name: str) -> Tier:
 class QuickTier(NativeTier):
     """The native tier with one thread; its steps are to be waited for, as those of the CPU tier."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__(choices=Choices(threads=1, cache=tiers.kernel_cache("native")))
         self._stored_steps = StepsOfProcess(Path(), self.workers)
+        self._name = name
 
     @property
     def info(self) -> TierInfo:
-        """As the native tier's, but for the queue."""
-        return replace(super().info, asynchronous=False)
+        """As the native tier's, but for the queue and the name."""
+        return replace(super().info, asynchronous=False, name=self._name)
 
 
-def quick_tier() -> Tier:
+def quick_tier(name: str = "native") -> Tier:
     """A tier for tests of what the host does around steps: it has the bits of the CPU tier in a
     tenth of its time. Where no library can be compiled it is the CPU tier."""
     try:
-        return QuickTier()
+        return QuickTier(name)
     except TierUnavailable:
         return CpuTier()
 

@@ -69,8 +69,8 @@ class ReplyParser:
 
     def feed(self, text: str) -> list[Part]:
         """The parts that become certain with more text."""
-        busy = self._held or self._form.forced or self._in_answer
-        if self._said and self._syntax is None and not busy:
+        unfinished = self._held or self._in_answer or self._form.forced
+        if self._said and self._syntax is None and not unfinished:
             return [Content(text)] if text else []  # Nothing else can follow.
         self._held += text
         return self._joined(self._parts(final=False))

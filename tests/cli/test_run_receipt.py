@@ -10,6 +10,7 @@ import pytest
 
 from tests.cli.conftest import Result
 
+pytestmark = pytest.mark.usefixtures("cpu_is_quick")
 Zinc = Callable[..., Result]
 
 

@@ -42,12 +42,13 @@ SLOTS = 4
 CONTEXT = 256
 NULL_TOKEN = 65
 QUICK = "quick"
-KNOWN = {
-    **tiers.TIERS,
-    QUICK: lambda options: quick_tier(),
-    "null": lambda options: NullTier(NULL_TOKEN),
-}
-"""Functions that open a tier, by its name."""
+ADDED = {QUICK: lambda options: quick_tier(), "null": lambda options: NullTier(NULL_TOKEN)}
+"""Functions that open a tier that only tests have, by its name."""
+COMPARE_TIERS = (
+    *("test_experts", "test_receipt_attacks", "test_receipts", "test_recording"),
+    "test_rerank_receipts",
+)
+"""Files whose tests need the CPU tier itself."""
 PATIENT = partial(DiskCacheOptions, patience=PATIENCE_SECONDS, flush_seconds=PATIENCE_SECONDS)
 """A busy machine's disk is waited for."""
 ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
@@ -74,6 +75,13 @@ def routes_are_compiled_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rule, "_compile_builder", once)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cpu_is_quick_where_tiers_are_not_compared(request: pytest.FixtureRequest) -> None:
+    """Most tests name it because any machine has it."""
+    if request.path.stem not in COMPARE_TIERS:
+        request.getfixturevalue("cpu_is_quick")
 
 
 @pytest.fixture(scope="session")
@@ -115,7 +123,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tiers, "TIERS", KNOWN)
+            patch.setattr(tiers, "TIERS", {**tiers.TIERS, **ADDED})
             patch.setattr(disk, "DiskCacheOptions", PATIENT)
             with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
                 RUNNING.append(server)
@@ -230,7 +238,7 @@ def verify(
     """``verify(request, response)``: exit code and what was printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr(tiers, "TIERS", {**KNOWN, "native": KNOWN[QUICK]})
+    monkeypatch.setattr(tiers, "TIERS", {**tiers.TIERS, "native": ADDED[QUICK]})
 
     def run(request: object, response: object) -> tuple[int, str, str]:
         words = ["verify"]

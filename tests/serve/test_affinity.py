@@ -18,12 +18,12 @@ from harness.host.submissions import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import Refusal, Work
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.tenants import Usage
+from tests.named_tiers import quick_tier
 
 NAMES = ("a", "b", "c")
 PROMPT = tuple(range(5 * PAGE_TOKENS))
@@ -92,7 +92,7 @@ def test_what_is_left_of_a_request_continues_it(
     request = Request(
         1, tuple(range(40, 60)), TOKENS, sampling, ignore_end=True, log_probabilities=0
     )
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
 
         def events(asked: Sequence[Request]) -> list[list[tuple[int, int, float | None]]]:
             engine = Engine(runner)

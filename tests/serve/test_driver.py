@@ -22,13 +22,13 @@ from harness.host.driver import EngineDriver, EventStream
 from harness.host.engine_thread import EngineThread
 from harness.host.event_queue import EventQueue
 from harness.host.submissions import EngineStopped, Submission
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.observer import Observer
 from reference.runner import ModelRunner
 from tests.held_steps import hold_steps
+from tests.named_tiers import quick_tier
 from tests.patience import PATIENCE_SECONDS, wait_until
 
 LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4)
@@ -38,7 +38,7 @@ Driven = Callable[..., Any]
 @pytest.fixture(scope="module")
 def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
     model = open_model(tiny_model_path)
-    with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
+    with model.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
 
 

@@ -26,7 +26,6 @@ from harness.host.structured.grammars import (
     TokenMasks,
     regex_rule,
 )
-from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.limits import Limits
@@ -36,6 +35,7 @@ from reference.observer import Observer
 from reference.runner import ModelRunner
 from reference.sched.constraints import Mask
 from tests.model.tokenizer_data import byte_level_metadata
+from tests.named_tiers import quick_tier
 from tests.patience import PATIENCE_SECONDS
 from tests.serve.test_driver import tokens_of
 
@@ -294,7 +294,7 @@ def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) 
         assert (engine.statistics.speculation.drafted > 0) == (guess > 0)
         return tokens
 
-    with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+    with quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
         alone = {n: run(runner, [n], 0)[n] for n in (0, 1)}
         assert run(runner, [0, 1], draft) == alone
     text = model.tokenizer.decode_bytes(alone[1])
@@ -311,7 +311,7 @@ def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
         sampling = SamplingParams(temperature=0.9, seed=3)
         return Request(driver.new_id(), (65, 66, 67), most, sampling, ignore_end=most > 20)
 
-    with CpuTier() as tier, ModelRunner(model, tier, limits) as runner:
+    with quick_tier() as tier, ModelRunner(model, tier, limits) as runner:
 
         def make(observer: Observer) -> Engine:
             return Engine(
