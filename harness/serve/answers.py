@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
 from contract.types import FinishReason, Tenant, TokenEvent
@@ -214,7 +215,7 @@ class OpenAiStream:
     kind: ClassVar[str]
     """The ``object`` of a chunk."""
 
-    @property
+    @cached_property
     def _tokenwise(self) -> bool:
         """Whether every token has a chunk, also one without text."""
         return self.listed or self.answer.token_ids or self.answer.counted

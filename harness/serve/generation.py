@@ -254,10 +254,14 @@ class Generation:
         pieces, tokens = [], 0
         try:
             for at, event in events:
-                piece = self._by_id[event.request_id].receive(event, self._events, at)
-                if piece is not None:
-                    pieces.append(piece)
-                    tokens += len(piece.events)
+                choice = self._by_id[event.request_id]
+                piece = choice.take(event, at)
+                if piece is None:
+                    continue
+                if piece.finish is not None and event.finish_reason is None:
+                    self._events.cancel(event.request_id, len(choice.sampled))
+                pieces.append(piece)
+                tokens += len(piece.events)
         except GrammarBroke as broke:
             assert self._constrained is not None
             raise grammar_error(self._constrained.grammar_param, str(broke)) from None

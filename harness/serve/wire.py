@@ -12,15 +12,7 @@ from msgspec import Meta, Struct
 
 from contract.types import MAX_INT32
 from harness.serve.errors import ApiError
-from harness.serve.strict_json import (
-    ROUNDED,
-    BadJson,
-    Decimals,
-    known_type,
-    loads,
-    parsing,
-    with_floats,
-)
+from harness.serve.strict_json import BadJson, Decimals, known_type, loads, parsing, with_floats
 from harness.serve.wire_fields import served_fields
 from harness.serve.wire_refusals import refusal
 from harness.serve.wire_tools import ReasoningEffort, ResponseFormat, ToolCall, ToolChoice, Tools
@@ -321,10 +313,7 @@ def decode(
 
 def _rounded(value: dict[str, Any]) -> dict[str, Any]:
     """A body with numbers as binary64, but for those of schemas."""
-    return {
-        name: with_floats(one) if type(one) in ROUNDED and name not in SCHEMA_FIELDS else one
-        for name, one in value.items()
-    }
+    return {name: one if name in SCHEMA_FIELDS else with_floats(one) for name, one in value.items()}
 
 
 class _Named(Struct):

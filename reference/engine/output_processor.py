@@ -79,18 +79,22 @@ class OutputProcessor:
         if not self._batches:
             return
         batch = self._batches[-1]
-        tokens, ends = Counter[int](), Counter[tuple[int, FinishReason]]()
+        tokens, ends = dict[int, int](), Counter[tuple[int, FinishReason]]()
         for event, tenant in batch.entries:
-            if tenant is not None and tenant in self._tenants:
-                tokens[tenant] += event.token >= 0
+            if tenant is not None:
+                tokens[tenant] = tokens.get(tenant, 0) + (event.token >= 0)
                 if event.finish_reason is not None:
                     ends[tenant, event.finish_reason] += 1
+        gone = [tenant for tenant in tokens if tenant not in self._tenants]
+        if gone:
+            tokens = {tenant: count for tenant, count in tokens.items() if tenant not in gone}
+            ends = Counter({key: count for key, count in ends.items() if key[0] not in gone})
         usage, again = self._usage, bool(batch.before)
         for tenant in tokens.keys() - batch.before.keys():
             batch.before[tenant] = usage.handed_out(tenant)
         for tenant, (before, ended) in batch.before.items():
             counted, counted_ends = usage.handed_out(tenant)
-            usage.generated(tenant, before + tokens[tenant] - counted)
+            usage.generated(tenant, before + tokens.get(tenant, 0) - counted)
             for reason in COUNTED_ENDS if ends or again else ():
                 more = ended[reason] + ends[tenant, reason] - counted_ends[reason]
                 if more:
@@ -161,7 +165,7 @@ class OutputProcessor:
         try:
             for part in computed:
                 self._take(part, tokens, output, now)
-                live &= part.sequence.running
+                live &= part.sequence.slot >= 0
         finally:
             for (tenant, seconds), count in self._intervals.items():
                 self._usage.interval(tenant, seconds, count)
@@ -195,7 +199,7 @@ class OutputProcessor:
             return
         if stop < sequence.known:
             return
-        if part.drafted:
+        if end_row - first_row > 1 and part.drafted:
             taken = self._take_drafted(part, tokens, output)
             if self._speculative is not None and not sequence.running:
                 # Drafts after the end were not compared.
@@ -207,7 +211,7 @@ class OutputProcessor:
             self._receive(sequence, stop, token, output, end_row - 1)
         if taken:
             self._note_tokens(sequence, now)
-        if self._speculative is not None or sequence.masked:
+        if self._speculative is not None or sequence.allowed is not None:
             self._after_tokens(part)
 
     def _score(self, part: Computed, output: StepOutput, now: float) -> bool:
@@ -272,7 +276,7 @@ class OutputProcessor:
         return taken
 
     def _note_tokens(self, sequence: Sequence, now: float) -> None:
-        tenant = sequence.tenant
+        tenant = sequence.request.tenant
         if sequence.read_at is None:
             self._usage.first_token(tenant, now - sequence.arrived)
         else:

@@ -54,7 +54,7 @@ class Step(NamedTuple):
     def of_current_admission(self) -> Iterator[bool]:
         """For each sequence, whether it still has the slot that the step was computed for."""
         for sequence, admission in zip(self.sequences, self.admissions, strict=True):
-            yield sequence.running and sequence.admission == admission
+            yield sequence.slot >= 0 and sequence.admission == admission
 
 
 class Computed(NamedTuple):
@@ -305,9 +305,9 @@ class Pipeline:
         """Tokens that a step prefills and decodes for each tenant, without drafts."""
         counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         for sequence, (_, start, tokens), requested in zip(sequences, chunks, rows, strict=True):
-            of_tenant = counts[sequence.tenant]
+            of_tenant = counts[sequence.request.tenant]
             sampled = requested > 0 and sequence.samples and start + tokens >= sequence.known
-            drafted = sequence.drafted(start, requested)
+            drafted = requested > 1 and sequence.drafted(start, requested)
             of_tenant[0] += 0 if drafted else tokens - sampled
             of_tenant[1] += sampled
         return [(self._tenants.counter(tenant), count) for tenant, count in counts.items()]

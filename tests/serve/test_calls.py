@@ -93,12 +93,12 @@ def calls(
 @pytest.mark.parametrize(
     ("path", "body", "most"),
     [
-        (COMPLETIONS, {**COMPLETED, "stream": True}, (66, 495, 142, 47)),
-        (COMPLETIONS, COMPLETED, (66, 490, 142, 31)),
-        (CHAT, {**CHATTED, "stream": True}, (66, 838, 142, 55)),
-        (CHAT, CHATTED, (66, 820, 142, 35)),
-        ("/v1/messages", {**MESSAGE, "stream": True}, (66, 958, 142, 57)),
-        ("/v1/messages", MESSAGE, (66, 864, 142, 35)),
+        (COMPLETIONS, {**COMPLETED, "stream": True}, (70, 520, 145, 48)),
+        (COMPLETIONS, COMPLETED, (70, 515, 145, 32)),
+        (CHAT, {**CHATTED, "stream": True}, (70, 860, 145, 56)),
+        (CHAT, CHATTED, (70, 840, 145, 36)),
+        ("/v1/messages", {**MESSAGE, "stream": True}, (70, 980, 145, 58)),
+        ("/v1/messages", MESSAGE, (70, 885, 145, 36)),
     ],
 )
 def test_a_request_and_a_token_take_few_calls(
