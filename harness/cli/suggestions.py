@@ -40,15 +40,26 @@ SAME_COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 """Commands of other programs that mean the same as ours, and ours."""
 A_FILE_IS_ENOUGH = "a GGUF file is used as it is: zinc-rt run --model FILE.gguf"
+TOKENIZE = "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python"
 EMBED = "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python"
 COMMAND_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("create", "cp", "import", "push", "convert"), A_FILE_IS_ENOUGH),
     **dict.fromkeys(("quantize", "llama-quantize"), A_FILE_IS_ENOUGH),
     **dict.fromkeys(("update", "upgrade", "self"), "a new version is installed with pip"),
     **dict.fromkeys(("completion", "generate-shell-completion"), "zinc-rt --help lists all"),
-    **dict.fromkeys(("perplexity", "llama-perplexity"), "use zinc-rt score"),
+    **dict.fromkeys(("perplexity", "ppl", "llama-perplexity"), "use zinc-rt score"),
     **dict.fromkeys(("cache", "clean", "prune"), "zinc-rt model rm deletes a model"),
-    **dict.fromkeys(("llama-cli", "ask", "prompt", "query"), "use zinc-rt run"),
+    **dict.fromkeys(("llama-cli", "cli", "ask", "prompt", "query"), "use zinc-rt run"),
+    **dict.fromkeys(("compare", "diff"), "equal digests of zinc-rt logits are equal logits"),
+    **dict.fromkeys(("eval", "lm-eval", "lm_eval"), "lm_eval asks a server, see docs/serving.md"),
+    **dict.fromkeys(("train", "finetune", "lora"), "adapters are used, not made: see --lora"),
+    **dict.fromkeys(("tokens", "detokenize", "llama-tokenize"), TOKENIZE),
+    **dict.fromkeys(("gguf", "llama-gguf", "metadata"), "use zinc-rt inspect"),
+    "launch": "give a program the address of zinc-rt serve",
+    "load": "a server loads models when asked: zinc-rt serve --beside",
+    "get": "use zinc-rt model pull",
+    "env": "use zinc-rt check",
+    "rerank": "zinc-rt serve answers at /v1/rerank",
     "llama-server": "use zinc-rt serve",
     "llama-bench": "use zinc-rt bench",
     "status": "use zinc-rt ps",
@@ -67,7 +78,7 @@ COMMAND_ADVICE: Mapping[str, str] = {
     "settings": "use zinc-rt config init",
     "login": "models of the hub that need an account are not fetched; download the file",
     **dict.fromkeys(("embed", "embedding", "embeddings"), EMBED),
-    "tokenize": "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python",
+    "tokenize": TOKENIZE,
 }
 """Commands of other programs, and what does the same here."""
 

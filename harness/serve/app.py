@@ -23,7 +23,7 @@ from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import KEYLESS_PATH, HostCheck, caller_of
+from harness.serve.gate import KEYLESS_PATHS, HostCheck, caller_of
 from harness.serve.light_answers import LightAnswer, LightContext, LightRequest, as_answer, body_of
 from harness.serve.llama_cpp.routes import LlamaCppHandlers
 from harness.serve.model_routes import ModelHandlers
@@ -181,7 +181,7 @@ class _App(Flask):
         if incoming.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
             return Response(status=HTTPStatus.NO_CONTENT)
-        if incoming.path.rstrip("/") == KEYLESS_PATH or incoming.path in options.page:
+        if incoming.path.rstrip("/") in KEYLESS_PATHS or incoming.path in options.page:
             return None
         models.refresh()
         keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")

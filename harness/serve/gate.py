@@ -16,8 +16,8 @@ from harness.serve.errors import ApiError
 from harness.serve.service import Service
 from harness.serve.wire import Body, Prepare, decode
 
-KEYLESS_PATH = "/health"
-"""The only API path that needs no key."""
+KEYLESS_PATHS = ("/health", "/ready")
+"""The API paths that need no key: probes and load balancers have none."""
 JSON_TYPE = "application/json"
 FORM_TYPE = "application/x-www-form-urlencoded"
 """The content type of ``curl -d`` where no header names another, and of forms in pages."""

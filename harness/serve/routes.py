@@ -40,7 +40,7 @@ from reference.engine.statistics import EngineStatistics
 from reference.model.chat_template import RenderedChat
 from reference.model.tokenizer import Tokenizer
 
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
+TEXT = "text/plain; version=0.0.4"
 ROUTES = (
     Route(
         "POST", "/v1/chat/completions", "chat", "Answer a conversation.",
@@ -65,7 +65,7 @@ ROUTES = (
     *TENANT_ROUTES,
     *RECEIPT_ROUTES,
     Route("GET", "/health", "health", "Whether the server lives. Needs no key."),
-    Route("GET", "/ready", "ready", "Whether requests are taken."),
+    Route("GET", "/ready", "ready", "Whether requests are taken. Needs no key."),
     Route("GET", "/version", "version", "Version and fingerprint."),
     Route("GET", "/metrics", "metrics", "Prometheus metrics, for operators.", produces=TEXT),
     Route("GET", "/openapi.json", "openapi", "This document."),
@@ -189,7 +189,8 @@ class Handlers:
 
     def ready(self) -> Json:
         self._service.check_accepting()
-        return {"status": "ready", "model": self._model.name}
+        named = {} if self._service.accounts.keyed else {"model": self._model.name}
+        return {"status": "ready", **named}
 
     def version(self) -> Json:
         return {"version": self._version, "fingerprint": self._model.fingerprint}

@@ -119,7 +119,7 @@ def _run(args: argparse.Namespace) -> ValidationReport:
         )
         oracle = stack.enter_context(CpuTier(settings["threads"], definitions_only=True))
         tiers = {name: stack.enter_context(open_tier(name, options)) for name in names}
-        return validate(model, oracle, tiers, workload, layers, args.trace_bytes)
+        return validate(model, oracle, tiers, workload, layers, args.trace_bytes, progress_on())
 
 
 def _integers(flag: str, text: str, bound: int) -> tuple[int, ...]:

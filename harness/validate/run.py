@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,6 +16,7 @@ from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from contract.types import SamplingParams
+from harness.progress import SILENT, Progress
 from harness.validate.compare import DOWNSTREAM, UNOBSERVED, Divergence, find_divergence
 from harness.validate.histogram import ValueHistogram
 from harness.validate.trace import (
@@ -130,13 +131,14 @@ def validate(
     workload: Workload,
     layers: Sequence[int] | None = None,
     trace_bytes: int = TRACE_BYTES,
+    progress: Progress = SILENT,
 ) -> ValidationReport:
     """Compare ``tiers`` with ``oracle`` at every result of ``layers`` (None: all of them).
 
     Each tier runs twice: once with intermediate values kept, comparing every op, and once as in
     production, comparing outputs and states. Layers whose values do not fit in ``trace_bytes``
-    together are traced in several runs."""
-    comparison = _Comparison(model, oracle, tiers, workload)
+    together are traced in several runs. ``progress`` counts the steps of each run."""
+    comparison = _Comparison(model, oracle, tiers, workload, progress)
     chosen = tuple(sorted(comparison.residuals if layers is None else set(layers)))
     groups = layer_groups(comparison.graph, chosen, workload.limits.largest, trace_bytes)
     for number, group in enumerate(groups):
@@ -164,6 +166,7 @@ class _Comparison:
     oracle: Tier
     tiers: Mapping[str, Tier]
     workload: Workload
+    progress: Progress
     graph: Graph = field(init=False)
     residuals: Mapping[int, Site] = field(init=False)
     histograms: dict[int, dict[str, ValueHistogram]] = field(default_factory=dict)
@@ -188,7 +191,7 @@ class _Comparison:
                 name: stack.enter_context(self._runner(traced, tier))
                 for name, tier in {DEFINITIONS: self.oracle, **self.tiers}.items()
             }
-            for step, (start, count) in enumerate(self.workload.steps()):
+            for step, start, count in self._steps("definitions and tiers"):
                 key = ShapeKey(count, 1)
                 for runner in runners.values():
                     runner.step(self.workload.input(start, count))
@@ -204,12 +207,23 @@ class _Comparison:
             if name in self.divergences:
                 continue
             with self._runner(untraced, tier) as runner:
-                for step, (start, count) in enumerate(self.workload.steps()):
+                for step, start, count in self._steps(f"{name} as in production"):
                     key = ShapeKey(count, 1)
                     runner.step(self.workload.input(start, count))
                     for site, values in self.expected[step].items():
                         got = observe(runner, site.view, key)
                         self._check(name, site, step, key, values, got, UNOBSERVED)
+
+    def _steps(self, label: str) -> Iterator[tuple[int, int, int]]:
+        """Number, first position and tokens of every step, whose progress is shown."""
+        steps = self.workload.steps()
+        self.progress.start(label, len(steps), "step")
+        try:
+            for step, (start, count) in enumerate(steps):
+                yield step, start, count
+                self.progress.advance(1)
+        finally:
+            self.progress.close()
 
     def explained(self, found: Divergence, complete: bool) -> Divergence:
         """``found``, with a note when ops before it were not compared."""

@@ -13,6 +13,7 @@ import pytest
 from contract.dtypes import F16, I3R, I4R, I12, Q8_0
 from contract.ir.graph import BufferKind
 from contract.shape_key import ShapeKey
+from harness.progress import NullProgress
 from harness.tiers import open_tier
 from harness.validate import ValueHistogram, Workload, validate
 from harness.validate.__main__ import main
@@ -90,6 +91,26 @@ def model(tiny_model_path) -> Model:
 def report_of(model: Model, corruption: Corruption, **options):
     with CpuTier(definitions_only=True) as oracle, CorruptTier(corruption) as tier:
         return validate(model, oracle, {"cpu": tier}, WORKLOAD, **options)
+
+
+class Shown(NullProgress):
+    """Progress that is remembered."""
+
+    def __init__(self) -> None:
+        self.jobs: list[list[int]] = []
+
+    def start(self, label: str, total: int | None, unit: str) -> None:
+        self.jobs.append([total or 0, 0])
+
+    def advance(self, n: int) -> None:
+        self.jobs[-1][1] += n
+
+
+def test_every_run_shows_its_steps(model):
+    shown = Shown()
+    with CpuTier() as tier, CpuTier(definitions_only=True) as oracle:
+        assert validate(model, oracle, {"cpu": tier}, WORKLOAD, progress=shown).agrees
+    assert shown.jobs == [[len(STEPS)] * 2] * 2
 
 
 def test_steps_cover_every_token_once():

@@ -149,7 +149,7 @@ def test_defaults_are_of_requests_that_name_none(adapted: Running, truth: Any) -
         ([{"id": 2, "scale": 1}], "names adapter 2"),
         ([{"id": 0, "scale": 1}, {"id": 0, "scale": 2}], "names an adapter twice"),
         ([{"id": 0, "scale": 1e9}], "has the scale"),
-        ([{"id": 0}], "missing required field `scale`"),
+        ([{"id": 0}], "[0].scale is missing"),
         ([{"id": -1, "scale": 1}], ">= 0"),
     ],
 )

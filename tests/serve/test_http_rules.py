@@ -34,16 +34,24 @@ def test_a_wrong_method_names_the_right_ones(
     assert reply.headers["Allow"] == allowed
 
 
-def test_health_needs_no_key_however_it_is_written(serve: Serve, tmp_path) -> None:  # type: ignore[no-untyped-def]
-    """The other routes do, with a slash too."""
+def test_probes_need_no_key_however_they_are_written(serve: Serve, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """The other routes do, with a slash too. Without a key a probe says no names."""
     file = tmp_path / "tenants.toml"
     file.write_text(TENANTS)
     with serve(tenants=file) as server:
         http = Http(server.url)
-        for path in ("/health", "/health/", "/health?full=1"):
-            assert http.get(path).status == 200
-        for path in ("/ready", "/ready/", "/v1/models/", "/health/x"):
+        for path, status in (("/health", "ok"), ("/ready", "ready")):
+            for written in (path, f"{path}/", f"{path}?full=1"):
+                assert http.get(written).answer == {"status": status}
+        for path in ("/metrics", "/v1/models/", "/health/x", "/ready/x"):
             assert http.get(path).status == 401
+
+
+def test_metrics_have_the_type_that_prometheus_reads(http: Http) -> None:
+    """A parameter that is there twice makes a type that Go's parser may refuse."""
+    kind = http.get("/metrics").headers["Content-Type"]
+    assert [part.strip() for part in kind.split(";")] == [
+        "text/plain", "version=0.0.4", "charset=utf-8"]  # fmt: skip
 
 
 def test_http_1_0_names_no_host(http: Http) -> None:

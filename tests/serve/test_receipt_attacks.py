@@ -313,6 +313,7 @@ def test_the_command_verifies(
     code, out = verify(json.dumps(document, indent=2), "--sample", "3")
     assert code == 0
     assert "3 of 10 steps; one wrong step would have been seen with probability 30.0%" in out
+    assert "30.0%\n" in out
     document["payload"]["choices"][0]["tokens"][2] ^= 1
     code, out = verify(json.dumps(document))
     assert code == 1

@@ -46,10 +46,12 @@ def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
         yield server
 
 
-def test_every_route_but_health_needs_a_key(keyed: Running) -> None:
+def test_every_route_but_probes_needs_a_key(keyed: Running) -> None:
     """Also those that are not there, and other spellings of those that are."""
     http = Http(keyed.url)
-    paths = [(route.method, route.path) for route in ROUTES if route.path != "/health"]
+    paths = [
+        (route.method, route.path) for route in ROUTES if route.path not in ("/health", "/ready")
+    ]
     assert len(paths) > 10
     more = (
         *("/nowhere", "/page/nowhere", "/operator/", "/page/../v1/models", "//v1/models"),

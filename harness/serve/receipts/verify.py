@@ -67,9 +67,10 @@ class ReceiptVerdict:
             yield f"identical: {name}: all {done.steps} steps"
             return
         tenth = -(-done.steps // TENTH)
+        more = f", {tenth} with {done.seen(tenth):.1%}" if tenth > 1 else ""
         yield (
             f"identical: {name}: {done.checked} of {done.steps} steps; one wrong step would have "
-            f"been seen with probability {done.seen(1):.1%}, {tenth} with {done.seen(tenth):.1%}"
+            f"been seen with probability {done.seen(1):.1%}{more}"
         )
 
 
