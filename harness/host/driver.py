@@ -15,6 +15,7 @@ from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
+from harness.late_interrupts import LateInterrupt
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.observer import NO_OBSERVER, Observer
@@ -137,10 +138,16 @@ class EngineDriver(Submits[EventStream]):
 
     def advance(self) -> bool:
         """Compute a step for a reader without events. Returns False if another thread computes the
-        steps, so that the reader has to wait."""
+        steps, so that the reader has to wait. Ctrl-C cancels all requests: it is raised once the
+        step is abandoned, so that the engine goes on with what it has cached."""
         if not self._engine.idle:
-            self.deliver(self._engine.step())
+            with LateInterrupt(self.abandon_steps):
+                self.deliver(self._engine.step())
         return True
+
+    def abandon_steps(self) -> bool:
+        """Say that all requests will be cancelled; see ``Engine.will_cancel``."""
+        return self._engine.will_cancel(list(self._streams))
 
     def open_stream(
         self, capacity: int | None = None, ready: Callable[[], None] | None = None
@@ -190,6 +197,8 @@ class EngineDriver(Submits[EventStream]):
                 if release:
                     stream.facts.pop(request_id, None)
 
+        if used is None:
+            self._engine.will_cancel(request_ids)
         self._post(end)
 
     def unstall(self, stream: EventStream) -> None:
@@ -312,6 +321,7 @@ class EngineDriver(Submits[EventStream]):
     def end(self, reason: EngineStopped) -> None:
         """End all requests. Their readers get ``reason``."""
         self._ended = reason
+        self.abandon_steps()
         for request_id, stream in list(self._streams.items()):
             self._engine.cancel(request_id)
             stream._fail(reason)

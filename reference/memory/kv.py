@@ -195,6 +195,18 @@ class KvMemory:
                 self._replace(node, page)
         return PublishedPrefix(node, whole)
 
+    def unpublish(
+        self, scope: Hashable, tokens: NDArray[np.int32], pages: Sequence[int], first: int
+    ) -> None:
+        """Let nobody find those ``pages`` of a sequence that ``publish`` was given, from page
+        ``first`` on, nor what is below them, nor the states after them."""
+        for node in self._trees.find(scope, tokens, len(tokens))[first:]:
+            if self._state_slots is not None:
+                self._state_slots.forget(node)
+            if node.page in pages:
+                self._drop(node)
+                return
+
     def release(self, pages: Sequence[int], tenant: int) -> None:
         """Drop the tenant's references to a sequence's pages, given in order. Published pages stay
         cached until they are evicted."""
