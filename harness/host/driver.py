@@ -63,10 +63,15 @@ class EventStream:
         self._events.wake()
 
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
-        """Cancel one request, or all, before the next step, without waiting. If the answer has
-        ``used`` tokens, the tenant is not charged for later ones."""
+        """Cancel one request, or all, before the next step, without waiting, and abandon a step
+        that nobody else needs. If the answer has ``used`` tokens, the tenant is not charged for
+        later ones."""
         ids = [request_id] if request_id is not None else list(self.facts)
         self._driver.cancel(self, ids, used=used)
+
+    def end(self, request_id: int, used: int) -> None:
+        """As ``cancel``, but its steps are completed: the next prompt may continue the answer."""
+        self._driver.cancel(self, [request_id], used=used, abandon=False)
 
     def release(self, request_ids: Sequence[int]) -> None:
         """As ``cancel``, and drop the facts of the requests: for a stream with endless requests."""
@@ -181,6 +186,7 @@ class EngineDriver(Submits[EventStream]):
         *,
         release: bool = False,
         used: int | None = None,
+        abandon: bool = True,
     ) -> None:
         """Cancel requests of a stream; unknown and finished ones are ignored. See
         ``EventStream``."""
@@ -197,7 +203,7 @@ class EngineDriver(Submits[EventStream]):
                 if release:
                     stream.facts.pop(request_id, None)
 
-        if used is None:
+        if abandon:
             self._engine.will_cancel(request_ids)
         self._post(end)
 

@@ -120,14 +120,14 @@ class Pipeline:
         it."""
         if not self._abandons:
             return []
-        # No generators: Ctrl-C while one is closed would be lost.
-        lost = any([False in [*step.of_current_admission()] for step in self._in_flight])
+        # Lists, since a generator that is closed early may lose Ctrl-C.
+        current = [here for step in self._in_flight for here in step.of_current_admission()]
         awaited = [Awaited(step.token, step.requests) for step in self._in_flight]
         if (begun := self._starting) is not None:
-            lost |= not all([sequence.running for sequence in begun.sequences])
+            current += [sequence.running for sequence in begun.sequences]
             ids = [sequence.request.id for sequence in begun.sequences]
             awaited.append(Awaited(begun.token, ids))
-        return [] if lost else awaited
+        return awaited if False not in current else []
 
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""

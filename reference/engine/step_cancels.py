@@ -55,10 +55,11 @@ class StepCancels:
         finally:
             with self._lock:
                 awaited, self._awaited = self._awaited, ()
-        if any([step.token.cancelled for step in awaited]):
-            raise StepAbandoned("the steps in flight were abandoned")
+        for step in awaited:
+            if step.token.cancelled:
+                raise StepAbandoned("the steps in flight were abandoned")
 
     def _cancel_unneeded(self) -> None:
-        if all([self._leaving.issuperset(step.requests) for step in self._awaited]):
-            for step in self._awaited:
-                step.token.cancel()
+        needed = [step for step in self._awaited if not self._leaving.issuperset(step.requests)]
+        for step in () if needed else self._awaited:
+            step.token.cancel()
