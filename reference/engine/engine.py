@@ -307,15 +307,14 @@ class Engine(CancelCalls, PrefixCalls, TenantCalls, MemoryCalls):
         self._blocked = False
         # Events are taken before a step can fail: a failed step would hide a finished answer.
         if not self._output_processor.pending:
-            read = None
             try:
                 self._pipeline.fill()
                 read = self._pipeline.read()
                 self._blocked = read is None
+                if read is not None and self._output_processor.take(*read, self._clock()):
+                    self._pipeline.fill_idle()
             except StepAbandoned:
                 self._end_abandoned()
-            if read is not None and self._output_processor.take(*read, self._clock()):
-                self._pipeline.fill_idle()
         self._output_processor.count()
         self._changes.apply()
         if self._disk is not None:

@@ -154,9 +154,9 @@ class Pipeline:
         self._in_flight.popleft()
         self.steps_read = step.number + 1
         now = self._clock()
+        self._count(step.counted)
         if self._speculative is not None:
             self._continue(step, output, now, self._speculative)
-        self._count(step.counted)
         self._observe(step, now)
         return output, self._computed(step)
 

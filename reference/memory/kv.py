@@ -88,11 +88,6 @@ class KvMemory:
         """Pages that no sequence holds and the prefix cache can find."""
         return len(self._cached)
 
-    @property
-    def spilled(self) -> int:
-        """Pages saved in host memory."""
-        return len(self._spilled)
-
     def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages charged to the tenant now, or after ``leaving`` was released: see ``available``."""
         charged = self._pool.charged(tenant)
@@ -129,8 +124,7 @@ class KvMemory:
         """The number of the first ``limit`` tokens that are cached in ``scope``: what ``adopt``
         finds if there is room. ``tokens`` is int32[n]. Changes nothing."""
         path = self.path(scope, tokens, limit)
-        known = len(path) * PAGE_TOKENS
-        return limit if self._partial_match(scope, path, tokens, limit) else known
+        return limit if self._partial_match(scope, path, tokens, limit) else len(path) * PAGE_TOKENS
 
     def adopt(
         self,
@@ -198,14 +192,12 @@ class KvMemory:
     def unpublish(
         self, scope: Hashable, tokens: NDArray[np.int32], pages: Sequence[int], first: int
     ) -> None:
-        """Let nobody find those ``pages`` of a sequence that ``publish`` was given, from page
-        ``first`` on, nor what is below them, nor the states after them."""
+        """Let nobody find ``pages[first:]``, which ``publish`` was given, or states after them."""
         for node in self._trees.find(scope, tokens, len(tokens))[first:]:
             if self._state_slots is not None:
                 self._state_slots.forget(node)
-            if node.page in pages:
+            if node.page in pages and node.parent is not None:
                 self._drop(node)
-                return
 
     def release(self, pages: Sequence[int], tenant: int) -> None:
         """Drop the tenant's references to a sequence's pages, given in order. Published pages stay
@@ -278,9 +270,8 @@ class KvMemory:
         self._pool = PagePool(self.total, [page for page in self._order if page < self.total])
         self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
-        self._state_slots = (
-            None if self._states is None else StateSlots(self._states, self._observer)
-        )
+        states = self._states
+        self._state_slots = None if states is None else StateSlots(states, self._observer)
 
     def check(
         self,
@@ -300,8 +291,7 @@ class KvMemory:
         )
         cached, spilled = self._cached.keys(), self._spilled.keys()
         check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
-        assert len(spilled) <= self._host_pages
-        assert len(cached) <= self._max_cached
+        assert len(spilled) <= self._host_pages and len(cached) <= self._max_cached
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be used: within ``room`` pages, and up to a saved state if
