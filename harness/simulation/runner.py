@@ -327,9 +327,9 @@ class SimulatedRunner:
             self.meanwhile[where].pop()()
 
     def _execute(
-        self, step: StepCopy, requested: Sequence[str], drafts: int, token: CancelToken | None
+        self, step: StepCopy, requested: Sequence[str], drafts: int, cancel: CancelToken | None
     ) -> StepOutput | None:
-        if token is not None and token.cancelled:
+        if cancel is not None and cancel.cancelled:
             self.memory.spoil(step)
             self.abandoned += 1
             return None

@@ -286,12 +286,12 @@ class KvMemory:
         scope."""
         self._pool.check()
         held = check_holders(self._pool, self.total, holders)
-        assert self.free + held + self.cached == self.total, (
-            f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
-        )
+        pages = self.free, held, self.cached
+        assert sum(pages) == self.total, f"free, held, cached are {pages} pages of {self.total}"
         cached, spilled = self._cached.keys(), self._spilled.keys()
         check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
-        assert len(spilled) <= self._host_pages and len(cached) <= self._max_cached
+        assert len(spilled) <= self._host_pages
+        assert len(cached) <= self._max_cached
 
     def _usable(self, path: list[Node], room: int | None = None) -> list[Node]:
         """The part of a path that can be used: within ``room`` pages, and up to a saved state if
