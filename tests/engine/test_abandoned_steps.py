@@ -17,8 +17,8 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.history import solo_run
 from harness.simulation.invariants import Violation
 from harness.simulation.runner import SimulatedRunner
-from harness.synth import write_synthetic
 from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.engine.scheduler import Scheduler

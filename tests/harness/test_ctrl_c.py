@@ -14,7 +14,8 @@ from contract.types import SamplingParams
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.late_interrupts import LateInterrupt
-from harness.synth import sized_spec, write_synthetic
+from harness.synth.sizes import sized_spec
+from harness.synth.write import write_synthetic
 from reference.engine.pipeline import Pipeline
 from reference.runner import ModelRunner
 from tests.late_tier import LateTier
