@@ -199,6 +199,10 @@ class DeviceLost(TierError):
     """The device stopped answering; no result of anything submitted to it can be trusted."""
 
 
+class StepAbandoned(TierError):
+    """A step that ended early, because its CancelToken was cancelled."""
+
+
 class ExecutionError(TierError):
     """A wrong use of execution objects: an unbound port, a cycle, a range out of bounds."""
 

@@ -11,13 +11,14 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.cancel_token import CancelToken
 from contract.errors import ExecutionError
 from contract.ir.inputs import InputLayout, InputRows, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import without_outputs
 from contract.shape_key import ShapeKey
-from contract.tier import Buffer, Fence, PacketBatch, SubmitsUnread, Tier
+from contract.tier import AbandonsSteps, Buffer, Fence, PacketBatch, SubmitsUnread, Tier
 
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
 """Kinds of buffers the caller does not bind: a step's own memory and its inputs."""
@@ -45,6 +46,7 @@ class ExecutableGraph:
     ) -> None:
         self.tier = tier
         self._submits_unread = tier if isinstance(tier, SubmitsUnread) else None
+        self._abandons = tier if isinstance(tier, AbandonsSteps) else None
         self.graph = graph
         self._optional, self._seldom = (
             [frozenset(group) for group in groups if without_outputs(graph, group) is not graph]
@@ -139,10 +141,15 @@ class ExecutableGraph:
         requested: Sequence[str] = (),
         rows: InputRows | None = None,
         unread: bool = False,
+        token: CancelToken | None = None,
     ) -> Fence:
-        """Submit a step; see ``Tier.submit``, and ``SubmitsUnread`` if it is ``unread``."""
+        """Submit a step; see ``Tier.submit``, ``SubmitsUnread`` if it is ``unread``, and
+        ``AbandonsSteps`` for ``token``."""
         fence: Fence
-        if unread and self._submits_unread is not None:
+        if token is not None and self._abandons is not None:
+            batch = self.batch(inputs, requested)
+            fence = self._abandons.submit_abandonable(batch, inputs, requested, rows, token)
+        elif unread and self._submits_unread is not None:
             fence = self._submits_unread.submit_unread(self.batch(inputs), inputs, rows)
         else:
             fence = self.tier.submit(self.batch(inputs, requested), inputs, requested, rows)

@@ -28,6 +28,7 @@ from typing import Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.cancel_token import CancelToken
 from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, Graph
 from contract.ir.inputs import InputLayout, InputRows, LentBlock
@@ -306,8 +307,20 @@ class AbandonsSteps(Protocol):
     """A tier that need not finish steps whose results are not needed."""
 
     def abandon(self) -> None:
-        """Let the steps in flight end at their next ops. Waiting for an unfinished result raises
-        DeviceLost, and nothing more may be submitted. The caller closes the tier next."""
+        """Cancel the tokens of all steps in flight."""
+
+    def submit_abandonable(
+        self,
+        batch: Any,
+        inputs: NDArray[np.uint8],
+        requested: Sequence[str],
+        rows: InputRows | None,
+        token: CancelToken,
+    ) -> Any:
+        """As ``submit``, for a step that ends at its next op once ``token`` is cancelled.
+
+        Then ``wait``, or this call, raises StepAbandoned once nothing of the step is written any
+        more; any part of its results may be there. Other steps are computed as usual."""
 
 
 def check_bucket(bucket: ShapeKey, step: ShapeKey) -> None:

@@ -24,7 +24,7 @@ _interrupted = False
 def end_at_interrupt() -> None:
     """Let Ctrl-C end the process without a word, where it raises KeyboardInterrupt."""
     global _raises
-    if _signal.getsignal(_signal.SIGINT) in (_signal.default_int_handler, _interrupt):
+    if raises_interrupt(_signal.getsignal(_signal.SIGINT)):
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
         _raises = True
 
@@ -33,6 +33,11 @@ def raise_at_interrupt() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again, where it did when the process began."""
     if _raises:
         _signal.signal(_signal.SIGINT, _interrupt)
+
+
+def raises_interrupt(handler: object) -> bool:
+    """Whether a handler of SIGINT raises KeyboardInterrupt, as Python's own does."""
+    return handler in (_signal.default_int_handler, _interrupt)
 
 
 def is_interrupt(error: Exception) -> bool:

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from contract.cancel_token import CancelToken
 from contract.context_manager import ContextManager
-from contract.errors import DeviceLost, ModelFileError
+from contract.errors import DeviceLost, ModelFileError, StepAbandoned
 from contract.execution import STEP_LOCAL, ExecutableGraph
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import InputLayout, InputRows, put_step
@@ -73,7 +74,7 @@ class StepInput:
     hidden states that a draft block reads and writes; ``block_ends`` QUERY_TOKEN[tokens] is what a
     DFlash head reads. ``adapters`` ADAPTERS[tokens, combined] are those of each token, or None. A
     ``plain`` step has no drafts, nor what a block or head reads; an ``unread`` one requests
-    no outputs and is not collected."""
+    no outputs and is not collected. ``token`` is for AbandonsSteps."""
 
     query: NDArray[np.void]
     output_rows: NDArray[np.int32]
@@ -90,6 +91,7 @@ class StepInput:
     adapters: NDArray[np.void] | None = None
     plain: bool = False
     unread: bool = False
+    token: CancelToken | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,12 +238,12 @@ class ModelRunner(ContextManager):
             self._adapters.put(inputs.adapters, tokens)
         variant = self._variants[inputs.adapters is not None, drafts]
         pages = self._put_pages(inputs)
-        fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread)
+        fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread, inputs.token)
         self._last = Submission(fence, rows, first)
         return self._last
 
     def collect(self, submission: Submission) -> StepOutput:
-        """Wait for a step."""
+        """Wait for a step. Raises StepAbandoned."""
         self.tier.wait(submission.fence)
         index = submission.first_event % len(self._events)
         events = self._events.take(np.arange(index, index + submission.rows), mode="wrap")
@@ -277,7 +279,7 @@ class ModelRunner(ContextManager):
     def close(self) -> None:
         """Wait for the last step and free the buffers; the tier stays open."""
         if self._last is not None:
-            with suppress(DeviceLost, ModelFileError):
+            with suppress(DeviceLost, ModelFileError, StepAbandoned):
                 self.tier.wait(self._last.fence)
             self._last = None
         self._saved.close()

@@ -168,6 +168,7 @@ typedef struct {
     ulong input;      // address of the step's inputs
     ulong packets;    // address of its packets
     ulong copies;     // address of the copies made after the packets
+    ulong cancelled;  // address of a word that is not 0 once the step need not be finished, or 0
     uint count;       // number of packets
     uint copy_count;
     uint workers;
@@ -202,7 +203,6 @@ struct POOL {
     uint submitted;
     uint workers;
     atomic_bool closing;
-    atomic_bool abandoned;  // what steps write is wanted no more
     WORKER *worker;
 };
 
@@ -219,6 +219,7 @@ static void meet(POOL *pool, uint target, ulong *met) {
 static void run_packets(POOL *pool, const JOB *job, uint index) {
     const MEMORY_MAP map = {job->scratch, job->own + index * job->own_bytes, job->input};
     const PACKET *packet = (const PACKET *)job->packets;
+    const atomic_uint *cancelled = (const atomic_uint *)job->cancelled;
     const bool meets = job->workers > 1;
     uint meetings = 0;
     ulong met = nanoseconds();
@@ -226,7 +227,7 @@ static void run_packets(POOL *pool, const JOB *job, uint index) {
         if (packet->wait && meets) meet(pool, ++meetings * job->workers, &met);
         // Who skips a packet here skips all behind it, and so do the others once they have met: an
         // op never reads what was not computed, such as the number of an expert.
-        if (atomic_load_explicit(&pool->abandoned, memory_order_relaxed)) continue;
+        if (cancelled && atomic_load_explicit(cancelled, memory_order_relaxed)) continue;
         const uint worker = packet->everyone ? 0 : index;
         const uint workers = packet->everyone ? 1 : job->workers;
         op_of(packet)(&map, packet, worker, workers);
@@ -302,9 +303,6 @@ static void join_thread(WORKER *worker) { pthread_join(worker->thread, 0); }
 #endif
 
 // ---- Functions that Python calls.
-
-// Lets all steps end at their next packets.
-EXPORTED void zinc_abandon(POOL *pool) { atomic_store(&pool->abandoned, true); }
 
 // Waits for all submitted steps, then ends the threads.
 EXPORTED void zinc_close(POOL *pool) {

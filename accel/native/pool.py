@@ -38,6 +38,7 @@ class Job(ctypes.Structure):
         ("input", ctypes.c_uint64),
         ("packets", ctypes.c_uint64),
         ("copies", ctypes.c_uint64),
+        ("cancelled", ctypes.c_uint64),
         ("count", ctypes.c_uint32),
         ("copy_count", ctypes.c_uint32),
         ("workers", ctypes.c_uint32),
@@ -55,7 +56,6 @@ class Functions:
     times: Any
     submit: Any
     wait: Any
-    abandon: Any
 
 
 def _functions(library: Library) -> Functions:
@@ -73,11 +73,9 @@ def _functions(library: Library) -> Functions:
         of(library.handle, "times", ctypes.POINTER(ctypes.c_uint64), pool),
         of(library.quick, "submit", number, pool, ctypes.POINTER(Job)),
         of(library.handle, "wait", ctypes.c_int, pool, number, ctypes.c_uint64),
-        of(library.quick, "abandon", None, pool),
     )
 
 
-ABANDONED = "the steps of this tier were abandoned; it can only be closed"
 FORKED = "this process was forked from the one that opened the tier; open it in this one"
 
 
@@ -96,7 +94,6 @@ class WorkerPool:
         self._times = functions.times(self._pool)
         self._process = os.getpid()
         self._last = 0
-        self._kept: int | None = None
         self._finalizer = weakref.finalize(self, _close, functions, self._pool, self._process)
 
     @property
@@ -108,21 +105,8 @@ class WorkerPool:
         """Queue a step and return its number. Raises DeviceLost in a forked process."""
         if self.forked:
             raise DeviceLost(FORKED)
-        if self._kept is not None:
-            raise DeviceLost(ABANDONED)
         self._last = number = self._functions.submit(self._pool, ctypes.byref(job))
         return int(number)
-
-    def abandon(self) -> None:
-        """Let the steps in flight end at their next ops. Results are those that are there now."""
-        if not self.forked and self._kept is None:
-            self._kept = int(self._completed[0])
-            self._functions.abandon(self._pool)
-
-    def check(self, number: int) -> None:
-        """Raise DeviceLost for a step that was abandoned."""
-        if self._kept is not None and not _is_reached(self._kept, number):
-            raise DeviceLost(ABANDONED)
 
     def done(self, number: int) -> bool:
         """Whether a step has ended."""

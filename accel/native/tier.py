@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
@@ -34,11 +34,12 @@ from accel.packets.step_memory import WorkerScratch
 from accel.packets.submissions import LoweredBatch, StepFence, Submissions
 from accel.packets.tier import tier_info
 from accel.packets.worker_tuner import AdaptiveWorkers, WorkerChoice
+from contract.cancel_token import CancelToken
 from contract.dtypes import StorageClass
-from contract.errors import TierUnavailable
+from contract.errors import StepAbandoned, TierUnavailable
 from contract.file_reads import copy_bytes
 from contract.footprint import Footprint, owns_upload
-from contract.ir.inputs import InputCopy, InputLayout, input_layout
+from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.shape_key import ShapeKey
@@ -55,12 +56,14 @@ class NativePackets:
 
 @dataclass(frozen=True, slots=True)
 class NativeStep:
-    """A submitted step. The workers read ``copies``, so it lives until the step has ended."""
+    """A submitted step. The workers read ``copies`` and ``token``, so it lives until the step has
+    ended."""
 
     pool: WorkerPool
     number: int
     copies: Copies | None
     files: MappedFiles
+    token: CancelToken | None
 
     def ended(self) -> bool:
         """See Completion."""
@@ -68,9 +71,13 @@ class NativeStep:
 
     def collect(self) -> None:
         """See Completion: the workers have copied the outputs. Raises ModelFileError if a file
-        was cut under the step, and DeviceLost if the step was abandoned."""
-        self.pool.check(self.number)
+        was cut under the step."""
         self.files.check()
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether its results may not be there."""
+        return self.token is not None and self.token.cancelled
 
 
 @dataclass(slots=True)
@@ -79,19 +86,20 @@ class TimedWorkers:
 
     pool: WorkerPool
     choice: WorkerChoice
-    _started: deque[tuple[int, int, int, int]] = field(default_factory=deque)
-    """Number, tokens, ops and workers of each step whose time was not noted yet."""
+    _started: deque[tuple[NativeStep, int, int, int]] = field(default_factory=deque)
+    """Step, tokens, ops and workers of each step whose time was not noted yet."""
 
     def choose(self, tokens: int, ops: int) -> int:
         """The number of workers for the next step."""
-        while self._started and self.pool.done(self._started[0][0]):
-            number, past_tokens, past_ops, workers = self._started.popleft()
-            self.choice.note(past_tokens, past_ops, workers, self.pool.seconds(number))
+        while self._started and self._started[0][0].ended():
+            step, past_tokens, past_ops, workers = self._started.popleft()
+            if not step.abandoned:
+                self.choice.note(past_tokens, past_ops, workers, self.pool.seconds(step.number))
         return self.choice.choose(tokens, ops)
 
-    def started(self, number: int, tokens: int, ops: int, workers: int) -> None:
+    def started(self, step: NativeStep, tokens: int, ops: int, workers: int) -> None:
         """Note that a step was submitted."""
-        self._started.append((number, tokens, ops, workers))
+        self._started.append((step, tokens, ops, workers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +122,14 @@ class NativeSubmissions(Submissions[AddressRange, NativePackets, NativeSlot, Nat
         self._scratch = scratch
         self._workers = TimedWorkers(pool, choice)
         self._job = Job()
+        self.token: CancelToken | None = None
+        """That of the step that is being submitted."""
+
+    def cancel_all(self) -> None:
+        """Cancel the tokens of the steps in flight."""
+        for fence, _ in self._in_flight:
+            if fence.completion.token is not None:
+                fence.completion.token.cancel()
 
     @property
     def nbytes(self) -> int:
@@ -144,10 +160,11 @@ class NativeSubmissions(Submissions[AddressRange, NativePackets, NativeSlot, Nat
         job.packets, job.count = bucket.address, bucket.count
         job.copies = 0 if copies is None else copies.ctypes.data
         job.copy_count = len(copied)
-        job.workers = workers
-        number = self._pool.submit(job)
-        self._workers.started(number, tokens, batch.packets, workers)
-        return NativeStep(self._pool, number, copies, self._files)
+        job.workers, token = workers, self.token
+        job.cancelled = 0 if token is None else token.address
+        step = NativeStep(self._pool, self._pool.submit(job), copies, self._files, token)
+        self._workers.started(step, tokens, batch.packets, workers)
+        return step
 
 
 COPIED_BYTES = 1 << 15
@@ -315,9 +332,30 @@ class NativeTier(PacketTier[AddressRange, NativePackets, NativeStep]):
     def _reserve(self, shared: int, own: int, inputs: int) -> None:
         self._reserve_workers(self._addresses, self._pool.workers, shared, own)
 
+    def submit_abandonable(
+        self,
+        batch: NativeBatch,
+        inputs: NDArray[np.uint8],
+        requested: Sequence[str],
+        rows: InputRows | None,
+        token: CancelToken,
+    ) -> NativeFence:
+        """See ``contract.tier.AbandonsSteps``."""
+        self._slots.token = token
+        try:
+            return self.submit(batch, inputs, requested, rows)
+        finally:
+            self._slots.token = None
+
     def abandon(self) -> None:
         """See ``contract.tier.AbandonsSteps``."""
-        self._pool.abandon()
+        self._slots.cancel_all()
+
+    def wait(self, fence: NativeFence, timeout: float | None = None) -> None:
+        """Return once the step has ended. Also raises StepAbandoned."""
+        super().wait(fence, timeout)
+        if fence.completion.abandoned:
+            raise StepAbandoned("the step was abandoned")
 
     def _finish(self) -> None:
         self._pool.finish()

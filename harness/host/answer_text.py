@@ -45,8 +45,8 @@ class Piece(NamedTuple):
 class CancelsRequests(Protocol):
     """A stream of events whose requests can be ended."""
 
-    def cancel(self, request_id: int, used: int) -> None:
-        """Cancel a request whose answer has ``used`` tokens."""
+    def end(self, request_id: int, used: int) -> None:
+        """End a request whose answer is complete with ``used`` tokens."""
 
 
 class AnswerText:
@@ -116,7 +116,7 @@ class AnswerText:
         last event."""
         piece = self.take(event, at)
         if piece is not None and piece.finish is not None and event.finish_reason is None:
-            stream.cancel(event.request_id, len(self.sampled))
+            stream.end(event.request_id, len(self.sampled))
         return piece
 
     def take(self, event: TokenEvent, at: float = 0.0) -> Piece | None:

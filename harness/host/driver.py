@@ -15,6 +15,7 @@ from harness.host.background_work import IN_TIME_SECONDS, BackgroundWork
 from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts, StreamWatch
+from harness.late_interrupts import LateInterrupt
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.observer import NO_OBSERVER, Observer
@@ -62,10 +63,15 @@ class EventStream:
         self._events.wake()
 
     def cancel(self, request_id: int | None = None, used: int | None = None) -> None:
-        """Cancel one request, or all, before the next step, without waiting. If the answer has
-        ``used`` tokens, the tenant is not charged for later ones."""
+        """Cancel one request, or all, before the next step, without waiting, and abandon a step
+        that nobody else needs. If the answer has ``used`` tokens, the tenant is not charged for
+        later ones."""
         ids = [request_id] if request_id is not None else list(self.facts)
         self._driver.cancel(self, ids, used=used)
+
+    def end(self, request_id: int, used: int) -> None:
+        """As ``cancel``, but its steps are completed: the next prompt may continue the answer."""
+        self._driver.cancel(self, [request_id], used=used, abandon=False)
 
     def release(self, request_ids: Sequence[int]) -> None:
         """As ``cancel``, and drop the facts of the requests: for a stream with endless requests."""
@@ -137,10 +143,16 @@ class EngineDriver(Submits[EventStream]):
 
     def advance(self) -> bool:
         """Compute a step for a reader without events. Returns False if another thread computes the
-        steps, so that the reader has to wait."""
+        steps, so that the reader has to wait. Ctrl-C cancels all requests: it is raised once the
+        step is abandoned, so that the engine goes on with what it has cached."""
         if not self._engine.idle:
-            self.deliver(self._engine.step())
+            with LateInterrupt(self.abandon_steps):
+                self.deliver(self._engine.step())
         return True
+
+    def abandon_steps(self) -> bool:
+        """Say that all requests will be cancelled; see ``Engine.will_cancel``."""
+        return self._engine.will_cancel(list(self._streams))
 
     def open_stream(
         self, capacity: int | None = None, ready: Callable[[], None] | None = None
@@ -174,6 +186,7 @@ class EngineDriver(Submits[EventStream]):
         *,
         release: bool = False,
         used: int | None = None,
+        abandon: bool = True,
     ) -> None:
         """Cancel requests of a stream; unknown and finished ones are ignored. See
         ``EventStream``."""
@@ -190,6 +203,8 @@ class EngineDriver(Submits[EventStream]):
                 if release:
                     stream.facts.pop(request_id, None)
 
+        if abandon:
+            self._engine.will_cancel(request_ids)
         self._post(end)
 
     def unstall(self, stream: EventStream) -> None:
@@ -312,6 +327,7 @@ class EngineDriver(Submits[EventStream]):
     def end(self, reason: EngineStopped) -> None:
         """End all requests. Their readers get ``reason``."""
         self._ended = reason
+        self.abandon_steps()
         for request_id, stream in list(self._streams.items()):
             self._engine.cancel(request_id)
             stream._fail(reason)

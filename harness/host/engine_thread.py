@@ -164,6 +164,7 @@ class ThreadedDriver(EngineDriver):
         disk = self._engine.disk
         if disk is not None and drain_seconds:
             disk.end_in(max(MIN_FLUSH_SECONDS, deadline - time.monotonic()))
+        self.abandon_steps()
         with suppress(EngineStopped):
             self._thread.remove(self)
 
@@ -254,6 +255,8 @@ class EngineThread(ContextManager):
         with self.lock:
             self._closing = True
             self.changed.notify_all()
+        for driver in list(self._drivers.values()):
+            driver.abandon_steps()
         self._thread.join()
 
     def abandon(self) -> None:

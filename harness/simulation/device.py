@@ -171,6 +171,20 @@ class DeviceMemory:
             expected += 1
         return self._sample(step, after)
 
+    def spoil(self, step: StepCopy) -> None:
+        """Leave the results of a step undefined: memory that is read before it is written again is
+        noticed."""
+        for _, slot, position, _ in step.query:
+            page, offset = (
+                self.pages[step.page_table[slot][position // PAGE_TOKENS]],
+                position % PAGE_TOKENS,
+            )
+            page.after[offset:] = [LOST]
+            if not offset:
+                page.before = LOST
+            self.keep_state(slot, position + 1, LOST)
+            self.last_position[slot] = -1
+
     def keep_state(self, slot: int, position: int, history: int) -> None:
         """Store the recurrent state with which ``position`` of a slot begins."""
         self.states[slot][position % self.limits.slot_states] = history

@@ -12,7 +12,6 @@ from contract.errors import DeviceLost, DoesNotFit, QueueFull, RequestError
 from contract.types import FinishReason, Request, Tenant, TokenEvent
 from harness.simulation.acceptance import acceptable, has_room
 from harness.simulation.clients import Client, Clients
-from harness.simulation.clock import VirtualClock
 from harness.simulation.constraint import Constraint
 from harness.simulation.interrupt import interrupted_at
 from harness.simulation.invariants import Invariant, Violation, require
@@ -34,7 +33,7 @@ from harness.simulation.schedule import (
     Stall,
 )
 from harness.simulation.scopes import Scopes
-from harness.simulation.world import SimulatedWorld, World, checking_sink
+from harness.simulation.world import World, checking_sink, simulated_worlds
 from reference.engine import LogitsSink, MaskProvider
 from reference.engine.engine import FAULTS
 
@@ -55,12 +54,6 @@ class Outcome:
     violation: Violation | None
     log_hash: str
     counts: Counter[str]
-
-
-def simulated_worlds(schedule: Schedule) -> list[World]:
-    """A world for each model of a schedule, with one clock and one disk."""
-    clock, files = VirtualClock(), dict[str, Any]()
-    return [SimulatedWorld(schedule.shape, clock, n, files) for n in range(schedule.shape.models)]
 
 
 def play(schedule: Schedule, worlds: list[World] | None = None) -> Outcome:
@@ -84,6 +77,7 @@ class Simulation:
         )
         self._vocab: int = worlds[0].runner.model.config.vocab
         self._step = 0
+        self._leaving: list[int] = []
         self._interrupts: dict[bool, int] = {}
         self._prefixes = Prefixes(self.counts)
         self._machine = self._start(schedule.tenants)
@@ -128,6 +122,7 @@ class Simulation:
                 ),
             )
             self._step_engine()
+        self.counts["abandoned"] = sum([world.runner.abandoned for world in self.worlds])
         self._machine.empty()
         self._machine.leave()
 
@@ -167,6 +162,8 @@ class Simulation:
             self._deliver(event, now)
         if machine.latest is not None:
             machine.latest.watch.between_steps(self._step)
+        while self._leaving:
+            self._cancel(self._leaving.pop())
 
     def _note_fault(self, before: list[int]) -> None:
         """Note the faults of engines. ``before``: the failures of each runner before."""
@@ -213,7 +210,7 @@ class Simulation:
             case Arrive():
                 self._arrive(action)
             case Cancel():
-                self._cancel(action.request_id)
+                self._leave(action)
             case Stall():
                 self._stall(action)
             case Quota():
@@ -231,7 +228,7 @@ class Simulation:
             case Interrupt():
                 self._interrupts[action.call] = action.line
             case Prefix():
-                self._prefix(action)
+                self._noting_loss(lambda: self._prefixes.act(action, self.clients, self._machine))
 
     def _arrive(self, arrival: Arrive) -> None:
         request, constraint, machine = arrival.request, arrival.constraint, self._machine
@@ -287,6 +284,11 @@ class Simulation:
         client = self.clients.by_id.get(request_id)
         return client is not None and client.ended is None
 
+    def _leave(self, action: Cancel) -> None:
+        if self.schedule.shape.abandons and self._is_live(action.request_id):
+            self._machine.will_cancel(action.request_id, action.meanwhile)
+        (self._leaving.append if action.meanwhile else self._cancel)(action.request_id)
+
     def _cancel(self, request_id: int) -> None:
         if self._is_live(request_id):
             client = self.clients.by_id[request_id]
@@ -294,10 +296,7 @@ class Simulation:
             if not client.tenant_replaced:
                 self._account(client.model, client.request.tenant, FinishReason.CANCELLED.value)
         self.clients.cancelled(request_id)
-        try:
-            self._machine.cancel(request_id)
-        except DeviceLost:
-            self._note_failures()
+        self._noting_loss(lambda: self._machine.cancel(request_id))
 
     def _change(self, change: Callable[[], None]) -> None:
         """Change the tenants. One with too many reserved pages must be refused whole."""
@@ -318,8 +317,14 @@ class Simulation:
         for client in self.clients.live:
             client.may_fail |= not has_room(client.request, limits, tenants)
 
+    def _noting_loss(self, call: Callable[[], None]) -> None:
+        """Do a call other than a step, and note the faults of engines that fail."""
+        try:
+            call()
+        except DeviceLost:
+            self._note_failures()
+
     def _note_failures(self) -> None:
-        """Note the faults of engines that failed during a call other than a step."""
         self.counts["faults"] += 1
         for served in self._machine.without_requests():
             for request_id in served.watch.running:
@@ -337,12 +342,6 @@ class Simulation:
 
     def _sink(self, request: Request, model: int) -> LogitsSink:
         return checking_sink(self.worlds[model], request, self.counts)
-
-    def _prefix(self, action: Prefix) -> None:
-        try:
-            self._prefixes.act(action, self.clients, self._machine)
-        except DeviceLost:
-            self._note_failures()
 
     def _called(self, call: Callable[[], T]) -> T:
         """Do a call of an engine that is no step. After an interrupt its caller repeats it."""

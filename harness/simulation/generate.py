@@ -32,6 +32,7 @@ from reference.limits import Limits, pages_for, with_drafts
 UNKNOWN_TENANT = 999
 MAX_BIASES = 3
 MAX_LISTED = 3
+MEANWHILE = ("submit", "collect", "collect")
 
 STATE_INTERVALS = {0: 1024, 1: 16, 2: 48, 6: 32}
 """Tokens between two saved recurrent states of a prompt, by the room for saved states."""
@@ -64,7 +65,8 @@ class Features:
 class Profile:
     """A kind of schedules: the most slots, positions and requests, tokens below ``vocab``, and
     ``features`` that every schedule has. With ``model`` they are played on a tiny real model;
-    with ``adversaries`` they have actions that try to break the engine's rules."""
+    with ``adversaries`` they have actions that try to break the engine's rules; with ``leaving``
+    the device abandons the steps of clients that leave."""
 
     name: str
     slots: int = 4
@@ -75,6 +77,7 @@ class Profile:
     recurrent: float = 0.25
     model: bool = False
     adversaries: bool = False
+    leaving: bool = False
 
 
 SCHEDULER = Profile("sched")
@@ -82,6 +85,10 @@ ADVERSARY = Profile(
     "adversary", features=frozenset({"lowered_classes", "cancels"}), adversaries=True
 )
 MEMORY = Profile("mem", features=frozenset({"shared_prefixes", "scarce_pages"}), recurrent=0.4)
+
+LEAVING = Profile(
+    "leaving", slots=3, features=frozenset({"shared_prefixes", "cancels"}), leaving=True
+)
 
 
 def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
@@ -103,7 +110,20 @@ def generate(seed: int, profile: Profile = SCHEDULER) -> Schedule:
         disk = random.random() < 0.3 and not profile.model
         shape = replace(shape, disk=disk)
         actions.sort(key=lambda action: action.step)
+    if profile.leaving:
+        shape = replace(shape, abandons=True, disk=random.random() < 0.3)
+        actions = _with_leaving(random, actions)
     return Schedule(seed, shape, tenants, tuple(actions))
+
+
+def _with_leaving(random: Random, actions: list[Action]) -> list[Action]:
+    """The actions, with most requests cancelled soon, at times several at once."""
+    others: list[Action] = [action for action in actions if not isinstance(action, Cancel)]
+    for arrival in [action for action in others if isinstance(action, Arrive)]:
+        if random.random() < 0.6:
+            step = arrival.step + random.choice([0, 0, 1, 1, 2, 3, 5, 9])
+            others.append(Cancel(step, arrival.request.id, random.choice(("", *MEANWHILE))))
+    return sorted(others, key=lambda action: action.step)
 
 
 def _shape(random: Random, features: Features, profile: Profile) -> EngineShape:

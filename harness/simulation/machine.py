@@ -125,6 +125,17 @@ class Machine:
             del self._model_of[request_id]
             self.call(lambda: served.engine.cancel(request_id))
 
+    def will_cancel(self, request_id: int, meanwhile: str) -> None:
+        """Say that a request will be cancelled, in the next "submit" or "collect" of its engine, or
+        now."""
+        served = self._served(request_id)
+        if served is not None:
+            engine, runner = served.engine, served.world.runner
+            if meanwhile:
+                runner.meanwhile[meanwhile].append(lambda: engine.will_cancel([request_id]))
+            else:
+                engine.will_cancel([request_id])
+
     def stall(self, request_id: int, *, over: bool) -> None:
         """Stall a request, or end its stall if it is ``over``."""
         served = self._served(request_id)

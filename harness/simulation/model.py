@@ -40,7 +40,7 @@ class BreakableRunner:
         self.watch: Any = lambda step: None
         self.violation: Violation | None = None
         self.steps = 0
-        self.failures = 0
+        self.failures = self.abandoned = 0
         self._inner = inner
         self._clock = clock
         self._seconds = seconds

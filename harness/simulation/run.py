@@ -15,7 +15,7 @@ from itertools import islice
 from harness.progress import NullProgress, Progress
 from harness.simulation.clock import VirtualClock
 from harness.simulation.contests import play_flood
-from harness.simulation.drive import Outcome, play, simulated_worlds
+from harness.simulation.drive import Outcome, play
 from harness.simulation.fairness import play_mix
 from harness.simulation.generate import Profile, generate
 from harness.simulation.invariants import Invariant, Violation
@@ -29,7 +29,7 @@ from harness.simulation.schedule import (
     keep,
 )
 from harness.simulation.shares import play_shares
-from harness.simulation.world import World
+from harness.simulation.world import World, simulated_worlds
 
 MAX_TRIALS = 2000
 """The most schedules that are played to shrink one."""

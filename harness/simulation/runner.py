@@ -14,7 +14,8 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 
 from contract.arrays import Bytes, Floats
-from contract.errors import DeviceLost
+from contract.cancel_token import CancelToken
+from contract.errors import DeviceLost, StepAbandoned
 from harness.simulation.clock import VirtualClock
 from harness.simulation.device import NO_SCOPE, DeviceMemory, SavedState, StepCopy
 from harness.simulation.history import MAX_POSITIONS, VOCAB, listed
@@ -54,6 +55,7 @@ class QueuedStep:
     fails: bool = False
     done: bool = False
     output: StepOutput | None = None
+    token: CancelToken | None = None
 
     @property
     def fence(self) -> QueuedStep:
@@ -189,7 +191,9 @@ class SimulatedRunner:
     ``clock``.
 
     ``slot_scopes`` is the isolation scope of each slot, which the engine's watch sets. ``watch`` is
-    called with every step before it is queued. ``failures`` counts the faults raised on purpose."""
+    called with every step before it is queued. ``failures`` counts the faults raised on purpose.
+    If it ``abandons`` steps, ``meanwhile`` has calls that are made while the engine's thread is in
+    the next "submit" or "collect"; ``abandoned`` counts these steps."""
 
     def __init__(
         self,
@@ -199,6 +203,7 @@ class SimulatedRunner:
         recurrent: bool = False,
         model: int = 0,
         seconds: StepSeconds | None = None,
+        abandons: bool = False,
     ) -> None:
         if limits.context > MAX_POSITIONS:
             raise ValueError(f"the context is at most {MAX_POSITIONS} positions here")
@@ -222,7 +227,10 @@ class SimulatedRunner:
         self._device_free = 0.0
         self._fault: str | None = None
         self._copy_fails = False
-        self.failures = 0
+        self.failures = self.abandoned = 0
+        self.meanwhile: dict[str, list[Callable[[], Any]]] = {"submit": [], "collect": []}
+        if abandons:
+            self.tier.abandon = self.tier.submit_abandonable = self.submit
 
     def page_copies(self) -> SimulatedCopies:
         """Copies between KV pages, and to host memory."""
@@ -248,6 +256,8 @@ class SimulatedRunner:
         self._queue.clear()
         self._fault = None
         self._copy_fails = False
+        for calls in self.meanwhile.values():
+            calls.clear()
 
     def unload(self) -> None:
         """Forget the queue and lose the memory, as if the model were unloaded."""
@@ -273,7 +283,9 @@ class SimulatedRunner:
         begins = max(self._clock(), self._device_free)
         self._device_free = begins + self._seconds.of(copy)
         self.steps += 1
-        late = self.enqueue(lambda: self._execute(copy, requested, drafts))
+        late = self.enqueue(lambda: self._execute(copy, requested, drafts, inputs.token))
+        late.token = inputs.token
+        self._call_meanwhile("submit")
         late.fails, self._fault = self._fault == "collect", None
         return late
 
@@ -282,9 +294,12 @@ class SimulatedRunner:
         if submission.number <= self.steps - RING_STEPS:
             self._broken(Invariant.TOKENS, "a step is read after its events were overwritten")
         self._clock.advance_to(submission.ends)
+        self._call_meanwhile("collect")
         if submission.fails:
             self._lose()
         self.wait(submission)
+        if submission.token is not None and submission.token.cancelled:
+            raise StepAbandoned("the step was abandoned on purpose")
         assert submission.output is not None
         return submission.output
 
@@ -307,7 +322,17 @@ class SimulatedRunner:
         self._queue.append(late)
         return late
 
-    def _execute(self, step: StepCopy, requested: Sequence[str], drafts: int) -> StepOutput:
+    def _call_meanwhile(self, where: str) -> None:
+        while self.meanwhile[where]:
+            self.meanwhile[where].pop()()
+
+    def _execute(
+        self, step: StepCopy, requested: Sequence[str], drafts: int, cancel: CancelToken | None
+    ) -> StepOutput | None:
+        if cancel is not None and cancel.cancelled:
+            self.memory.spoil(step)
+            self.abandoned += 1
+            return None
         sampled, histories = self.memory.execute(step)
         token = np.array(sampled, np.int32)
         outputs = {}

@@ -15,8 +15,8 @@ from reference.limits import Limits
 class EngineShape:
     """The engines of a schedule. ``page_order`` is the order in which pages are handed out;
     ``step_seconds`` is the fixed time of a step. With ``guesses`` the engine decodes speculatively.
-    With a ``disk`` it has a disk cache. There are ``models`` of this shape, and memory for ``room``
-    of them."""
+    With a ``disk`` it has a disk cache. The device ``abandons`` steps that nobody needs. There are
+    ``models`` of this shape, and memory for ``room`` of them."""
 
     limits: Limits
     page_order: tuple[int, ...]
@@ -32,6 +32,7 @@ class EngineShape:
     prefix_cache: bool = True
     cached_pages: int | None = None
     disk: bool = False
+    abandons: bool = False
     models: int = 1
     room: int = 1
 
@@ -50,10 +51,12 @@ class Arrive:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """A client cancels its request."""
+    """A client cancels its request: between two steps, or, if the device abandons steps,
+    ``meanwhile``: while the engine's thread is in its next "submit" or "collect" of a step."""
 
     step: int
     request_id: int
+    meanwhile: str = ""
 
 
 @dataclass(frozen=True, slots=True)

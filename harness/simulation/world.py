@@ -14,7 +14,7 @@ from harness.simulation.disk import SimulatedDisk
 from harness.simulation.history import END_OF_GENERATION, Solo, solo_run
 from harness.simulation.invariants import Invariant, require
 from harness.simulation.runner import SimulatedRunner, StepSeconds, history_of_logits
-from harness.simulation.schedule import EngineShape
+from harness.simulation.schedule import EngineShape, Schedule
 from reference.engine import LogitsSink
 
 
@@ -80,6 +80,7 @@ class SimulatedWorld:
             recurrent=shape.recurrent,
             model=model,
             seconds=StepSeconds(fixed=shape.step_seconds),
+            abandons=shape.abandons,
         )
         self.disk = SimulatedDisk(clock, model, files) if shape.disk else None
         self._context = shape.limits.context
@@ -103,3 +104,9 @@ class SimulatedWorld:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def simulated_worlds(schedule: Schedule) -> list[World]:
+    """A world for each model of a schedule, with one clock and one disk."""
+    clock, files = VirtualClock(), dict[str, Any]()
+    return [SimulatedWorld(schedule.shape, clock, n, files) for n in range(schedule.shape.models)]

@@ -17,9 +17,10 @@ import psutil
 from numpy.typing import NDArray
 
 from contract.arithmetic import ARITHMETIC_VERSION
+from contract.cancel_token import CancelToken
 from contract.context_manager import ContextManager
 from contract.dtypes import BF16, F16, F32, I32, DType, StorageClass
-from contract.errors import OutOfMemory, UnsupportedOp
+from contract.errors import OutOfMemory, StepAbandoned, UnsupportedOp
 from contract.footprint import Footprint, owns_upload
 from contract.ir.decode_form import decode_form
 from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
@@ -29,7 +30,7 @@ from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
-from contract.tier import DeviceTier, TierInfo, check_bucket, check_range
+from contract.tier import AbandonsSteps, DeviceTier, TierInfo, check_bucket, check_range
 from reference.cpu.experts import Call
 from reference.cpu.footprint import cpu_footprint
 from reference.cpu.kernels import fast_kernels
@@ -107,6 +108,7 @@ class CpuTier(ContextManager):
         self._buffers: dict[int, CpuBuffer] = {}
         self._arena = np.empty(0, np.uint8)
         self._inputs = InputCopy(np.empty(0, np.uint8))
+        self._token: CancelToken | None = None
 
     @property
     def info(self) -> TierInfo:
@@ -206,13 +208,34 @@ class CpuTier(ContextManager):
         rows: InputRows | None = None,
     ) -> CpuFence:
         """Run the step. Floating-point overflow shows in the values, never as a warning."""
-        step = step_of(inputs)
+        step, token = step_of(inputs), self._token
         check_bucket(batch.bucket, step)
         batch.inputs.update(inputs, rows)
         with np.errstate(all="ignore"):
             for call in batch.calls(step):
+                if token is not None and token.cancelled:
+                    raise StepAbandoned("the step was abandoned")
                 call()
         return CpuFence({name: self._output(batch, name, step) for name in requested})
+
+    def submit_abandonable(
+        self,
+        batch: CpuBatch,
+        inputs: NDArray[np.uint8],
+        requested: Sequence[str],
+        rows: InputRows | None,
+        token: CancelToken,
+    ) -> CpuFence:
+        """See ``contract.tier.AbandonsSteps``. Another thread cancels the token, or a signal
+        handler."""
+        self._token = token
+        try:
+            return self.submit(batch, inputs, requested, rows)
+        finally:
+            self._token = None
+
+    def abandon(self) -> None:
+        """Do nothing, since no step is in flight."""
 
     def wait(self, fence: CpuFence, timeout: float | None = None) -> None:
         """Return at once, since every fence is done."""
@@ -335,3 +358,4 @@ def _operand(node: Node, name: str, view: View, arrays: Mapping[str, Bound]) -> 
 
 if TYPE_CHECKING:
     _conforms: type[DeviceTier[CpuBuffer, CpuBatch, CpuFence]] = CpuTier
+    _abandons: type[AbandonsSteps] = CpuTier

@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
+from contract.errors import QueueFull, RequestError, StepAbandoned, TenantQueueFull, ZincError
 from contract.types import Clock, FinishReason, Request, Tenant, TokenEvent
+from reference.engine.cancel_calls import CancelCalls
 from reference.engine.checks import check_outputs, check_request, check_sizes, max_positions_of
 from reference.engine.constraining import masks_with_min_tokens
 from reference.engine.disk_step import disk_pages_of, flush_disk_cache, update_disk_cache
@@ -52,7 +53,7 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine(PrefixCalls, TenantCalls, MemoryCalls):
+class Engine(CancelCalls, PrefixCalls, TenantCalls, MemoryCalls):
     """Runs requests on one runner, at most ``limits.slots`` at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of
@@ -238,16 +239,6 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         rate = self.tenants.rates_free_in(tenant.id)
         raise TenantQueueFull(own, max(seconds, rate), rate > 0)
 
-    def cancel(self, request_id: int) -> None:
-        """End a request and free its slot and pages; no further event of it comes. An id of an
-        ended request is ignored."""
-        with self._change():
-            sequence = self._live.get(request_id)
-            self._output_processor.cancel(request_id, sequence)
-            if sequence is not None:
-                self._end(sequence, FinishReason.CANCELLED)
-                self._changes.apply()
-
     def stall(self, request_id: int, *, patient: bool = False) -> None:
         """Stop computing for a request, except in steps in flight, until ``unstall``: its consumer
         takes no tokens. The request ends after ``stall_steps`` steps, unless every caller that
@@ -316,11 +307,14 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         self._blocked = False
         # Events are taken before a step can fail: a failed step would hide a finished answer.
         if not self._output_processor.pending:
-            self._pipeline.fill()
-            read = self._pipeline.read()
-            self._blocked = read is None
-            if read is not None and self._output_processor.take(*read, self._clock()):
-                self._pipeline.fill_idle()
+            try:
+                self._pipeline.fill()
+                read = self._pipeline.read()
+                self._blocked = read is None
+                if read is not None and self._output_processor.take(*read, self._clock()):
+                    self._pipeline.fill_idle()
+            except StepAbandoned:
+                self._end_abandoned()
         self._output_processor.count()
         self._changes.apply()
         if self._disk is not None:
@@ -357,6 +351,7 @@ class Engine(PrefixCalls, TenantCalls, MemoryCalls):
         request = sequence.request
         del self._live[request.id]
         self._stalled.pop(request.id, None)
+        self._pipeline.cancels.discard(request.id)
         self.tenants.occupy(request.tenant, live=-1, holder=self._slot_manager)
         self._scheduler.finished(sequence, reason)
 

@@ -17,10 +17,11 @@ from reference.engine.constraining import (
     drop_min_tokens,
     log_probabilities_of,
 )
-from reference.engine.pipeline import Computed, Pipeline
+from reference.engine.pipeline import Pipeline
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
+from reference.engine.steps import Computed
 from reference.expert_outputs import expert_ids
 from reference.runner import StepOutput
 from reference.sched.scores import scores_in

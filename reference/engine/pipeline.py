@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
 from dataclasses import replace
-from typing import NamedTuple
 
+from contract.cancel_token import CancelToken
+from contract.tier import AbandonsSteps
 from contract.types import Clock
 from reference.engine.constraining import with_masks
 from reference.engine.options import EngineOptions
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
 from reference.engine.speculative_decoder import SpeculativeDecoder
+from reference.engine.step_cancels import Awaited, StepCancels
+from reference.engine.steps import Abandoned, Computed, Counted, Starting, Step
 from reference.limits import RING_STEPS, mask_words
 from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepInput, StepOutput, Submission
@@ -24,56 +27,6 @@ from reference.sched.tenants import Tenants
 
 ROUND_PAGES = 2
 """The most pages that a round of a sequence takes, if it has at most a page of drafts."""
-
-
-class Step(NamedTuple):
-    """A step in flight: for each of its ``sequences`` a chunk, the admission under which it is
-    computed, and the number of output rows.
-
-    The step attends to ``attended`` positions in all and was submitted at ``began`` seconds.
-    Beside it a draft block that follows some of its sequences read ``read`` tokens.
-    ``waiting``, ``free_pages`` and ``cached_pages`` are counts at that time. ``counted`` has, for
-    each tenant, a function that counts tokens towards its rates, and the tokens [prefilled,
-    decoded]."""
-
-    number: int
-    submission: Submission
-    sequences: list[Sequence]
-    admissions: list[int]
-    requests: list[int]
-    chunks: list[Chunk]
-    rows: list[int]
-    attended: int
-    began: float
-    read: int | None
-    waiting: int
-    free_pages: int
-    cached_pages: int
-    counted: list[tuple[Callable[[int, int], None], list[int]]]
-
-    def of_current_admission(self) -> Iterator[bool]:
-        """For each sequence, whether it still has the slot that the step was computed for."""
-        for sequence, admission in zip(self.sequences, self.admissions, strict=True):
-            yield sequence.slot >= 0 and sequence.admission == admission
-
-
-class Computed(NamedTuple):
-    """The part of a step that belongs to one sequence: positions ``start`` to ``stop`` - 1, which
-    are tokens from ``first_token`` on among the ``tokens`` of the step, and output rows
-    ``first_row`` to ``end_row`` - 1."""
-
-    sequence: Sequence
-    start: int
-    stop: int
-    first_row: int
-    end_row: int
-    first_token: int
-    tokens: int
-
-    @property
-    def drafted(self) -> bool:
-        """Whether all tokens but the first were drafted."""
-        return self.sequence.drafted(self.start, self.end_row - self.first_row)
 
 
 class Pipeline:
@@ -108,6 +61,9 @@ class Pipeline:
         self._cost = cost
         self._speculative = speculative
         self._mask_words = mask_words(runner.model.config.vocab)
+        self.cancels = StepCancels()
+        self._abandons = isinstance(runner.tier, AbandonsSteps)
+        self._starting: Starting | None = None
         self._in_flight: deque[Step] = deque()
         self._latest: Step | None = None
         self._steady: SteadyDecode | None = None
@@ -119,9 +75,59 @@ class Pipeline:
         self._steady = None
 
     def clear(self) -> None:
-        """Forget the steps in flight; the tier has its own copy of their inputs."""
+        """Forget the steps in flight and abandon them; the tier has its own copy of their
+        inputs."""
+        for step in self._unread:
+            step.token.cancel()
         self._in_flight.clear()
-        self._latest = self._steady = None
+        self._latest = self._steady = self._starting = None
+
+    def leave(self, request_ids: Iterable[int]) -> bool:
+        """Abandon steps that only compute for requests that leave; returns whether the tier can.
+        Any thread may call this."""
+        if self._abandons:
+            self.cancels.add(request_ids)
+        return self._abandons
+
+    def abandon_unneeded(self) -> None:
+        """Raise StepAbandoned if all requests of the steps in flight are leaving."""
+        with self.cancels.waiting(self._awaited()):
+            pass
+
+    def drop_abandoned(self) -> Abandoned:
+        """Drop the steps in flight and the one that is being submitted. They count as computed."""
+        admitted, begun = self._scheduler.counts.admitted, self._starting
+        first: dict[int, tuple[Sequence, int]] = {}
+        for unread in self._unread:
+            for sequence, chunk in zip(unread.sequences, unread.chunks, strict=True):
+                first.setdefault(sequence.order, (sequence, chunk.start))
+        for step in self._in_flight:
+            admitted, self.steps_read = min(admitted, step.admitted), step.number + 1
+            self._count(step.counted)
+        if begun is not None:
+            self._count(self._counted(begun.sequences, begun.chunks, begun.rows))
+        self.clear()
+        return Abandoned(list(first.values()), admitted)
+
+    @property
+    def _unread(self) -> list[Step | Starting]:
+        """The steps in flight and the one that is being submitted."""
+        return [*self._in_flight, *([] if self._starting is None else [self._starting])]
+
+    def _awaited(self) -> list[Awaited]:
+        """The steps in flight and the one that is being submitted. None where they cannot be
+        abandoned: if a sequence lost its slot meanwhile, others may find what they compute of
+        it."""
+        if not self._abandons:
+            return []
+        # Lists, since a generator that is closed early may lose Ctrl-C.
+        current = [here for step in self._in_flight for here in step.of_current_admission()]
+        awaited = [Awaited(step.token, step.requests) for step in self._in_flight]
+        if (begun := self._starting) is not None:
+            current += [sequence.running for sequence in begun.sequences]
+            ids = [sequence.request.id for sequence in begun.sequences]
+            awaited.append(Awaited(begun.token, ids))
+        return awaited if False not in current else []
 
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
@@ -143,13 +149,14 @@ class Pipeline:
         if not self._in_flight:
             return None
         step = self._in_flight[0]
-        output = self._runner.collect(step.submission)
+        with self.cancels.waiting(self._awaited()):
+            output = self._runner.collect(step.submission)
         self._in_flight.popleft()
         self.steps_read = step.number + 1
         now = self._clock()
+        self._count(step.counted)
         if self._speculative is not None:
             self._continue(step, output, now, self._speculative)
-        self._count(step)
         self._observe(step, now)
         return output, self._computed(step)
 
@@ -209,7 +216,7 @@ class Pipeline:
             self._runner.collect(step.submission)
             self.steps_read = step.number + 1
         self._in_flight.popleft()
-        self._count(step)
+        self._count(step.counted)
 
     def _start(self) -> bool:
         """Submit the next step; False if there is nothing to compute."""
@@ -222,7 +229,7 @@ class Pipeline:
         assert before is not None
         inputs = steady.next()
         self._note_submitted(
-            self._submit(inputs, before.sequences, steady.chunks),
+            self._submit(inputs, before.sequences, steady.chunks, before.rows),
             before.sequences,
             steady.chunks,
             before.rows,
@@ -242,7 +249,7 @@ class Pipeline:
         inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
         if any(sequence.on_experts is not None for sequence in sequences):
             inputs = replace(inputs, requested=inputs.requested + self._runner.expert_outputs)
-        submission = self._submit(inputs, sequences, chunks)
+        submission = self._submit(inputs, sequences, chunks, rows)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
         attended = sum([count * (2 * start + count + 1) for _, start, count in chunks]) // 2
@@ -252,20 +259,25 @@ class Pipeline:
         return True
 
     def _submit(
-        self, inputs: StepInput, sequences: list[Sequence], chunks: list[Chunk]
-    ) -> Submission:
-        if self._speculative is None:
-            return self._runner.submit(inputs)
-        self._read = self._speculative.before_step(sequences, chunks)
-        if self._read is not None and inputs.plain:
-            inputs = replace(inputs, plain=False)
-        submission = self._runner.submit(inputs)
-        self._speculative.after_step(sequences, chunks)
-        return submission
+        self, inputs: StepInput, sequences: list[Sequence], chunks: list[Chunk], rows: list[int]
+    ) -> tuple[Submission, CancelToken]:
+        if self._speculative is not None:
+            self._read = self._speculative.before_step(sequences, chunks)
+            if self._read is not None and inputs.plain:
+                inputs = replace(inputs, plain=False)
+        token = CancelToken()
+        if self._abandons:
+            inputs = replace(inputs, token=token)
+        self._starting = Starting(token, sequences, chunks, rows)
+        with self.cancels.waiting(self._awaited()):
+            submission = self._runner.submit(inputs)
+        if self._speculative is not None:
+            self._speculative.after_step(sequences, chunks)
+        return submission, token
 
     def _note_submitted(
         self,
-        submission: Submission,
+        submission: tuple[Submission, CancelToken],
         sequences: list[Sequence],
         chunks: list[Chunk],
         rows: list[int],
@@ -274,7 +286,7 @@ class Pipeline:
         memory = self._slot_manager.memory
         self._latest = step = Step(
             self.steps,
-            submission,
+            *submission,
             sequences,
             [sequence.admission for sequence in sequences],
             [sequence.request.id for sequence in sequences],
@@ -286,22 +298,24 @@ class Pipeline:
             len(self._scheduler.waiting),
             memory.free,
             memory.cached,
+            self._scheduler.counts.admitted,
             self._counted(sequences, chunks, rows),
         )
         self.steps += 1
         if self._slot_manager.disk is not None:
             self._slot_manager.disk.steps = self.steps
         self._in_flight.append(step)
+        self._starting = None
 
-    def _count(self, step: Step) -> None:
+    def _count(self, counted: Counted) -> None:
         """Count the tokens of a step towards the rates of its tenants, even if its sequences have
         ended or were preempted."""
-        for count, (prefilled, decoded) in step.counted:
+        for count, (prefilled, decoded) in counted:
             count(prefilled, decoded)
 
     def _counted(
         self, sequences: Items[Sequence], chunks: Items[Chunk], rows: Items[int]
-    ) -> list[tuple[Callable[[int, int], None], list[int]]]:
+    ) -> Counted:
         """Tokens that a step prefills and decodes for each tenant, without drafts."""
         counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
         for sequence, (_, start, tokens), requested in zip(sequences, chunks, rows, strict=True):

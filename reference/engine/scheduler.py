@@ -236,6 +236,7 @@ class Scheduler:
         if not aged:
             sequence.quantum_end = end_of_quantum(sequence.max_computed, computed, sequence.end)
         self.counts.admitted += 1
+        sequence.admitted = self.counts.admitted
         self._usage.admitted(sequence.tenant)
         if not slot_manager.table.loading[sequence.slot]:
             self._usage.looked_up(sequence.tenant, sequence.known, computed)

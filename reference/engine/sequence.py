@@ -53,7 +53,7 @@ class Sequence:
 
     While it runs: ``slot`` is its slot, -1 while it waits, and ``pages`` are its KV pages.
     - ``admission`` counts how often it got a slot; results of steps of an earlier admission are
-      dropped.
+      dropped. ``admitted`` numbers the engine's admissions.
     - ``published``: the part of its pages that the prefix cache has.
     - ``states``: its saved recurrent states, (tokens, state slot) each.
     - ``draft_masks``: the masks of the rows of a step with drafts.
@@ -92,6 +92,7 @@ class Sequence:
     max_computed: int = 0
     slot: int = -1
     admission: int = 0
+    admitted: int = 0
     pages: list[int] = field(default_factory=list)
     published: PublishedPrefix | None = None
     states: list[tuple[int, int]] = field(default_factory=list)

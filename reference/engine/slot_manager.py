@@ -180,6 +180,18 @@ class SlotManager:
             self._runner.recurrent.save(sequence.slot, state_slot)
             sequence.states.append((computed, state_slot))
 
+    def cut_back(self, sequence: Sequence, position: int) -> None:
+        """Let nobody find what was computed of a sequence from ``position`` on."""
+        known = self.progress(sequence)
+        self.memory.unpublish(
+            sequence.scope, sequence.tokens[:known], sequence.pages, position // PAGE_TOKENS
+        )
+        for tokens, state_slot in sequence.states:
+            if tokens > position:
+                self.memory.drop_state_slot(state_slot)
+        sequence.states = [state for state in sequence.states if state[0] <= position]
+        self.table.computed[sequence.slot] = min(position, self.table.computed[sequence.slot])
+
     def remove(self, sequence: Sequence, *, served: bool = True, published: bool = True) -> None:
         """Take slot and pages from a sequence. Its computed pages stay in the cache if
         ``published``. ``served`` False: it made no progress."""

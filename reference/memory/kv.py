@@ -88,11 +88,6 @@ class KvMemory:
         """Pages that no sequence holds and the prefix cache can find."""
         return len(self._cached)
 
-    @property
-    def spilled(self) -> int:
-        """Pages saved in host memory."""
-        return len(self._spilled)
-
     def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages charged to the tenant now, or after ``leaving`` was released: see ``available``."""
         charged = self._pool.charged(tenant)
@@ -129,8 +124,7 @@ class KvMemory:
         """The number of the first ``limit`` tokens that are cached in ``scope``: what ``adopt``
         finds if there is room. ``tokens`` is int32[n]. Changes nothing."""
         path = self.path(scope, tokens, limit)
-        known = len(path) * PAGE_TOKENS
-        return limit if self._partial_match(scope, path, tokens, limit) else known
+        return limit if self._partial_match(scope, path, tokens, limit) else len(path) * PAGE_TOKENS
 
     def adopt(
         self,
@@ -194,6 +188,16 @@ class KvMemory:
             if node.page != page and (node.page is None or node in self._cached):
                 self._replace(node, page)
         return PublishedPrefix(node, whole)
+
+    def unpublish(
+        self, scope: Hashable, tokens: NDArray[np.int32], pages: Sequence[int], first: int
+    ) -> None:
+        """Let nobody find ``pages[first:]``, which ``publish`` was given, or states after them."""
+        for node in self._trees.find(scope, tokens, len(tokens))[first:]:
+            if self._state_slots is not None:
+                self._state_slots.forget(node)
+            if node.page in pages and node.parent is not None:
+                self._drop(node)
 
     def release(self, pages: Sequence[int], tenant: int) -> None:
         """Drop the tenant's references to a sequence's pages, given in order. Published pages stay
@@ -266,9 +270,8 @@ class KvMemory:
         self._pool = PagePool(self.total, [page for page in self._order if page < self.total])
         self._cached: OrderedDict[Node, None] = OrderedDict()
         self._spilled: OrderedDict[Node, None] = OrderedDict()
-        self._state_slots = (
-            None if self._states is None else StateSlots(self._states, self._observer)
-        )
+        states = self._states
+        self._state_slots = None if states is None else StateSlots(states, self._observer)
 
     def check(
         self,
@@ -283,9 +286,8 @@ class KvMemory:
         scope."""
         self._pool.check()
         held = check_holders(self._pool, self.total, holders)
-        assert self.free + held + self.cached == self.total, (
-            f"{self.free} free, {held} held and {self.cached} cached pages of {self.total}"
-        )
+        pages = self.free, held, self.cached
+        assert sum(pages) == self.total, f"free, held, cached are {pages} pages of {self.total}"
         cached, spilled = self._cached.keys(), self._spilled.keys()
         check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
         assert len(spilled) <= self._host_pages

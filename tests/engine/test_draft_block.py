@@ -23,7 +23,7 @@ from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import ChainedDrafts, DraftRequest, Tokens
 from reference.engine.drafters import drafter_limits, drafter_of, drafting_limits
 from reference.engine.output_processor import OutputProcessor
-from reference.engine.pipeline import Computed
+from reference.engine.steps import Computed
 from reference.limits import Limits
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput, Submission
 from reference.sched.drafts import DraftPolicy

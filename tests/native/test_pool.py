@@ -15,8 +15,9 @@ from accel.native.pool import FORKED, RING_STEPS
 from accel.native.tier import NativeTier
 from accel.native.variants import machine
 from accel.packets.worker_tuner import FixedWorkers
+from contract.cancel_token import CancelToken
 from contract.dtypes import F32
-from contract.errors import DeviceLost
+from contract.errors import DeviceLost, StepAbandoned
 from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.opcodes import Opcode
@@ -170,37 +171,51 @@ def test_closing_waits_for_what_was_submitted(open_native: OpenNative) -> None:
     assert [fence.outputs["y"].tobytes() for fence in fences] == expected  # type: ignore[attr-defined]
 
 
-def test_steps_that_nobody_wants_end_early(open_native: OpenNative) -> None:
-    """Results that were there stay; other steps compute nothing more and are DeviceLost, as is what
-    is submitted behind them. Each step is 400 ops in a row."""
+class Noted(FixedWorkers):
+    """Counts the steps whose times are noted."""
+
+    count = 0
+
+    def note(self, *step: object) -> None:
+        self.count += 1
+
+
+def test_steps_that_nobody_needs_end_early(open_native: OpenNative) -> None:
+    """Of steps of 400 ops in a row every other one is abandoned: these raise StepAbandoned, do not
+    count as quick ones, and the others have their bits."""
     builder, size = GraphBuilder("long"), ShapeKey(2048, 0)
     value = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", WIDTH))
     for _ in range(399):
         value = builder.emit(Opcode.SCALE, x=value, factor=1.0)
     builder.emit(Opcode.SCALE, x=value, factor=1.0, y=builder.output("y", "tokens", WIDTH))
-    graph, tier = builder.build(), open_native(threads=2)
+    graph, noted = builder.build(), Noted(2)
+    tier = open_native(threads=2, worker_choice=lambda workers: noted)
     layout = input_layout(graph, size)
     y = tier.alloc(graph.buffers["y"], size.tokens * WIDTH * 4)
     batch = tier.lower(graph, {"y": y}, size, layout)
-    values = [np.full((size.tokens, WIDTH), number, np.float32) for number in range(1, 33)]
+    values = [np.full((size.tokens, WIDTH), number, np.float32) for number in range(1, 17)]
     blocks = [pack_inputs(layout, size, {"x": one}) for one in values]
-    fences = [tier.submit(batch, block, ["y"]) for block in blocks]
+    tokens = [CancelToken() for _ in blocks]
+    fences = []
+    for number, (block, token) in enumerate(zip(blocks, tokens, strict=True)):
+        fences.append(tier.submit_abandonable(batch, block, ["y"], None, token))
+        if number % 2 == 0:
+            token.cancel()
+    for number, (fence, expected) in enumerate(zip(fences, values, strict=True)):
+        if number % 2:
+            tier.wait(fence)
+            assert np.array_equal(fence.outputs["y"].view(np.float32), expected.reshape(-1))
+        else:
+            with pytest.raises(StepAbandoned):
+                tier.wait(fence)
+    last = fences[-2]
+    assert (last.outputs["y"].view(np.float32) != values[-2].reshape(-1)).any()
+    tier.submit(batch, blocks[0])
+    assert noted.count == len(blocks) // 2
+    late = [tier.submit_abandonable(batch, block, ["y"], None, CancelToken()) for block in blocks]
     tier.abandon()
-    tier._pool.finish()
-    kept = 0
-    for fence, expected in zip(fences, values, strict=True):
-        try:
-            tier.wait(fence)
-        except DeviceLost:
-            break
-        assert np.array_equal(fence.outputs["y"].view(np.float32), expected.reshape(-1))
-        kept += 1
-    assert kept == len(fences) or (fences[-1].outputs["y"].view(np.float32) != 32).any()
-    with pytest.raises(DeviceLost):
-        tier.submit(batch, blocks[0])
-    for fence in fences[kept:]:
-        with pytest.raises(DeviceLost):
-            tier.wait(fence)
+    with pytest.raises(StepAbandoned):
+        tier.wait(late[-1])
     tier.close()
 
 

@@ -8,10 +8,11 @@ from random import Random
 import pytest
 
 from harness.simulation.device import DeviceMemory
-from harness.simulation.drive import Simulation, simulated_worlds
+from harness.simulation.drive import Simulation
 from harness.simulation.generate import generate
 from harness.simulation.runner import SimulatedRunner
 from harness.simulation.served import Served
+from harness.simulation.world import simulated_worlds
 from reference.engine.memory_calls import MemoryCalls
 
 MOST = 6

@@ -23,6 +23,7 @@ typedef struct {
     uint64_t input;
     uint64_t packets;
     uint64_t copies;
+    uint64_t cancelled;
     uint32_t count;
     uint32_t copy_count;
     uint32_t workers;

@@ -177,6 +177,10 @@ class ReplicatedStream:
         for pump in list(self._pumps.values()) if request_id is None else [self._pumps[request_id]]:
             pump.cancel(used)
 
+    def end(self, request_id: int, used: int) -> None:
+        """As ``EventStream.end``."""
+        self.cancel(request_id, used)
+
 
 class ReplicatedDriver(Submits[ReplicatedStream]):
     """One driver for the replicas behind a deployment handle. Thread-safe."""
