@@ -185,7 +185,7 @@ def describe(vulkan: Vulkan, handle: Any) -> Device:
         group_memory_bytes=int(limits.maxComputeSharedMemorySize),
         extensions=extensions,
         integer_dot=integer_dot,
-        controls=tuple(mode for mode in FLOAT_CONTROLS if getattr(twelve, f"shader{mode}Floats")),
+        controls=tuple(mode for mode in FLOAT_CONTROLS if getattr(twelve, f"shader{mode}Float32")),
         cache_key=_cache_key(vulkan, both.properties),
         missing=missing,
     )
