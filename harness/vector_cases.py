@@ -35,8 +35,6 @@ from reference.ops.xielu import xielu
 from reference.quant import FORMATS, moderate_scales
 from reference.quant.dot import matmul
 
-Float32 = Floats
-
 
 @dataclass(frozen=True, slots=True)
 class VectorCase:
@@ -58,7 +56,7 @@ class Numbers:
     exponent: int
 
     @property
-    def values(self) -> Float32:
+    def values(self) -> Floats:
         """The numbers in their shape."""
         return numbers(self.seed, int(np.prod(self.shape)), self.exponent).reshape(self.shape)
 
@@ -68,7 +66,7 @@ class Numbers:
         return {"shape": list(self.shape), "seed": self.seed, "exponent": self.exponent}
 
 
-def numbers(seed: int, size: int, exponent: int) -> Float32:
+def numbers(seed: int, size: int, exponent: int) -> Floats:
     """Number i is (w / 2^8 rounded down - 2^23) 2^(exponent - 23), exactly, where w is Philox's
     first word for the key ``seed`` and the counter i: from -2^exponent up to 2^exponent."""
     words = draw(seed, np.arange(size, dtype=np.uint64)).astype(np.int64) >> 8
@@ -100,7 +98,7 @@ def _case(rule: str, op: str, function: Callable[..., Any], **inputs: Any) -> Ve
     return VectorCase(rule, op, given, outputs)
 
 
-def _float(*words: int) -> Float32:
+def _float(*words: int) -> Floats:
     return np.array(words, np.uint32).view(np.float32)
 
 
@@ -133,12 +131,12 @@ def _primitives(make: Make) -> Iterator[VectorCase]:
         yield _case("R2", "rope", _rope, x=make((2, 12)), positions=[3, 8], dims=8, neox=neox)
 
 
-def _table(context: int, base: float, dims: int, factors: Any = None, **scaling: Any) -> Float32:
+def _table(context: int, base: float, dims: int, factors: Any = None, **scaling: Any) -> Floats:
     scaling["yarn"] = bool(scaling.get("yarn"))
     return rotary_table(context, base, dims, RotaryScaling(**scaling), factors)
 
 
-def _rope(x: Float32, positions: list[int], dims: int, neox: int) -> Float32:
+def _rope(x: Floats, positions: list[int], dims: int, neox: int) -> Floats:
     """Rotate one head per token."""
     query = np.array([(0, 0, position, 0) for position in positions], np.int32)
     table = rotary_table(16, 1e4, dims)
@@ -153,12 +151,12 @@ def _sums(make: Make) -> Iterator[VectorCase]:
         yield _case("R4", "rms_norm", _rms_norm, **inputs, eps=1e-6, groups=groups)
 
 
-def _rms_norm(x: Float32, weight: Float32, eps: float, groups: int) -> Float32:
+def _rms_norm(x: Floats, weight: Floats, eps: float, groups: int) -> Floats:
     return rms_norm(x=x, weight=weight, eps=eps, groups=groups)
 
 
 def _products(make: Make) -> Iterator[VectorCase]:
-    def quantized(x: Float32) -> dict[str, Any]:
+    def quantized(x: Floats) -> dict[str, Any]:
         activation = quantize_activation(x)
         return {"m": activation.m, "scale": activation.scale}
 
@@ -173,7 +171,7 @@ def _products(make: Make) -> Iterator[VectorCase]:
 def _product(make: Make, dtype: DType, columns: int) -> VectorCase:
     """A row of a matrix: its values, and its product with activations."""
 
-    def both(x: Float32, blocks: Bytes, dtype: str) -> dict[str, Any]:
+    def both(x: Floats, blocks: Bytes, dtype: str) -> dict[str, Any]:
         stored_as = BY_NAME[dtype]
         values = FORMATS[stored_as].dequantize(blocks)
         return {"values": values, "y": matmul(blocks, stored_as, x)}
@@ -195,7 +193,7 @@ def _blocks(dtype: DType, columns: int, seed: int) -> Bytes:
 
 
 def _attention(make: Make) -> Iterator[VectorCase]:
-    def rows(x: Float32, bits: int) -> dict[str, Any]:
+    def rows(x: Floats, bits: int) -> dict[str, Any]:
         made = row_integers(x, bits)
         return {"m": made.m, "exponent": made.exponent}
 
@@ -331,7 +329,7 @@ def _sampling(make: Make) -> Iterator[VectorCase]:
     yield _case("R10", "log_probabilities", _logs, logits=make((1, 300), 3), token=17, top=5)
 
 
-def _sample(logits: Float32, recent: list[int], **more: Any) -> dict[str, Any]:
+def _sample(logits: Floats, recent: list[int], **more: Any) -> dict[str, Any]:
     """The tokens of the same logits at eight positions from 100 on."""
     positions, slot_ring = range(100, 108), 256
     records = np.zeros((len(positions), 1), SAMPLING)
@@ -365,17 +363,17 @@ def _sample(logits: Float32, recent: list[int], **more: Any) -> dict[str, Any]:
     return {"tokens": np.array(tokens, np.int32)}
 
 
-def _logs(logits: Float32, token: int, top: int) -> dict[str, Any]:
+def _logs(logits: Floats, token: int, top: int) -> dict[str, Any]:
     chosen, ids, logs = log_probabilities(logits=logits, token=np.array([token], np.int32), top=top)
     return {"chosen": chosen, "ids": ids, "logs": logs}
 
 
-def _row_digest(logits: Float32) -> Any:
+def _row_digest(logits: Floats) -> Any:
     found = row_digest(logits=logits[None], digested=np.ones(1, np.int32))
     return found.view(np.uint32).reshape(-1, DIGEST_WORDS).astype(np.int64)
 
 
-def _embedding(rows: Float32, dimensions: int, pooling: str) -> Float32:
+def _embedding(rows: Floats, dimensions: int, pooling: str) -> Floats:
     pool = Pool(Pooling(pooling), len(rows))
     pool(0, rows)
     return pool.vector(dimensions)

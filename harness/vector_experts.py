@@ -16,8 +16,6 @@ from reference.ops.moe_gate_topk import choose, route
 from reference.ops.moe_gate_up import with_bias
 from reference.ops.shared_expert import gated_add
 
-Float32 = Floats
-
 
 def routed(**given: Any) -> dict[str, Any]:
     """Ids and weights of each token's experts: of ``choose`` with a bias, else of ``route``."""
@@ -26,27 +24,27 @@ def routed(**given: Any) -> dict[str, Any]:
 
 
 def mixture(
-    products: Float32,
-    weights: Float32,
-    residual: Float32,
+    products: Floats,
+    weights: Floats,
+    residual: Floats,
     ids: list[int],
-    expert_scale: Float32 | None = None,
-    bias: Float32 | None = None,
-) -> Float32:
+    expert_scale: Floats | None = None,
+    bias: Floats | None = None,
+) -> Floats:
     """The weighted sum of products [1, used, outputs] of the experts ``ids``."""
     chosen = np.array([ids], np.int32)
     products = with_bias(products, bias, chosen)
     return weighted_sum(products, chosen, weights, expert_scale, residual)
 
 
-def shared(x: Float32, router: Float32, down: Float32, residual: Float32) -> Float32:
+def shared(x: Floats, router: Floats, down: Floats, residual: Floats) -> Floats:
     """``down`` added to the residual, weighted by the sigmoid of the router's product."""
     return gated_add(residual, x, router, down)
 
 
 def heads_product(
-    x: Float32, blocks: Bytes, dtype: str, columns: int, matrix_of: list[int], rest: Float32
-) -> Float32:
+    x: Floats, blocks: Bytes, dtype: str, columns: int, matrix_of: list[int], rest: Floats
+) -> Floats:
     """Each head times the matrix it names, of those whose rows ``blocks`` has one after the other,
     as many for each."""
     matrices = max(matrix_of) + 1

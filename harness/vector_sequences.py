@@ -19,10 +19,8 @@ from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_scan import ssm_scan
 
-Float32 = Floats
 
-
-def attend(q: Float32, k: Float32, v: Float32, storage: str, scale: float, **more: Any) -> Float32:
+def attend(q: Floats, k: Floats, v: Floats, storage: str, scale: float, **more: Any) -> Floats:
     """Two heads of one query at the last position, over one KV head."""
     length, width = k.shape
     pages, dtype = -(-length // PAGE_TOKENS), BY_NAME[storage]
@@ -39,18 +37,18 @@ def attend(q: Float32, k: Float32, v: Float32, storage: str, scale: float, **mor
     return y.reshape(q.shape)
 
 
-def rotate(x: Float32) -> dict[str, Any]:
+def rotate(x: Floats) -> dict[str, Any]:
     """A rotated head, and what rotating it back gives."""
     y = rotated(x)
     return {"y": y, "back": rotated_back(y)}
 
 
-def codes(x: Float32, bits: int) -> dict[str, Any]:
+def codes(x: Floats, bits: int) -> dict[str, Any]:
     """The integers that codes of the rows of ``x`` stand for."""
     return {"m": decoded(coded(row_integers(x, KV_ROW_BITS).m, bits), bits)}
 
 
-def convolved(x: Float32, weight: Float32, **extras: Float32) -> Float32:
+def convolved(x: Floats, weight: Floats, **extras: Floats) -> Floats:
     """The convolution with any of its optional operands, from an empty state."""
     history = weight.shape[1] - 1
     state = np.zeros((1, history, x.shape[1]), np.float32)
@@ -61,8 +59,8 @@ def convolved(x: Float32, weight: Float32, **extras: Float32) -> Float32:
 
 
 def delta_rule(
-    x: Float32, alpha: Float32, beta: Float32, decay: Float32, dt_bias: Float32, grouped: int
-) -> Float32:
+    x: Floats, alpha: Floats, beta: Floats, decay: Floats, dt_bias: Floats, grouped: int
+) -> Floats:
     """Two key heads and four value heads of eight elements, from an empty state."""
     return ssm_delta_net(
         x=x, alpha=alpha, beta=beta, decay=-np.abs(decay), dt_bias=dt_bias, query=_query(len(x)),
@@ -71,7 +69,7 @@ def delta_rule(
     )  # fmt: skip
 
 
-def scanned(x: Float32, dt: Float32, decay: Float32, dt_bias: Float32, skip: Float32) -> Float32:
+def scanned(x: Floats, dt: Floats, decay: Floats, dt_bias: Floats, skip: Floats) -> Floats:
     """Four heads of three values in two groups, eight elements of state, from an empty state."""
     return ssm_scan(
         x=x, dt=dt, decay=-np.abs(decay), dt_bias=dt_bias, skip=skip, query=_query(len(x)),

@@ -40,10 +40,10 @@ STOPPING_SECONDS = 2.0
 
 
 class MultiDeviceTier(ContextManager):
-    """See ``contract.tier.Tier``. ``devices`` are numbers or parts of names, all different devices
-    of one architecture that can access each other's memory; sizes are those of one of them. Raises
-    TierUnavailable if they cannot, and whatever ``CudaTier`` raises. ``binding`` and
-    ``compiler`` as in ``CudaTier``."""
+    """See ``contract.tier.Tier`` and ``UploadsLater``. ``devices`` are numbers or parts of names,
+    all different devices of one architecture that can access each other's memory; sizes are those
+    of one of them. Raises TierUnavailable if they cannot, and whatever ``CudaTier`` raises.
+    ``binding`` and ``compiler`` as in ``CudaTier``."""
 
     def __init__(
         self,
@@ -105,7 +105,6 @@ class MultiDeviceTier(ContextManager):
             return min(one.available_bytes for one in self._members)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """See ``contract.tier.Tier``."""
         return self._members[0].buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
@@ -113,7 +112,6 @@ class MultiDeviceTier(ContextManager):
         return max((one.footprint(graph, largest) for one in self._members), key=_bytes_of)
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
-        """See ``contract.tier.Tier``."""
         with self._guarded("reserving memory"):
             for one in self._members:
                 one.reserve(graph, largest)
@@ -141,7 +139,6 @@ class MultiDeviceTier(ContextManager):
         return self._upload(decl, data, upload)
 
     def finish_uploads(self) -> bool:
-        """See ``contract.tier.UploadsLater``."""
         with self._guarded("uploading"):
             finite = [one.finish_uploads() for one in self._members]
         return all(finite)
@@ -163,12 +160,10 @@ class MultiDeviceTier(ContextManager):
             return first
 
     def read(self, buffer: ShardedBuffer, offset: int, nbytes: int) -> Bytes:
-        """See ``contract.tier.Tier``."""
         with self._guarded(f"reading {buffer.name}"):
             return self._members[0].read(buffer.parts[0], offset, nbytes)
 
     def write(self, buffer: ShardedBuffer, offset: int, data: Bytes) -> None:
-        """See ``contract.tier.Tier``."""
         with self._guarded(f"writing {buffer.name}"):
             self._each(lambda n, one: one.write(buffer.parts[n], offset, data))
 

@@ -49,9 +49,9 @@ BY_ID = {dtype.ggml_id: dtype for dtype in WEIGHT_DTYPES}
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """The phases of a launch before they have addresses. ``works_at`` is the offset in shared
-    memory at which the ring's records of them begin. The launch is ``shared`` if several devices
-    execute it together."""
+    """A LaunchTable: the phases of a launch before they have addresses. ``works_at`` is the offset
+    in shared memory at which the ring's records of them begin. The launch is ``shared`` if several
+    devices execute it together."""
 
     phases: tuple[Phase, ...]
     formats: tuple[int, ...]
@@ -68,7 +68,6 @@ class StepTable:
 
     @property
     def layout(self) -> tuple[object, ...]:
-        """See LaunchTable."""
         exchange = self.exchange
         return self.exchange_at, exchange.bank_bytes, dict(exchange.offsets), self._records
 
@@ -102,7 +101,6 @@ class StepTable:
         return self.exchange_at + self.banks * self.exchange.bank_bytes
 
     def bound(self, packets: Records, stop: int, peers: PeerWorkspaces | None = None) -> Bytes:
-        """See LaunchTable."""
         assert (peers is not None) == self.shared
         head = np.zeros(1, HEAD)
         head["phases"], head["stop"] = self._records, stop

@@ -13,7 +13,8 @@ from accel.cuda.memory import Memory
 from accel.cuda.program import Modules, plain_source
 from accel.kernels.source import GROUP_SIZE, Module
 from accel.packets.packet import PACKET
-from accel.packets.samples import SAMPLES, Float32, sample_pairs
+from accel.packets.samples import SAMPLES, sample_pairs
+from contract.arrays import Floats
 from contract.errors import TierUnavailable
 
 MODULE = Module("self_test")
@@ -38,9 +39,7 @@ def check_arithmetic(memory: Memory, modules: Modules) -> None:
             )
 
 
-def _expected(
-    a: Float32, b: Float32, words: Words
-) -> Mapping[int, tuple[str, NDArray[np.generic]]]:
+def _expected(a: Floats, b: Floats, words: Words) -> Mapping[int, tuple[str, NDArray[np.generic]]]:
     left, right = words.view(np.int8).reshape(-1, 4), a.view(np.int8).reshape(-1, 4)
     signed = (left.astype(np.int32) * right).sum(axis=1, dtype=np.int32)
     mixed = (left.astype(np.int32) * right.view(np.uint8)).sum(axis=1, dtype=np.int32)
@@ -54,7 +53,7 @@ def _expected(
     }
 
 
-def _computed(memory: Memory, modules: Modules, a: Float32, b: Float32, words: Words) -> Words:
+def _computed(memory: Memory, modules: Modules, a: Floats, b: Floats, words: Words) -> Words:
     given = [memory.adopt("self-test", values.view(np.uint8)) for values in (a, b, words)]
     results = memory.allocate("self-test", len(a) * RESULTS * 4)
     packet = np.zeros(1, PACKET)

@@ -126,7 +126,6 @@ class CudaStep:
     marked: Callable[[], Mark]
 
     def ended(self) -> bool:
-        """See Completion."""
         try:
             return self.marked().passed
         except CudaError as error:
@@ -276,7 +275,6 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
             slot.unread.clear()
 
     def close(self) -> None:
-        """See Submissions."""
         super().close()
         self._unread.clear()
 

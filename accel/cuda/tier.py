@@ -53,10 +53,11 @@ expert of many has as many tokens as a block takes."""
 
 
 class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
-    """See ``contract.tier.Tier``. ``device`` is a device's number or part of its name. Raises
-    TierUnavailable when there is no such device, and what ``open_runtime`` raises. ``progress`` is
-    called with a line before kernels are compiled. ``binding`` and ``compiler`` replace the driver
-    and NVRTC. ``share`` is the part of every step that it executes as one of the devices of
+    """See ``contract.tier``: it is a ``Tier`` and what a tier may be besides, except that it
+    abandons no steps. ``device`` is a device's number or part of its name. Raises TierUnavailable
+    when there is no such device, and what ``open_runtime`` raises. ``progress`` is called with a
+    line before kernels are compiled. ``binding`` and ``compiler`` replace the driver and NVRTC.
+    ``share`` is the part of every step that it executes as one of the devices of
     ``accel.cuda.multi_device``."""
 
     _memory: Memory
@@ -103,11 +104,9 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return frozenset() if planned is None else planned.needs.divided
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        """See ``contract.tier.Tier``."""
         return cuda_buckets(largest)
 
     def footprint(self, graph: Graph, largest: ShapeKey) -> Footprint:
-        """See ``contract.tier.Tier``."""
         # Uploads follow soon, and planning leaves all cores but one idle.
         weights = graph.of_kind(BufferKind.WEIGHT)
         self._runtime.uploader.prepare(sum(buffer_bytes(decl, largest) for decl in weights))
@@ -120,19 +119,16 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return self.share.count == 1
 
     def streamable(self, graph: Graph, largest: ShapeKey) -> Mapping[str, int]:
-        """See ``contract.tier.StreamsWeights``."""
         needs = self._planner.plan(graph, largest, streams=True).needs
         return streamable_weights(graph, needs.steps.stored, self._device_bytes)
 
     @property
     def caches_experts(self) -> bool:
-        """See ``contract.tier.StreamsWeights``."""
         return True
 
     def streaming_footprint(
         self, graph: Graph, largest: ShapeKey, names: Collection[str], cache: int = 0
     ) -> Footprint:
-        """See ``contract.tier.StreamsWeights``."""
         planned = self._planner.plan(graph, largest, streams=bool(names)).footprint
         if not names:
             return planned
@@ -140,13 +136,11 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return footprint_with(graph, planned, ring, cache)
 
     def stream(self, graph: Graph, names: Collection[str], cache: int = 0) -> None:
-        """See ``contract.tier.StreamsWeights``."""
         with self._guarded(RING):
             self._free_shared()
             self._streamed.choose(graph, names, self._device_bytes, cache)
 
     def link_rate(self) -> float | None:
-        """See ``contract.tier.StreamsWeights``."""
         with self._guarded("measuring the link"), suppress(OutOfMemory):
             return self._streamed.link_rate()
         return None
@@ -166,13 +160,11 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             self._transient.address(planned.needs.transient_bytes)
 
     def lend_inputs(self, nbytes: int) -> LentBlock:
-        """See ``contract.tier.LendsInputs``."""
         return self._memory.pinned.take(nbytes).view(LentBlock)
 
     def upload_later(
         self, decl: BufferDecl, data: Bytes, finite: FiniteWords, on_bytes: Callable[[int], None]
     ) -> CudaBuffer:
-        """See ``contract.tier.UploadsLater``."""
         check = self._runtime.finite
 
         def arrived(address: int, nbytes: int) -> None:
@@ -186,7 +178,6 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         return self._keep(buffer)
 
     def finish_uploads(self) -> bool:
-        """See ``contract.tier.UploadsLater``."""
         with self._guarded("uploading"):
             self._runtime.uploader.close()
             return self._runtime.finite.passed()
@@ -259,7 +250,6 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     def submit_unread(
         self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None = None
     ) -> CudaFence:
-        """See ``contract.tier.SubmitsUnread``."""
         with self._guarded("submitting a step"):
             return self._submissions.submit_unread(batch, inputs, rows)
 

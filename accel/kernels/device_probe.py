@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from accel.kernels.source import GROUP_SIZE, Module, Traits
 from accel.packets.binding import lone_packet
 from accel.packets.device_op import pieces
-from accel.packets.samples import Float32, sample_pairs
+from accel.packets.samples import sample_pairs
 from accel.packets.tier import A, DeviceMemory
 from contract.arrays import Floats, Ints, Records
 from contract.errors import TierUnavailable
@@ -45,8 +45,8 @@ Answer = Callable[[Traits], Found]
 class Samples:
     """The inputs: pairs of floats, and words whose low halves are binary16."""
 
-    a: Float32
-    b: Float32
+    a: Floats
+    b: Floats
     words: NDArray[np.uint32]
 
     @property

@@ -10,8 +10,8 @@ import numpy as np
 from accel.opencl.device import TIER, Device, import_binding
 from accel.opencl.program import BuildOptions, build_program, self_test_files
 from accel.packets.packet import PACKET
-from accel.packets.samples import Float32, sample_pairs
-from contract.arrays import Array
+from accel.packets.samples import sample_pairs
+from contract.arrays import Array, Floats
 from contract.errors import TierUnavailable
 
 LAYOUT_FIELDS = (
@@ -43,7 +43,7 @@ class SelfTest:
             context, device, self_test_files(), options.text(device), cache
         )
 
-    def arithmetic(self, a: Float32, b: Float32) -> tuple[Float32, Float32, Float32]:
+    def arithmetic(self, a: Floats, b: Floats) -> tuple[Floats, Floats, Floats]:
         """a / b, sqrt(a) and a * b + a as the device computes them."""
         results = [np.empty_like(a) for _ in range(3)]
         self._run("divide_and_root", len(a), (a, b), results)

@@ -9,10 +9,8 @@ from contract.arrays import Floats
 
 SAMPLES = 1 << 14
 
-Float32 = Floats
 
-
-def sample_pairs() -> tuple[Float32, Float32]:
+def sample_pairs() -> tuple[Floats, Floats]:
     """Pairs of positive normal numbers whose quotients are normal, spread over many exponents."""
     numbers = _scrambled(2 * SAMPLES).reshape(2, SAMPLES)
     mantissas = (numbers & np.uint64((1 << 23) - 1)).astype(np.uint32)

@@ -6,7 +6,17 @@ from collections.abc import Mapping
 
 from contract.arithmetic import HEAD_DIM_MAX, PAGE_TOKENS
 from contract.opcodes import Opcode
-from contract.ops.common import EPS, HEAD_DIM, HEADS, KV_HEADS, NEOX, NORM_FLOPS, all_of, operands
+from contract.ops.common import (
+    EPS,
+    HEAD_DIM,
+    HEADS,
+    KV_HEADS,
+    NEOX,
+    NORM_FLOPS,
+    all_of,
+    each,
+    operands,
+)
 from contract.spec import Dim, OpSpec, Param, Scalar, Stage, Work
 
 EXP2_FLOPS = 9
@@ -61,12 +71,8 @@ def _attended_pages(work: Work) -> int:
     return work["tokens"] * -(-_attended(work) // PAGE_TOKENS)
 
 
-def _written_kv(work: Work) -> int:
-    return 2 * work["tokens"] * work["kv_heads"] * work["head_dim"]
-
-
-def _rotary_rows(work: Work) -> int:
-    return 2 * work["tokens"] * work["rotary_pairs"]
+_written_kv = each(2, "tokens", "kv_heads", "head_dim")
+_rotary_rows = each(2, "tokens", "rotary_pairs")
 
 
 def _norm_rope_flops(work: Work) -> int:

@@ -11,6 +11,7 @@ from contract.ops.common import (
     EXP_FLOPS,
     GATED_FORMULA,
     SILU_FLOPS,
+    each,
     gated,
     operands,
 )
@@ -31,18 +32,6 @@ def _used_widths(work: Work) -> int:
 def _used_hidden(work: Work) -> int:
     """Elements read of one bias of ``hidden`` elements an expert."""
     return min(work["experts"], work["tokens"] * work["used"]) * work["hidden"]
-
-
-def _routing_flops(work: Work) -> int:
-    return work["tokens"] * work["experts"] * (2 * work["hidden"] + EXP_FLOPS + 3)
-
-
-def _gate_up_flops(work: Work) -> int:
-    return 4 * work["tokens"] * work["used"] * work["width"] * work["hidden"]
-
-
-def _down_flops(work: Work) -> int:
-    return 2 * work["tokens"] * work["used"] * work["hidden"] * (work["width"] + 1)
 
 
 def _shared_flops(work: Work) -> int:
@@ -84,7 +73,7 @@ EXPERTS = (
         "p + choice_bias; "
         "weights = p[ids] / max(sum(p[ids]), 2^-14), or p[ids] unless renormalize; with groups the "
         "ids are of the groups_used whose two largest p + choice_bias have the largest sums",
-        flops=_routing_flops,
+        flops=lambda work: work["tokens"] * work["experts"] * (2 * work["hidden"] + EXP_FLOPS + 3),
         constraint=_enough_experts,
     ),
     OpSpec(
@@ -99,7 +88,7 @@ EXPERTS = (
         rule="R3 R4 R5",
         formula="gate, up = x gate_weight[ids]^T + gate_bias[ids], "
         "x up_weight[ids]^T + up_bias[ids]",
-        flops=_gate_up_flops,
+        flops=each(4, "tokens", "used", "width", "hidden"),
         touched={
             "gate_weight": _used_experts,
             "up_weight": _used_experts,
@@ -127,7 +116,7 @@ EXPERTS = (
         formula="y = residual or 0; "
         "y += weights[e] * ((x[e] down_weight[ids[e]]^T + bias[ids[e]]) * expert_scale[ids[e]]), "
         "e in order",
-        flops=_down_flops,
+        flops=lambda work: 2 * work["tokens"] * work["used"] * work["hidden"] * (work["width"] + 1),
         touched={"down_weight": _used_experts, "bias": _used_hidden},
     ),
     OpSpec(

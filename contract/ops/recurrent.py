@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from contract.arithmetic import SEGMENT
 from contract.opcodes import Opcode
-from contract.ops.common import EPS, SILU_FLOPS, active_slots, operands
-from contract.spec import Dim, OpSpec, Param, Scalar, Work
+from contract.ops.common import EPS, SILU_FLOPS, active_slots, each, operands
+from contract.spec import Dim, OpSpec, Param, Scalar
 
 STATES = Param("states", int, "latest states of a slot, by position modulo states", 1, 1)
 
@@ -56,23 +56,11 @@ def _scan_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str | 
     return _ring(dims, params)
 
 
-def _conv_flops(work: Work) -> int:
-    return work["tokens"] * work["channels"] * (2 * work["taps"] + SILU_FLOPS)
-
-
-def _delta_flops(work: Work) -> int:
-    """Operations per state element: decay 1, prediction 2, update 2, read-out 2."""
-    return 7 * work["tokens"] * work["value_heads"] * work["state_size"] ** 2
-
-
-def _scan_state(work: Work) -> int:
-    return work["heads"] * work["head_dim"] * work["state_size"]
-
-
-def _scan_flops(work: Work) -> int:
-    """Operations per state element: decay 1, update 2, read-out 2."""
-    return 5 * work["tokens"] * _scan_state(work)
-
+DELTA_FLOPS = 7
+"""Operations per state element of a delta net: decay 1, prediction 2, update 2, read-out 2."""
+SCAN_FLOPS = 5
+"""Operations per state element of a scan: decay 1, update 2, read-out 2."""
+_scan_state = each(1, "heads", "head_dim", "state_size")
 
 RECURRENT = (
     OpSpec(
@@ -87,7 +75,7 @@ RECURRENT = (
         formula="position 0 starts from a zero state; u = input_gate * x, or x; "
         "z = left fold of weight[:, i] * u[t - history + i], then + bias; "
         "y = output_gate * z, or silu(z); state keeps the last u, oldest first",
-        flops=_conv_flops,
+        flops=lambda work: work["tokens"] * work["channels"] * (2 * work["taps"] + SILU_FLOPS),
         touched={"state": lambda work: active_slots(work) * work["history"] * work["channels"]},
         constraint=_taps,
     ),
@@ -119,7 +107,7 @@ RECURRENT = (
         "q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
         "g = exp(softplus(alpha + dt_bias) * decay); b = sigmoid(beta); "
         "M = g M; r = v - M k; M = M + (b r) k^T; y = M q; a row of M is a value, a column a key",
-        flops=_delta_flops,
+        flops=each(DELTA_FLOPS, "tokens", "value_heads", "state_size", "state_size"),
         touched={
             "state": lambda work: active_slots(work) * work["value_heads"] * work["state_size"] ** 2
         },
@@ -142,7 +130,7 @@ RECURRENT = (
         formula="position 0 starts from M = 0; v, b, c = split(x); s = softplus(dt + dt_bias); "
         "g = exp(s * decay); M = g M + (s v) b^T; y = M c + skip v; a row of M is a value; "
         "head j reads b and c of group j // (heads / groups)",
-        flops=_scan_flops,
+        flops=each(SCAN_FLOPS, "tokens", "heads", "head_dim", "state_size"),
         touched={"state": lambda work: active_slots(work) * _scan_state(work)},
         constraint=_scan_heads,
     ),

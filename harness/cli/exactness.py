@@ -16,8 +16,6 @@ from contract.arrays import Floats
 from reference.exact import elementary
 from reference.exact.sums import fold_segment
 
-Float32 = Floats
-
 SAMPLES = 512
 BLAS_ROWS = 64
 BLAS_INNER = 32
@@ -104,9 +102,9 @@ def _exp(x: float) -> float:
     return r(y * 2.0**n)
 
 
-def _samples(seed: int, count: int = SAMPLES) -> Float32:
+def _samples(seed: int, count: int = SAMPLES) -> Floats:
     return np.random.default_rng(seed).standard_normal(count).astype(np.float32)
 
 
-def _list(values: Float32) -> list[float]:
+def _list(values: Floats) -> list[float]:
     return [float(value) for value in values]

@@ -11,37 +11,25 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING
 
+from harness.host.dialect import harmony
 from harness.host.dialect.base import Dialect
 from harness.host.dialect.calls import ValueScanner, inside_string
-from harness.host.dialect.harmony import (
-    CALL,
-    CHANNEL,
-    CONSTRAIN,
-    END,
-    MESSAGE,
-    NAMED_CHANNEL,
-    RECIPIENT,
-    RETURN,
-    START,
-    arguments_of,
-    called,
-)
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText
 
 if TYPE_CHECKING:
     import regex
 
-CLOSING, OPENING = (END, CALL, RETURN), (START, CHANNEL)
+CLOSING, OPENING = (harmony.END, harmony.CALL, harmony.RETURN), (harmony.START, harmony.CHANNEL)
 LONGEST_MARK = max(map(len, (*CLOSING, *OPENING)))
 ENDS = re.compile("|".join(map(re.escape, (*CLOSING, *OPENING))))
 HEADER = (
     r"\s*(?:<\|start\|>[\w.-]*)?(?:\s*to=[^\s<]+)?(?:\s*<\|channel\|>\s*\w+)?"
     r"(?:\s+to=[^\s<]+)?(?:\s*<\|constrain\|>)?(?:\s*[\w.-]+)?\s*"
 )
-BEGINNINGS = (START, CHANNEL, CONSTRAIN, MESSAGE, "to=")
+BEGINNINGS = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, harmony.MESSAGE, "to=")
 """Marks that begin a header, or follow an empty one."""
-FRAMED = (START, CHANNEL, CONSTRAIN, "to=")
+FRAMED = (harmony.START, harmony.CHANNEL, harmony.CONSTRAIN, "to=")
 """Beginnings of headers that cannot begin a text."""
 LONGEST_HEADER = 256
 """Most characters of a header; anything longer is text."""
@@ -113,7 +101,7 @@ class HarmonyParser(ReplyParser):
     def _opened(self, final: bool) -> _Message | None:
         """The message that begins in the held text. None if its header is incomplete; a message
         without a header if none can follow."""
-        header, mark, rest = self._held.partition(MESSAGE)
+        header, mark, rest = self._held.partition(harmony.MESSAGE)
         if mark and _is_header(header):
             self._held = rest
             return self._message_of(header)
@@ -131,12 +119,12 @@ class HarmonyParser(ReplyParser):
         return _Message(Content, before, begun=True)
 
     def _message_of(self, header: str) -> _Message:
-        function = called(header, self._form.functions)
+        function = harmony.called(header, self._form.functions)
         if function is not None:
-            return _Message(Content, header + MESSAGE, function)
-        if RECIPIENT.search(header):
-            return _Message(Content, header + MESSAGE)
-        channel = NAMED_CHANNEL.search(header)
+            return _Message(Content, header + harmony.MESSAGE, function)
+        if harmony.RECIPIENT.search(header):
+            return _Message(Content, header + harmony.MESSAGE)
+        channel = harmony.NAMED_CHANNEL.search(header)
         thinks = channel is not None and channel[1] == "analysis"
         return _Message(ReasoningText if thinks else Content)
 
@@ -182,7 +170,7 @@ class HarmonyParser(ReplyParser):
 
     def _whole_call(self, message: _Message, body: str) -> Iterator[Part]:
         assert message.function is not None
-        arguments = arguments_of(body)
+        arguments = harmony.arguments_of(body)
         if arguments is None:
             self._begun_kinds.add(Content)
             yield Content(message.take_header() + body)
@@ -239,18 +227,18 @@ class _Message:
 def _header_pattern() -> regex.Pattern[str]:
     import regex
 
-    return regex.compile(HEADER + re.escape(MESSAGE))
+    return regex.compile(HEADER + re.escape(harmony.MESSAGE))
 
 
 def _is_header(text: str) -> bool:
     """Whether a text in front of ``<|message|>`` is a header."""
-    found = _header_pattern().fullmatch(text + MESSAGE)
+    found = _header_pattern().fullmatch(text + harmony.MESSAGE)
     return found is not None and len(text) <= LONGEST_HEADER and _begins_header(text)
 
 
 def _may_become_header(text: str) -> bool:
     """Whether this text can be the beginning of a header."""
-    if len(text) > LONGEST_HEADER + len(MESSAGE) or not _begins_header(text):
+    if len(text) > LONGEST_HEADER + len(harmony.MESSAGE) or not _begins_header(text):
         return False
     return _header_pattern().fullmatch(text, partial=True) is not None
 

@@ -8,7 +8,6 @@ import numpy as np
 
 from contract.arrays import Floats
 
-Float32 = Floats
 Generator = np.random.Generator
 
 TINY = np.float32(2.0**-62)
@@ -19,27 +18,27 @@ HUGE = np.float32(2.0**40)
 SUBNORMAL = np.float32(2.0**-130)
 
 
-def _normal(rng: Generator, shape: tuple[int, ...]) -> Float32:
+def _normal(rng: Generator, shape: tuple[int, ...]) -> Floats:
     return rng.standard_normal(shape, dtype=np.float32)
 
 
-def _negative_zero(rng: Generator, shape: tuple[int, ...]) -> Float32:
+def _negative_zero(rng: Generator, shape: tuple[int, ...]) -> Floats:
     return np.where(rng.random(shape) < 0.5, np.float32(-0.0), _normal(rng, shape))
 
 
-def _denormal(rng: Generator, shape: tuple[int, ...]) -> Float32:
+def _denormal(rng: Generator, shape: tuple[int, ...]) -> Floats:
     x = _normal(rng, shape)
     return np.where(rng.random(shape) < 0.7, x * SUBNORMAL, x)
 
 
-def _scales(rng: Generator, shape: tuple[int, ...]) -> Float32:
+def _scales(rng: Generator, shape: tuple[int, ...]) -> Floats:
     """Rows of every magnitude, down to rows that rule R6 treats as zero."""
     exponents = rng.integers(-44, 7, (*shape[:-1], 1))
     return np.ldexp(_normal(rng, shape), exponents)
 
 
-def _poisoned(poison: float) -> Callable[[Generator, tuple[int, ...]], Float32]:
-    def fill(rng: Generator, shape: tuple[int, ...]) -> Float32:
+def _poisoned(poison: float) -> Callable[[Generator, tuple[int, ...]], Floats]:
+    def fill(rng: Generator, shape: tuple[int, ...]) -> Floats:
         x = _normal(rng, shape)
         if x.size:
             x[tuple(rng.integers(0, shape))] = poison * (1.0 if rng.random() < 0.5 else -1.0)
@@ -48,7 +47,7 @@ def _poisoned(poison: float) -> Callable[[Generator, tuple[int, ...]], Float32]:
     return fill
 
 
-KINDS: Mapping[str, Callable[[Generator, tuple[int, ...]], Float32]] = {
+KINDS: Mapping[str, Callable[[Generator, tuple[int, ...]], Floats]] = {
     "normal": _normal,
     "tiny": lambda rng, shape: _normal(rng, shape) * TINY,
     "huge": lambda rng, shape: _normal(rng, shape) * HUGE,

@@ -9,19 +9,7 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType
 
-from harness.serve.dialect_schemas import (
-    AnthropicMessage,
-    InputTokens,
-    LlamaCompletion,
-    LlamaProps,
-    LlamaSlot,
-    OllamaAnswered,
-    OllamaModels,
-    OllamaShown,
-    OllamaVector,
-    OllamaVectors,
-    OllamaVersion,
-)
+from harness.serve import dialect_schemas
 from harness.serve.reading_schemas import Embeddings, Health, Reranked, Scores, Status, Version
 from harness.serve.responses.wire import Response, ResponseDeleted, ResponseItems, ResponseTokens
 
@@ -322,10 +310,10 @@ ANSWERS: dict[str, type[Struct]] = {
     "apply_template": Prompt,
     "usage": TenantUsage,
     "embed": Embeddings,
-    "infill": LlamaCompletion,
-    "continue_text": LlamaCompletion,
-    "props": LlamaProps,
-    "change_slot": LlamaSlot,
+    "infill": dialect_schemas.LlamaCompletion,
+    "continue_text": dialect_schemas.LlamaCompletion,
+    "props": dialect_schemas.LlamaProps,
+    "change_slot": dialect_schemas.LlamaSlot,
     "rerank": Reranked,
     "score": Scores,
     "respond": Response,
@@ -334,17 +322,17 @@ ANSWERS: dict[str, type[Struct]] = {
     "remove_response": ResponseDeleted,
     "cancel_response": Response,
     "response_items": ResponseItems,
-    "ollama_chat": OllamaAnswered,
-    "ollama_generate": OllamaAnswered,
-    "ollama_embed": OllamaVectors,
-    "ollama_embed_one": OllamaVector,
-    "ollama_show": OllamaShown,
-    "ollama_tags": OllamaModels,
-    "ollama_ps": OllamaModels,
-    "ollama_version": OllamaVersion,
+    "ollama_chat": dialect_schemas.OllamaAnswered,
+    "ollama_generate": dialect_schemas.OllamaAnswered,
+    "ollama_embed": dialect_schemas.OllamaVectors,
+    "ollama_embed_one": dialect_schemas.OllamaVector,
+    "ollama_show": dialect_schemas.OllamaShown,
+    "ollama_tags": dialect_schemas.OllamaModels,
+    "ollama_ps": dialect_schemas.OllamaModels,
+    "ollama_version": dialect_schemas.OllamaVersion,
     "ollama_pull": Status,
-    "message": AnthropicMessage,
-    "count_message": InputTokens,
+    "message": dialect_schemas.AnthropicMessage,
+    "count_message": dialect_schemas.InputTokens,
     "pull_model": PullState,
     "activate_model": ModelCard,
     "remove_model": ModelDeleted,

@@ -22,8 +22,8 @@ MAX_QUEUED = 8
 
 
 class SimulatedReading:
-    """``DiskCache.read``'s result: as much of what it found as there is room for comes when it was
-    asked for a ``random`` number of times."""
+    """The ``Reading`` of ``DiskCache.read``: as much of what it found as there is room for comes
+    when it was asked for a ``random`` number of times."""
 
     def __init__(
         self, first: int, random: Random, found: Callable[[], tuple[list[Any], Any]]
@@ -49,16 +49,13 @@ class SimulatedReading:
 
     @property
     def ready(self) -> bool:
-        """See ``Reading``."""
         return self.finished or self._whole >= self.taken + ROOM
 
     @property
     def over(self) -> bool:
-        """See ``Reading``."""
         return self.finished and self.taken >= self.count
 
     def arrived(self) -> tuple[list[Any], int] | None:
-        """See ``Reading``."""
         stop = min(self.taken + TOGETHER, self.count if self.finished else self._whole)
         full = self.finished or stop == self.taken + TOGETHER
         if self._pages is None or stop <= self.taken or not full:
@@ -66,7 +63,6 @@ class SimulatedReading:
         return self._pages[self.taken : stop], stop - self.taken
 
     def take(self, pages: int) -> None:
-        """See ``Reading``."""
         self.taken += pages
         self._polls = self._random.randint(0, MAX_POLLS)
 
@@ -154,7 +150,6 @@ class SimulatedDisk:
         return found, state
 
     def due(self, reading: SimulatedReading) -> bool:
-        """See ``DiskCache``."""
         return reading.poll()
 
     def wait(self, seconds: float) -> None:

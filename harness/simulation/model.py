@@ -58,14 +58,12 @@ class BreakableRunner:
         self._fault = None
 
     def submit(self, inputs: StepInput) -> Any:
-        """See ``ModelRunner``."""
         self._lose_if("submit")
         self.watch(inputs)
         self.steps += 1
         return self._inner.submit(inputs)
 
     def collect(self, submission: Any) -> StepOutput:
-        """See ``ModelRunner``."""
         self._clock.advance(self._seconds)
         self._lose_if("collect")
         return self._inner.collect(submission)

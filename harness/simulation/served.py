@@ -122,8 +122,8 @@ READY_PARTS = 0.7
 
 
 class Guesses:
-    """A drafter that knows the next tokens and is sometimes wrong on purpose. ``answer`` gives all
-    tokens of the sequence with a key, None for one it does not know."""
+    """A ``Drafter`` that knows the next tokens and is sometimes wrong on purpose. ``answer`` gives
+    all tokens of the sequence with a key, None for one it does not know."""
 
     def __init__(
         self, answer: Callable[[int], Sequence[int] | None], vocab: int, random: Random
@@ -133,11 +133,9 @@ class Guesses:
         self._random = random
 
     def draft(self, sequences: Sequence[DraftRequest]) -> list[Ints]:
-        """See ``Drafter``."""
         return [self._guess(open) for open in sequences]
 
     def ready(self, key: int, tokens: Ints) -> bool:
-        """See ``Drafter``."""
         return self._random.random() < READY_PARTS
 
     def forget(self, key: int) -> None:

@@ -140,7 +140,6 @@ class EngineWatch(Observer):
         self._guarded(lambda: self._check_step(step))
 
     def admitted(self, at: float, request_id: int, slot: int, known: int, reused: int) -> None:
-        """See ``Observer``."""
         self.running.add(request_id)
         self._log.append(("admitted", at, request_id, slot, known, reused))
         request = self._engine._live[request_id].request
@@ -149,13 +148,11 @@ class EngineWatch(Observer):
         self._guarded(lambda: self._check_admitted(request))
 
     def preempted(self, at: float, request_id: int, slot: int, known: int) -> None:
-        """See ``Observer``."""
         self.running.discard(request_id)
         self.accounts.add(self._engine._live[request_id].request.tenant, "slots_preempted")
         self._log.append(("preempted", at, request_id, slot, known))
 
     def finished(self, at: float, request_id: int, slot: int | None, reason: FinishReason) -> None:
-        """See ``Observer``."""
         self.running.discard(request_id)
         self._log.append(("finished", at, request_id, slot, reason.value))
 

@@ -36,7 +36,6 @@ from reference.exact.coded_rows import rotated, rotated_back
 from reference.exact.elementary import tanh
 from reference.exact.kv_storage import integers, is_rotated
 
-Float32 = Floats
 Float64 = NDArray[np.float64]
 
 BLOCK_QUERIES = 128
@@ -71,9 +70,9 @@ class _Cache:
 
     keys: NDArray[np.int16]
     values: NDArray[np.int16]
-    key_unit: Float32
-    value_exponent: Float32
-    value_unit: Float32
+    key_unit: Floats
+    value_exponent: Floats
+    value_unit: Floats
 
     def of(self, heads: slice, positions: slice = slice(None)) -> _Cache:
         """The part with the given heads and positions."""
@@ -82,13 +81,13 @@ class _Cache:
 
 
 def paged_attention(
-    q: Float32,
+    q: Floats,
     kv: Array,
     page_table: Ints,
     query: Ints,
     shape: AttentionShape,
-    y: Float32,
-    sinks: Float32 | None = None,
+    y: Floats,
+    sinks: Floats | None = None,
     threads: int | None = None,
 ) -> None:
     """Fill ``y`` [tokens, heads * head_dim] with the attention of every query token."""
@@ -172,12 +171,12 @@ def _by_head(rows: Rows, which: int, length: int) -> Rows:
 
 @np.errstate(all="ignore")
 def _attend(
-    queries: Float32,
+    queries: Floats,
     cache: _Cache,
     positions: Ints,
     shape: AttentionShape,
-    sinks: Float32 | None,
-    out: Float32,
+    sinks: Floats | None,
+    out: Floats,
 ) -> None:
     """Attention of a block of queries [block, kv_heads, group, head_dim] of one sequence.
 
@@ -231,7 +230,7 @@ def _visible(at: slice, row_positions: Ints, window: int) -> NDArray[np.bool_] |
     return None if visible.all() else visible.reshape(-1, KV_TILE, len(row_positions))
 
 
-def _scores(m: Float64, unit: Float32, cache: _Cache, shape: AttentionShape) -> Float32:
+def _scores(m: Float64, unit: Floats, cache: _Cache, shape: AttentionShape) -> Floats:
     """x [kv_heads, tiles, 64, rows] of ``m`` [kv_heads, rows, head_dim] in units of ``unit``.
 
     The longer of the last two axes is innermost in memory: numpy's inner loop follows memory, and
@@ -250,7 +249,7 @@ def _scores(m: Float64, unit: Float32, cache: _Cache, shape: AttentionShape) -> 
     return product.reshape(kv_heads, -1, KV_TILE, rows)
 
 
-def _tiles(x: Float32, visible: NDArray[np.bool_] | None, cache: _Cache) -> Partial:
+def _tiles(x: Floats, visible: NDArray[np.bool_] | None, cache: _Cache) -> Partial:
     """U, l and o of each tile: [kv_heads, tiles, rows] and [kv_heads, tiles, rows, head_dim]."""
     kv_heads, tiles, _, _ = x.shape
     of_tile = (kv_heads, tiles, KV_TILE, 1)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arrays import Ints
+from contract.arrays import Floats, Ints
 from contract.dtypes import StorageClass
 from contract.opcodes import Opcode
 from reference.cpu.matmul import PreparedActivation, prepared_matmul
@@ -23,7 +23,6 @@ from reference.ops.moe_gate_topk import routing
 from reference.ops.moe_gate_up import with_bias
 from reference.ops.shared_expert import gated_add
 from reference.ops.swiglu import swiglu
-from reference.quant.formats import Float32
 
 SINGLE_THREAD_PRODUCTS = 1 << 22
 """Below this many multiplications, switching threads costs more than it saves."""
@@ -37,8 +36,8 @@ Kernel = Callable[[Operands, Parameters], Call]
 
 def expert_products(
     experts: PreparedExperts,
-    weights: Sequence[tuple[Matrix, Float32]],
-    x: Float32,
+    weights: Sequence[tuple[Matrix, Floats]],
+    x: Floats,
     ids: Ints,
     threads: int,
 ) -> None:
@@ -73,7 +72,7 @@ def expert_products(
 def expert_kernels(matrices: PreparedMatrices, threads: int) -> Mapping[Opcode, Kernel]:
     """The kernels of opcodes that multiply by stacks of matrices, by opcode."""
 
-    def product(bound: Operands, weight: str, x: Float32) -> Float32:
+    def product(bound: Operands, weight: str, x: Floats) -> Floats:
         return prepared_matmul(matrices.prepare(bound[weight]), x, threads=threads)
 
     def gate_topk(bound: Operands, params: Parameters) -> None:

@@ -23,10 +23,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from contract.arrays import Floats
 from reference.cpu.segments import BLOCK, FEW_SUMS, FEW_TOKENS, TILE_KERNELS, PreparedActivation
 from reference.cpu.threads import for_each
 from reference.cpu.weights import PreparedWeight, RowTile, prepare_weight
-from reference.quant.formats import Float32
 
 __all__ = ["PreparedActivation", "PreparedWeight", "prepare_weight", "prepared_matmul"]
 
@@ -36,10 +36,10 @@ SINGLE_THREAD_PRODUCTS = 1 << 17
 
 def prepared_matmul(
     weight: PreparedWeight,
-    x: Float32 | PreparedActivation,
-    out: Float32 | None = None,
+    x: Floats | PreparedActivation,
+    out: Floats | None = None,
     threads: int | None = None,
-) -> Float32:
+) -> Floats:
     """x @ W.T, with the bits of :func:`reference.quant.dot.matmul`.
 
     x f32[T, columns] -> f32[T, rows], written to ``out`` when given. It uses at most ``threads``
@@ -73,7 +73,7 @@ def prepared_matmul(
 
 
 def _few_tokens(
-    weight: PreparedWeight, activation: PreparedActivation, out: Float32, threads: int | None
+    weight: PreparedWeight, activation: PreparedActivation, out: Floats, threads: int | None
 ) -> None:
     # Only the long calls run on several threads. In the many short ones that finish a product,
     # threads would pass the interpreter lock back and forth for longer than the work takes.

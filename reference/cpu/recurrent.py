@@ -20,8 +20,6 @@ from reference.exact.elementary import exp, sigmoid, silu, softplus
 from reference.ops.ssm_delta_net import key_head_of, l2_norm, split_heads
 from reference.ops.ssm_scan import split_values
 
-Float32 = Floats
-
 CONV_ELEMENTS = 1 << 16
 """Elements of one intermediate array of the convolution, and of one thread's part of the work."""
 STATE_ELEMENTS = 1 << 15
@@ -65,16 +63,16 @@ def runs_of(query: Ints) -> Iterator[Run]:
 
 
 def conv1d(
-    x: Float32,
-    weight: Float32,
+    x: Floats,
+    weight: Floats,
     query: Ints,
-    state: Float32,
-    y: Float32,
+    state: Floats,
+    y: Floats,
     history: int,
     *,
-    bias: Float32 | None = None,
-    input_gate: Float32 | None = None,
-    output_gate: Float32 | None = None,
+    bias: Floats | None = None,
+    input_gate: Floats | None = None,
+    output_gate: Floats | None = None,
     states: int = 1,
     threads: int | None = None,
 ) -> None:
@@ -111,14 +109,14 @@ def conv1d(
 
 
 def delta_net(
-    x: Float32,
-    alpha: Float32,
-    beta: Float32,
-    decay: Float32,
-    dt_bias: Float32,
+    x: Floats,
+    alpha: Floats,
+    beta: Floats,
+    decay: Floats,
+    dt_bias: Floats,
     query: Ints,
-    state: Float32,
-    y: Float32,
+    state: Floats,
+    y: Floats,
     key_heads: int,
     value_heads: int,
     state_size: int,
@@ -169,14 +167,14 @@ def delta_net(
 
 
 def scan(
-    x: Float32,
-    dt: Float32,
-    decay: Float32,
-    dt_bias: Float32,
-    skip: Float32,
+    x: Floats,
+    dt: Floats,
+    decay: Floats,
+    dt_bias: Floats,
+    skip: Floats,
     query: Ints,
-    state: Float32,
-    y: Float32,
+    state: Floats,
+    y: Floats,
     heads: int,
     groups: int,
     head_dim: int,
@@ -221,7 +219,7 @@ def scan(
     for_each(advance, range(0, heads, count), threads)
 
 
-def _fold(products: Float32) -> Float32:
+def _fold(products: Floats) -> Floats:
     """R4 over the first axis, which is overwritten: f32[n, ...] with n <= 256 -> f32[...].
 
     The padding would only add +0, so it is left out."""
@@ -231,5 +229,5 @@ def _fold(products: Float32) -> Float32:
             products[: length - half] += products[half:length]
             length = half
         half //= 2
-    folded: Float32 = products[0]
+    folded: Floats = products[0]
     return folded

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import SEGMENT, SPAN
-from contract.arrays import Ints
+from contract.arrays import Floats, Ints
 from contract.dtypes import StorageClass
 from reference.cpu.threads import Scratch
 from reference.cpu.weights import RowTile, Scales, by_address
 from reference.exact.activation import Activation, quantize_activation
-from reference.quant.formats import Float32
 
 DIGIT_RADIX = 64
 BLOCK = 32
@@ -38,7 +37,7 @@ _scratch = Scratch()
 class PreparedActivation:
     """Activations f32[T, K] in the forms the kernels read; several weights share one object."""
 
-    def __init__(self, x: Float32) -> None:
+    def __init__(self, x: Floats) -> None:
         self.x = x
 
     def rows(self, rows: NDArray[np.intp]) -> PreparedActivation:
@@ -54,17 +53,17 @@ class PreparedActivation:
         return quantize_activation(self.x)
 
     @cached_property
-    def m(self) -> Float32:
+    def m(self) -> Floats:
         """The integers, f32[T, K]."""
         return self.quantized.m.astype(np.float32)
 
     @cached_property
-    def blocks(self) -> Float32:
+    def blocks(self) -> Floats:
         """The integers of every block, a view f32[K/32, T, 32] of ``m``."""
         return self.m.reshape(len(self.x), -1, BLOCK).transpose(1, 0, 2)
 
     @cached_property
-    def block_sums(self) -> Float32:
+    def block_sums(self) -> Floats:
         """Sums of m over every 32 elements by block index in the segment, f32[8, n_segments, T, 1].
 
         A short last segment has sums of 0 for the blocks it lacks."""
@@ -73,7 +72,7 @@ class PreparedActivation:
         return by_address(sums.T)[..., None]
 
     @cached_property
-    def scale(self) -> Float32:
+    def scale(self) -> Floats:
         """The scales 2^(E-10), f32[n_segments, T, 1]."""
         return np.ascontiguousarray(self.quantized.scale.T)[..., None]
 
@@ -83,20 +82,20 @@ class PreparedActivation:
         return np.stack([high, self.quantized.m - DIGIT_RADIX * high], axis=1)
 
     @cached_property
-    def digits(self) -> Float32:
+    def digits(self) -> Floats:
         """Rows 2t and 2t+1 hold token t's hi and lo, m = 64*hi + lo: f32[n_segments, 2T, 256]."""
         digits = self._digits.reshape(2 * len(self.x), -1, SEGMENT).astype(np.float32)
         return digits.transpose(1, 0, 2)
 
     @cached_property
-    def half_digit_sums(self) -> Float32:
+    def half_digit_sums(self) -> Floats:
         """Sums of the digits over every 16 elements, f32[n_segments, 2T, 16]."""
         shape = (2 * len(self.x), -1, 2 * SEGMENT_BLOCKS, BLOCK // 2)
         sums: Ints = self._digits.reshape(shape).sum(axis=-1, dtype=np.int32)
         return sums.astype(np.float32).transpose(1, 0, 2)
 
     @cached_property
-    def digit_sums(self) -> Float32:
+    def digit_sums(self) -> Floats:
         """Sums of the digits over every 32 elements, f32[n_segments, 2T, 8]."""
         return self.half_digit_sums[..., 0::2] + self.half_digit_sums[..., 1::2]
 
@@ -109,7 +108,7 @@ class PreparedActivation:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def integer32_tile(tile: RowTile, activation: PreparedActivation, total: Float32) -> None:
+def integer32_tile(tile: RowTile, activation: PreparedActivation, total: Floats) -> None:
     """Rule R5 for blocks of 32: t_b = d_b*S_b (+ mn_b*M_b), folded from the left."""
     columns, rows = tile.plane.shape
     if total.size * columns <= FEW_SUMS * BLOCK:
@@ -129,7 +128,7 @@ def integer32_tile(tile: RowTile, activation: PreparedActivation, total: Float32
 
 def _segment_by_blocks(
     tile: RowTile, activation: PreparedActivation, segment: int, at: slice
-) -> Float32:
+) -> Floats:
     """A segment's values before scaling, [T, R], for many tokens: one block at a time."""
     columns, rows = tile.plane.shape
     shape = (at.stop - at.start, rows)
@@ -150,12 +149,12 @@ def _segment_by_blocks(
     return value
 
 
-def integer32_sums(columns: int, shape: tuple[int, int]) -> Float32:
+def integer32_sums(columns: int, shape: tuple[int, int]) -> Floats:
     """Scratch for the block sums of few tokens: f32[8, n_segments, T, R]."""
     return _scratch.take("sums", (SEGMENT_BLOCKS, -(-columns // SEGMENT), *shape))
 
 
-def integer32_block_sums(tile: RowTile, activation: PreparedActivation, sums: Float32) -> None:
+def integer32_block_sums(tile: RowTile, activation: PreparedActivation, sums: Floats) -> None:
     """Fill ``sums`` [8, n_segments, T, R] with sum q*m; blocks a short segment lacks get +0."""
     columns, rows = tile.plane.shape
     blocks = activation.blocks
@@ -177,7 +176,7 @@ def integer32_block_sums(tile: RowTile, activation: PreparedActivation, sums: Fl
 
 @np.errstate(over="ignore", invalid="ignore")
 def integer32_finish(
-    scales: Scales, activation: PreparedActivation, sums: Float32, total: Float32
+    scales: Scales, activation: PreparedActivation, sums: Floats, total: Floats
 ) -> None:
     """Compute the product from block sums, with the same operations as block by block."""
     np.multiply(sums, scales.scale, out=sums)
@@ -201,7 +200,7 @@ def _widen(plane: np.ndarray, dtype: type[np.floating]) -> np.ndarray:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def super_block_tile(tile: RowTile, activation: PreparedActivation, total: Float32) -> None:
+def super_block_tile(tile: RowTile, activation: PreparedActivation, total: Floats) -> None:
     """Rule R5 for super-blocks: (d*float(J) - dmin*float(P)) * scale."""
     columns, rows = tile.plane.shape
     tokens = len(total)
@@ -220,7 +219,7 @@ def super_block_tile(tile: RowTile, activation: PreparedActivation, total: Float
 
 def _super_block_values(
     tile: RowTile, activation: PreparedActivation, segments: slice, at: slice
-) -> Float32:
+) -> Floats:
     """d*float(J) - dmin*float(P), [segments, T, R]."""
     digits = slice(2 * at.start, 2 * at.stop)
     k = slice(segments.start * SEGMENT, segments.stop * SEGMENT)
@@ -236,7 +235,7 @@ def _super_block_values(
 
 
 def _scale_super_blocks(
-    value: Float32, scales: Scales, activation: PreparedActivation, segments: slice, digits: slice
+    value: Floats, scales: Scales, activation: PreparedActivation, segments: slice, digits: slice
 ) -> None:
     """Turn float(J) [segments, T, R] into d*float(J) - dmin*float(P), in place."""
     np.multiply(value, scales.scale[segments], out=value)
@@ -252,20 +251,20 @@ def _scale_super_blocks(
         np.subtract(value, product, out=value)
 
 
-def super_block_sums(columns: int, shape: tuple[int, int]) -> Float32:
+def super_block_sums(columns: int, shape: tuple[int, int]) -> Floats:
     """Scratch for the digit sums of few tokens: f32[n_segments, 2T, R]."""
     tokens, rows = shape
     return _scratch.take("sums", (columns // SEGMENT, 2 * tokens, rows))
 
 
-def super_block_digit_sums(tile: RowTile, activation: PreparedActivation, sums: Float32) -> None:
+def super_block_digit_sums(tile: RowTile, activation: PreparedActivation, sums: Floats) -> None:
     """Fill ``sums`` [n_segments, 2T, R] of a tile that is not wide."""
     _digit_sums(activation.digits, tile.plane, sums)
 
 
 @np.errstate(over="ignore", invalid="ignore")
 def super_block_finish(
-    scales: Scales, activation: PreparedActivation, sums: Float32, total: Float32
+    scales: Scales, activation: PreparedActivation, sums: Floats, total: Floats
 ) -> None:
     """Compute the product from digit sums."""
     value = _join_digits(sums)
@@ -275,7 +274,7 @@ def super_block_finish(
     _accumulate(value, 0, columns, total, _scratch.take("span", total.shape))
 
 
-def _digit_sums(digits: Float32, plane: np.ndarray, sums: Float32) -> None:
+def _digit_sums(digits: Floats, plane: np.ndarray, sums: Floats) -> None:
     """Digits [n, 2T, 256] times a plane [256*n, R] into ``sums`` [n, 2T, R], exactly."""
     rows = plane.shape[1]
     piece = max(1, EXPANDED_ELEMENTS // (SEGMENT * rows))
@@ -285,16 +284,16 @@ def _digit_sums(digits: Float32, plane: np.ndarray, sums: Float32) -> None:
         np.matmul(digits[first:last], weights.reshape(-1, SEGMENT, rows), out=sums[first:last])
 
 
-def _join_digits(sums: Float32) -> Float32:
+def _join_digits(sums: Floats) -> Floats:
     """float(64*hi + lo) of interleaved exact digit sums: the product is exact, the sum rounds."""
-    high: Float32 = sums[:, 0::2]
-    low: Float32 = sums[:, 1::2]
+    high: Floats = sums[:, 0::2]
+    low: Floats = sums[:, 1::2]
     np.multiply(high, np.float32(DIGIT_RADIX), out=high)
     np.add(high, low, out=high)
     return high
 
 
-def _wide_sums(m: Float32, plane: np.ndarray) -> Float32:
+def _wide_sums(m: Floats, plane: np.ndarray) -> Floats:
     """float(sum of m*w) [n, T, R], for m [T, 256*n], in binary64: exact, and rounded once."""
     rows = plane.shape[1]
     weights = _widen(plane, np.float64).reshape(-1, SEGMENT, rows)
@@ -304,7 +303,7 @@ def _wide_sums(m: Float32, plane: np.ndarray) -> Float32:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def float_tile(tile: RowTile, activation: PreparedActivation, total: Float32) -> None:
+def float_tile(tile: RowTile, activation: PreparedActivation, total: Floats) -> None:
     """Rule R4: rounded products, folded in halves of 256."""
     columns = len(tile.plane)
     span = _scratch.take("span", total.shape)
@@ -325,7 +324,7 @@ def float_tile(tile: RowTile, activation: PreparedActivation, total: Float32) ->
             _accumulate(products[None, :1], start // SEGMENT, columns, total[at], span[at])
 
 
-def _accumulate(values: Float32, first: int, columns: int, total: Float32, span: Float32) -> None:
+def _accumulate(values: Floats, first: int, columns: int, total: Floats, span: Floats) -> None:
     """Rule R3: add segment values [segments, T, R], the first of which is segment ``first``.
 
     The first span is added up in ``total`` itself; every later one in ``span`` until it is
@@ -355,9 +354,9 @@ class FewTokens:
     """The functions of a product of few tokens: exact sums per tile, then one pass over all
     rows."""
 
-    scratch: Callable[[int, tuple[int, int]], Float32]
-    sums: Callable[[RowTile, PreparedActivation, Float32], None]
-    finish: Callable[[Scales, PreparedActivation, Float32, Float32], None]
+    scratch: Callable[[int, tuple[int, int]], Floats]
+    sums: Callable[[RowTile, PreparedActivation, Floats], None]
+    finish: Callable[[Scales, PreparedActivation, Floats, Floats], None]
 
 
 FEW_TOKENS = {

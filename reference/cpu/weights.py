@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from contract.arithmetic import SEGMENT
-from contract.arrays import Array, Bytes
+from contract.arrays import Array, Bytes, Floats
 from contract.dtypes import DType, StorageClass
 from reference.cpu.threads import for_each
 from reference.quant import FORMATS
-from reference.quant.formats import Blocks32, Float32, SuperBlocks
+from reference.quant.formats import Blocks32, SuperBlocks
 
 TILE_ROWS = 768
 """Output rows of a tile: few numpy calls for a token, and short enough for the cache."""
@@ -30,7 +30,7 @@ DIGIT_MAX = 32
 """Largest magnitude of a radix-64 digit of a quantized activation (2047 = 32*64 - 1)."""
 
 
-def no_scales() -> Float32:
+def no_scales() -> Floats:
     """An empty array, for a format without these scales."""
     return np.empty(0, np.float32)
 
@@ -43,12 +43,12 @@ class Scales:
     Super-blocks: ``scale`` and ``minimum`` [n_segments, 1, R], ``sub_minimum`` [n_segments,
     sub-blocks, R]."""
 
-    scale: Float32 = field(default_factory=no_scales)
-    minimum: Float32 = field(default_factory=no_scales)
-    sub_minimum: Float32 = field(default_factory=no_scales)
+    scale: Floats = field(default_factory=no_scales)
+    minimum: Floats = field(default_factory=no_scales)
+    sub_minimum: Floats = field(default_factory=no_scales)
 
     @property
-    def parts(self) -> tuple[Float32, Float32, Float32]:
+    def parts(self) -> tuple[Floats, Floats, Floats]:
         """The three arrays of scales."""
         return self.scale, self.minimum, self.sub_minimum
 
@@ -173,7 +173,7 @@ def _prepare_super_blocks(planes: SuperBlocks, first: int) -> RowTile:
     )
 
 
-def by_address(blocks: Array) -> Float32:
+def by_address(blocks: Array) -> Floats:
     """Per-block values [n_blocks, n] as f32[8, n_segments, n], 0 if a segment has no block.
 
     The first axis is the block's index in its segment, so the terms that rule R5 adds one after the

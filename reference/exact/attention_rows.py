@@ -14,9 +14,6 @@ from contract import arithmetic
 from contract.arrays import Floats, Ints
 from contract.lazy_dataclass import dataclass
 
-Float32 = Floats
-Int32 = Ints
-
 LOG2_E = np.uint32(0x3FB8AA3B).view(np.float32)
 EXP2_POLYNOMIAL = tuple(
     np.uint32(bits).view(np.float32) for bits in (0x3D61FBB0, 0x3E786F0D, 0x3F31798D, 0x3F7FFB49)
@@ -37,8 +34,8 @@ class Rows:
     With B bits, a row stands for m 2^(exponent - B). A broken row has the exponent BROKEN_ROW and
     integers of 0."""
 
-    m: Int32
-    exponent: Int32
+    m: Ints
+    exponent: Ints
 
     def __getitem__(self, at: Any) -> Rows:
         """The rows at an index of the leading axes."""
@@ -55,9 +52,9 @@ class Partial:
     """Unnormalized softmax over some positions: maximum ``top`` U [...], sum of weights ``total`` l
     [...], weighted sum of values ``output`` o [..., n]."""
 
-    top: Float32
-    total: Float32
-    output: Float32
+    top: Floats
+    total: Floats
+    output: Floats
 
 
 def query_bits(head_dim: int) -> int:
@@ -66,7 +63,7 @@ def query_bits(head_dim: int) -> int:
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def row_integers(x: Float32, bits: int) -> Rows:
+def row_integers(x: Floats, bits: int) -> Rows:
     """Make integers of every row of f32 [..., n]: m = rint(x 2^(bits - e)), clamped, where 2^e <=
     max |x| < 2^(e+1)."""
     largest = np.abs(x).max(axis=-1)
@@ -85,12 +82,12 @@ def row_integers(x: Float32, bits: int) -> Rows:
     return Rows(m.astype(np.int32), exponent.astype(np.int32))
 
 
-def power_of_two(n: Int32 | int) -> Float32:
+def power_of_two(n: Ints | int) -> Floats:
     """2^n in binary32 for -126 <= n <= 127."""
     return np.ldexp(np.float32(1.0), n)
 
 
-def exp2(d: Float32) -> Float32:
+def exp2(d: Floats) -> Floats:
     """2^d, approximately, for -80 <= d < 42."""
     n = np.rint(d)
     f = d - n
@@ -113,13 +110,13 @@ def merge(left: Partial, right: Partial) -> Partial:
     return Partial(top, total, output)
 
 
-def _factor(difference: Float32) -> Float32:
+def _factor(difference: Floats) -> Floats:
     """2^difference for an integer <= 0; +0 below 2^-60."""
     clamped = np.maximum(difference, np.float32(-arithmetic.MERGE_BITS)).astype(np.int32)
     return np.where(difference < -arithmetic.MERGE_BITS, np.float32(0.0), power_of_two(clamped))
 
 
-def sink_partial(sink: Float32, head_dim: int) -> Partial:
+def sink_partial(sink: Floats, head_dim: int) -> Partial:
     """The softmax sums of an attention sink f32 [...], which is merged last: a weight without a
     value."""
     x = sink * LOG2_E
@@ -128,7 +125,7 @@ def sink_partial(sink: Float32, head_dim: int) -> Partial:
     return broken_where(is_too_large(top), part)
 
 
-def is_too_large(top: Float32) -> NDArray[np.bool_]:
+def is_too_large(top: Floats) -> NDArray[np.bool_]:
     """Whether a maximum breaks its query: it is NaN, or its magnitude is 2^20 or more."""
     return ~(np.abs(top) < MAXIMUM_LIMIT)
 
@@ -142,7 +139,7 @@ def broken_where(broken: NDArray[np.bool_], part: Partial) -> Partial:
     )
 
 
-def attention_output(sums: Partial) -> Float32:
+def attention_output(sums: Partial) -> Floats:
     """The attention output (o 2^-23) / l; +0 if |o| < 2^-20."""
     y = (sums.output * OUTPUT_SCALE) / sums.total[..., None]
     return np.where(np.abs(sums.output) < OUTPUT_LIMIT, np.float32(0.0), y)

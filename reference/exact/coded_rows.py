@@ -15,13 +15,11 @@ from contract.arrays import Floats, Ints
 from contract.lazy_dataclass import dataclass
 from reference.exact.philox import philox
 
-Float32 = Floats
-
 MIN_ROTATED = np.float32(2.0**arithmetic.ROTATION_MIN_EXPONENT)
 
 
 @cache
-def signs(head_dim: int) -> Float32:
+def signs(head_dim: int) -> Floats:
     """1 or -1 for every channel of a head: bit i mod 32 of word i / 32 of Philox4x32-10, key 0."""
     counters = range(-(-arithmetic.HEAD_DIM_MAX // 128))
     words = [w for counter in counters for w in philox((0, 0), (counter, 0, 0, 0))]
@@ -35,23 +33,23 @@ def unit(head_dim: int) -> np.float32:
     return np.float32(1.0 / np.sqrt(np.float64(arithmetic.rotation_block(head_dim))))
 
 
-def rotated(x: Float32) -> Float32:
+def rotated(x: Floats) -> Floats:
     """The rotation of heads f32 [..., head_dim]: channels times their signs, then the transform."""
     return _transformed(_large(x) * signs(x.shape[-1]))
 
 
-def rotated_back(x: Float32) -> Float32:
+def rotated_back(x: Floats) -> Floats:
     """The inverse of ``rotated``: the transform, then channels times their signs."""
     return _transformed(_large(x)) * signs(x.shape[-1])
 
 
-def _large(x: Float32) -> Float32:
+def _large(x: Floats) -> Floats:
     """``x`` with +0 for magnitudes below 2^-64, so that no sum is a subnormal number."""
     return np.where(np.abs(x) < MIN_ROTATED, np.float32(0.0), x)
 
 
 @np.errstate(invalid="ignore", over="ignore")
-def _transformed(x: Float32) -> Float32:
+def _transformed(x: Floats) -> Floats:
     """Pairs of channels (i, i + h) become their sum and difference, for h = 1, 2, 4, ... below the
     size of a block; then each channel is multiplied by ``unit``."""
     size, half = arithmetic.rotation_block(x.shape[-1]), 1
@@ -63,20 +61,17 @@ def _transformed(x: Float32) -> Float32:
     return x * unit(x.shape[-1])
 
 
-Int32 = Ints
-
-
 @dataclass(frozen=True, slots=True)
 class CodedRows:
     """Codes int32 [..., groups, 32] of some bits and scales int32 [..., groups].
 
     An integer is scale (2 code - (2^bits - 1))."""
 
-    code: Int32
-    scale: Int32
+    code: Ints
+    scale: Ints
 
 
-def coded(m: Int32, bits: int) -> CodedRows:
+def coded(m: Ints, bits: int) -> CodedRows:
     """The codes of integers [..., head_dim], and of six scales the one with the least error.
 
     G is max |m| / (2^bits - 1) rounded up, at most 255, and no integer may reach 2^11. A group
@@ -102,21 +97,21 @@ def coded(m: Int32, bits: int) -> CodedRows:
     return best
 
 
-def decoded(rows: CodedRows, bits: int) -> Int32:
+def decoded(rows: CodedRows, bits: int) -> Ints:
     """The integers [..., head_dim] that codes stand for."""
     m = (2 * rows.code - ((1 << bits) - 1)) * rows.scale[..., None]
     return m.reshape(*m.shape[:-2], m.shape[-2] * arithmetic.CODED_CHANNELS)
 
 
-def _nearest(groups: Int32, scale: Int32, bits: int) -> Int32:
+def _nearest(groups: Ints, scale: Ints, bits: int) -> Ints:
     """The codes nearest to integers, between two the lower one; a scale of 0 counts as 1."""
     step = 2 * np.maximum(scale, 1)[..., None]
-    code: Int32 = (groups + ((scale << bits) - 1)[..., None]) // step
+    code: Ints = (groups + ((scale << bits) - 1)[..., None]) // step
     code.clip(0, (1 << bits) - 1, out=code)
     return code
 
 
-def _squares(groups: Int32, rows: CodedRows, bits: int) -> Int32:
+def _squares(groups: Ints, rows: CodedRows, bits: int) -> Ints:
     difference = groups - decoded(rows, bits).reshape(groups.shape)
-    squares: Int32 = (difference * difference).sum(axis=-1, dtype=np.int32)
+    squares: Ints = (difference * difference).sum(axis=-1, dtype=np.int32)
     return squares

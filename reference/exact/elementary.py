@@ -10,8 +10,6 @@ import numpy as np
 from contract.arithmetic import EXP_LIMIT
 from contract.arrays import Floats
 
-Float32 = Floats
-
 ONE = np.float32(1.0)
 TWO = np.float32(2.0)
 HALF = np.float32(0.5)
@@ -48,7 +46,7 @@ SQRT_TWO_OVER_PI = np.float32(0.7978845608028654)
 GELU_CUBIC = np.float32(0.044715)
 
 
-def _horner(coefficients: tuple[np.float32, ...], x: Float32) -> Float32:
+def _horner(coefficients: tuple[np.float32, ...], x: Floats) -> Floats:
     value = x * coefficients[0]
     value += coefficients[1]
     for coefficient in coefficients[2:]:
@@ -57,7 +55,7 @@ def _horner(coefficients: tuple[np.float32, ...], x: Float32) -> Float32:
     return value
 
 
-def exp(x: Float32) -> Float32:
+def exp(x: Floats) -> Floats:
     """e^x with x clamped to [-87, 87]; +0 below -87. NaN stays NaN. Same shape as ``x``."""
     with np.errstate(invalid="ignore"):
         clamped = np.minimum(np.maximum(x, np.float32(-EXP_LIMIT)), np.float32(EXP_LIMIT))
@@ -73,7 +71,7 @@ def exp(x: Float32) -> Float32:
     return np.where(x < np.float32(-EXP_LIMIT), np.float32(0.0), y)
 
 
-def log(x: Float32) -> Float32:
+def log(x: Floats) -> Floats:
     """Natural logarithm of a positive finite ``x``."""
     mantissa, exponent = np.frexp(x)
     small = mantissa < SQRT_HALF
@@ -90,29 +88,29 @@ def log(x: Float32) -> Float32:
     return total
 
 
-def sigmoid(x: Float32) -> Float32:
+def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x))."""
     return ONE / (ONE + exp(-x))
 
 
-def silu(x: Float32) -> Float32:
+def silu(x: Floats) -> Floats:
     """x / (1 + exp(-x))."""
     return x / (ONE + exp(-x))
 
 
-def softplus(x: Float32) -> Float32:
+def softplus(x: Floats) -> Floats:
     """ln(1 + e^x) as max(x, 0) + (log(u) + (e - (u - 1))), e = exp(-|x|), u = 1 + e."""
     e = exp(-np.abs(x))
     u = ONE + e
     return np.maximum(x, np.float32(0.0)) + (log(u) + (e - (u - ONE)))
 
 
-def tanh(x: Float32) -> Float32:
+def tanh(x: Floats) -> Floats:
     """1 - 2 / (exp(x + x) + 1)."""
     return ONE - TWO / (exp(x + x) + ONE)
 
 
-def gelu(x: Float32) -> Float32:
+def gelu(x: Floats) -> Floats:
     """(0.5 x) (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))."""
     cube = (x * x) * x
     return (HALF * x) * (ONE + tanh(SQRT_TWO_OVER_PI * (x + GELU_CUBIC * cube)))

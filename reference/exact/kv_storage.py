@@ -20,8 +20,6 @@ from contract.dtypes import F16, F32, I12, Q8_0, ROTATED_KV, DType
 from reference.exact.attention_rows import Rows, power_of_two, row_integers
 from reference.exact.coded_rows import CodedRows, coded, decoded, rotated
 
-Float32 = Floats
-
 ELEMENTS: Mapping[DType, np.dtype[Any]] = {
     F32: np.dtype("<f4"),
     F16: np.dtype("<f2"),
@@ -97,7 +95,7 @@ def page_view(data: Bytes, dtype: DType, shape: tuple[int, ...]) -> Array:
     return data.reshape(-1)[: count * element.itemsize].view(element).reshape(shape)
 
 
-def store(kv: Array, page: Ints, offset: Ints, k: Float32, v: Float32) -> None:
+def store(kv: Array, page: Ints, offset: Ints, k: Floats, v: Floats) -> None:
     """Store ``k`` and ``v`` [tokens, kv_heads, head_dim] at each token's page and offset."""
     if kv.dtype.names is None:
         kv[page, 0, offset] = stored(k, kv.dtype)
@@ -139,7 +137,7 @@ def _code_bits(kv: Array, side: str) -> tuple[int, bool]:
     return kv[f"{side}_code"].size * 8 // channels, f"{side}_top" in (kv.dtype.names or ())
 
 
-def stored(x: Float32, element: np.dtype[Any]) -> Array:
+def stored(x: Floats, element: np.dtype[Any]) -> Array:
     """``x`` converted to the elements of float32, float16 or Q8_0 pages; only Q8_0 changes row
     lengths.
 
@@ -153,7 +151,7 @@ def stored(x: Float32, element: np.dtype[Any]) -> Array:
     return np.clip(x, -HALF_MAX, HALF_MAX).astype(element)
 
 
-def loaded(kv: Array) -> Float32:
+def loaded(kv: Array) -> Floats:
     """The binary32 values of pages, [pages, 2, 16, kv_heads, head_dim]; d q and m 2^e are exact.
 
     Those of coded pages are rotated."""
@@ -173,7 +171,7 @@ def integers(kv: Array) -> Rows:
     return row_integers(loaded_rows(kv), KV_ROW_BITS)
 
 
-def loaded_rows(rows: Array) -> Float32:
+def loaded_rows(rows: Array) -> Floats:
     """The binary32 values of stored rows of F32, F16 or Q8_0."""
     if rows.dtype != np.uint8:
         return rows.astype(np.float32)

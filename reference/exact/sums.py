@@ -12,11 +12,9 @@ import numpy as np
 from contract.arithmetic import SEGMENT, SPAN
 from contract.arrays import Floats
 
-Float32 = Floats
-
 
 @np.errstate(over="ignore", invalid="ignore")
-def fold_segment(products: Float32) -> Float32:
+def fold_segment(products: Floats) -> Floats:
     """R4: sum each segment, f32 [..., n] with n <= 256 -> f32 [...].
 
     v[0:128] + v[128:256], then halves of 64, 32, ... 1 of the sums."""
@@ -33,7 +31,7 @@ def fold_segment(products: Float32) -> Float32:
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def fold_axis(segment_values: Float32) -> Float32:
+def fold_axis(segment_values: Floats) -> Floats:
     """R3: add segment values from left to right into spans, and spans into the total.
 
     f32 [..., n_segments] -> f32 [...]; an axis without segments sums to +0."""
@@ -47,7 +45,7 @@ def fold_axis(segment_values: Float32) -> Float32:
     return total
 
 
-def sum_axis(products: Float32) -> Float32:
+def sum_axis(products: Floats) -> Floats:
     """R3 over R4: the sum of f32[..., K] over its last axis, f32[...]."""
     *others, length = products.shape
     n_segments = -(-length // SEGMENT)

@@ -34,8 +34,8 @@ ID_LIMIT = 1 << 31
 @dataclass(frozen=True)
 class DraftHead:
     """An open head. It reads the inputs of ``layers`` of a model of width ``target_hidden``; the
-    number of layers stands for the result of the last one. ``tokens`` are the model's ids of the
-    head's tokens, None if the head has the model's vocabulary."""
+    number after the last layer stands for the result of that layer. ``tokens`` are the model's ids
+    of the head's tokens, None if the head has the model's vocabulary."""
 
     KIND: ClassVar[str] = "a head"
     """What errors and descriptions call it."""

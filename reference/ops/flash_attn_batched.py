@@ -30,14 +30,13 @@ from reference.exact.elementary import tanh
 from reference.exact.kv_storage import integers, is_rotated, loaded
 from reference.exact.sums import fold_segment
 
-Float32 = Floats
-Score = Callable[[Rows, Rows], Float32]
+Score = Callable[[Rows, Rows], Floats]
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def flash_attn_batched(
     *,
-    q: Float32,
+    q: Floats,
     kv: Array,
     page_table: Ints,
     query: Ints,
@@ -47,8 +46,8 @@ def flash_attn_batched(
     scale: float,
     window: int = 0,
     soft_cap: float = 0.0,
-    sinks: Float32 | None = None,
-) -> Float32:
+    sinks: Floats | None = None,
+) -> Floats:
     """softmax(scale q k^T) v over positions (position - window, position] of each token's slot, or
     those of its chunk of -window positions.
 
@@ -116,7 +115,7 @@ def _tile(q: Rows, keys: Rows, values: Rows, offset: int, score: Score) -> Parti
     return broken_where(broken, Partial(top, fold_segment(weights), output))
 
 
-def _scores(q: Rows, keys: Rows, *, bits: int, scale: np.float32, soft_cap: np.float32) -> Float32:
+def _scores(q: Rows, keys: Rows, *, bits: int, scale: np.float32, soft_cap: np.float32) -> Floats:
     """The scores x of one query with each key, times log2(e). The integer product is exact in any
     order."""
     product = (keys.m @ q.m).astype(np.float32)

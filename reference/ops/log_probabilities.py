@@ -10,11 +10,8 @@ from reference.exact.elementary import exp, log
 from reference.exact.sums import sum_axis
 from reference.ops.sample import NO_TOKEN
 
-Float32 = Floats
-Int32 = Ints
 
-
-def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float32, Int32, Float32]:
+def log_probabilities(*, logits: Floats, token: Ints, top: int) -> tuple[Floats, Ints, Floats]:
     """log p(v) = (x_v - m) - log(sum of exp(x - m)), where x is the row and m its largest (rule
     R10).
 
@@ -37,16 +34,16 @@ def log_probabilities(*, logits: Float32, token: Int32, top: int) -> tuple[Float
     )
 
 
-def normalized(x: Float32, requested: Float32) -> Float32:
+def normalized(x: Floats, requested: Floats) -> Floats:
     """log p [rows, n] of the logits ``requested`` [rows, n], taken from the rows ``x`` [rows,
     vocab]."""
     largest = x.max(axis=1, keepdims=True)
     log_sum = log(sum_axis(exp(x - largest)))
-    logs: Float32 = (requested - largest) - log_sum[:, None]
+    logs: Floats = (requested - largest) - log_sum[:, None]
     return logs
 
 
-def likeliest(row: Float32, top: int) -> NDArray[np.intp]:
+def likeliest(row: Floats, top: int) -> NDArray[np.intp]:
     """The ids of the ``top`` largest logits, largest first, equal ones by rising id."""
     least = np.partition(row, -top)[-top]
     ids = np.flatnonzero(row >= least)

@@ -18,8 +18,6 @@ from contract.records import LOGIT_BIAS, SAMPLING
 from reference.exact.elementary import exp
 from reference.exact.philox import draw
 
-Float32 = Floats
-
 NO_TOKEN = -1
 """The result of a row with a logit that is not finite, or without an allowed token."""
 
@@ -29,7 +27,7 @@ WEIGHT_SCALE = np.float32(1 << SAMPLE_WEIGHT_BITS)
 
 def sample(
     *,
-    logits: Float32,
+    logits: Floats,
     sampling: Ints,
     recent: Ints,
     allowed: Ints | None = None,
@@ -51,7 +49,7 @@ def sample(
     return token
 
 
-def _sample_row(values: Float32, record: np.void, allowed: Ints | None) -> int:
+def _sample_row(values: Floats, record: np.void, allowed: Ints | None) -> int:
     random = record["temperature"] > 0
     if random:
         values = values / record["temperature"]
@@ -73,7 +71,7 @@ def _sample_row(values: Float32, record: np.void, allowed: Ints | None) -> int:
     return int(ids[np.searchsorted(cumulative, target, side="right")])
 
 
-def forbid(values: Float32, record: np.void, allowed: Ints | None) -> Float32:
+def forbid(values: Floats, record: np.void, allowed: Ints | None) -> Floats:
     """``values`` with -infinity for the tokens that the row's mask does not allow."""
     if allowed is None or not record["mask"] > 0:
         return values
@@ -82,12 +80,12 @@ def forbid(values: Float32, record: np.void, allowed: Ints | None) -> Float32:
     return np.where(bits, values, np.float32(-np.inf))
 
 
-def adjust(values: Float32, record: np.void, bias: Ints | None, recent: Ints) -> Float32:
+def adjust(values: Floats, record: np.void, bias: Ints | None, recent: Ints) -> Floats:
     """Logits plus the row's biases, then with its penalties."""
     return penalized(biased(values, record, bias), record, recent)
 
 
-def biased(values: Float32, record: np.void, bias: Ints | None) -> Float32:
+def biased(values: Floats, record: np.void, bias: Ints | None) -> Floats:
     """Logits plus the row's biases; each addition rounds once."""
     if bias is None:
         return values
@@ -107,7 +105,7 @@ def window(record: np.void, recent: Ints) -> Ints:
     return seen
 
 
-def penalized(values: Float32, record: np.void, recent: Ints) -> Float32:
+def penalized(values: Floats, record: np.void, recent: Ints) -> Floats:
     """Logits after the repetition, presence and frequency penalties of the recent tokens."""
     ids, counts = np.unique(recent, return_counts=True)
     if not len(ids):

@@ -17,16 +17,16 @@ from functools import partial
 import numpy as np
 
 from contract.arithmetic import SEGMENT
-from contract.arrays import Bytes, Ints
+from contract.arrays import Bytes, Floats, Ints
 from contract.dtypes import DType
 from reference.exact.activation import quantize_activation
 from reference.exact.sums import fold_axis, sum_axis
 from reference.quant import FORMATS
-from reference.quant.formats import Blocks32, Float32, SuperBlocks
+from reference.quant.formats import Blocks32, SuperBlocks
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def matmul(blocks: Bytes, dtype: DType, x: Float32) -> Float32:
+def matmul(blocks: Bytes, dtype: DType, x: Floats) -> Floats:
     """x @ W.T in exact arithmetic: W uint8[rows, row_bytes], x f32[T, K] -> f32[T, rows]."""
     planes = FORMATS[dtype].unpack(blocks)
     if isinstance(planes, Blocks32):
@@ -42,14 +42,14 @@ def matmul(blocks: Bytes, dtype: DType, x: Float32) -> Float32:
     return out
 
 
-def _float_matmul(weights: Float32, x: Float32) -> Float32:
+def _float_matmul(weights: Floats, x: Floats) -> Floats:
     out = np.empty((len(x), len(weights)), np.float32)
     for token, row in enumerate(x):
         out[token] = sum_axis(weights * row)
     return out
 
 
-def _blocks32_segments(planes: Blocks32, m: Ints) -> Float32:
+def _blocks32_segments(planes: Blocks32, m: Ints) -> Floats:
     """Segment values before the activation scale, f32[rows, n_segments], for m int32[K]."""
     rows, n_blocks = planes.scale.shape
     m = m.reshape(n_blocks, 32)
@@ -65,7 +65,7 @@ def _blocks32_segments(planes: Blocks32, m: Ints) -> Float32:
     return segments
 
 
-def _super_block_segments(planes: SuperBlocks, m: Ints) -> Float32:
+def _super_block_segments(planes: SuperBlocks, m: Ints) -> Floats:
     """Segment values before the activation scale, f32[rows, n_segments], for m int32[K]."""
     rows, n_segments = planes.scale.shape
     m = m.reshape(n_segments, -1, planes.sub_elements)
@@ -73,7 +73,7 @@ def _super_block_segments(planes: SuperBlocks, m: Ints) -> Float32:
     sub_scale = planes.sub_scale.reshape(rows, n_segments, -1).astype(np.int32)
     sub_sums = (q * m).sum(axis=-1, dtype=np.int32)
     j = (sub_scale * sub_sums).sum(axis=-1, dtype=np.int32)
-    values: Float32 = planes.scale * j.astype(np.float32)
+    values: Floats = planes.scale * j.astype(np.float32)
     if planes.minimum is not None and planes.sub_minimum is not None:
         sub_minimum = planes.sub_minimum.reshape(rows, n_segments, -1).astype(np.int32)
         p = (sub_minimum * m.sum(axis=-1, dtype=np.int32)).sum(axis=-1, dtype=np.int32)

@@ -11,7 +11,6 @@ from contract.arrays import Floats
 from contract.lazy_dataclass import dataclass
 
 Float16 = NDArray[np.float16]
-Float32 = Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +20,10 @@ class Blocks32:
     ``q`` int8[rows, K]; ``scale`` f32[rows, K/32]; ``minimum`` f32[rows, K/32] or None."""
 
     q: NDArray[np.int8]
-    scale: Float32
-    minimum: Float32 | None
+    scale: Floats
+    minimum: Floats | None
 
-    def values(self) -> Float32:
+    def values(self) -> Floats:
         """f32[rows, K]: one rounded product and, with a minimum, one rounded addition."""
         blocks = self.q.reshape(*self.scale.shape, 32).astype(np.float32) * self.scale[..., None]
         if self.minimum is not None:
@@ -41,13 +40,13 @@ class SuperBlocks:
     for both minima."""
 
     q: NDArray[np.int8]
-    scale: Float32
-    minimum: Float32 | None
+    scale: Floats
+    minimum: Floats | None
     sub_scale: NDArray[np.int16]
     sub_minimum: NDArray[np.int16] | None
     sub_elements: int
 
-    def values(self) -> Float32:
+    def values(self) -> Floats:
         """f32[rows, K]: (scale*sub_scale)*q - (minimum*sub_minimum), every operation rounded."""
         per_super = 256 // self.sub_elements
         sub_blocks = self.q.reshape(*self.sub_scale.shape, self.sub_elements).astype(np.float32)
@@ -59,12 +58,12 @@ class SuperBlocks:
         return values.reshape(self.q.shape)
 
 
-def to_half(values: Float32) -> Float16:
+def to_half(values: Floats) -> Float16:
     """Round to binary16, to nearest even and saturating at +-65504 (rule R1)."""
     return np.clip(values, -65504.0, 65504.0).astype(np.float16)
 
 
-def reciprocal(values: Float32) -> Float32:
+def reciprocal(values: Floats) -> Floats:
     """1 / values; 0 if a value is 0 or so small that its reciprocal is not finite."""
     usable = np.abs(values) > np.float32(2.0**-126)
     one = np.float32(1.0)

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from contract import dtypes
-from contract.arrays import Bytes
+from contract.arrays import Bytes, Floats
 from contract.dtypes import DType
 from contract.lazy_dataclass import dataclass
 from reference.quant import rounding
 from reference.quant.bits import Integers, Packed, Parts, Plane, SixBitPairs, Whole, flat
-from reference.quant.formats import Blocks32, Float32, SuperBlocks, to_half
+from reference.quant.formats import Blocks32, SuperBlocks, to_half
 from reference.quant.rounding import Encoded, power_scale
 from reference.quant.tables import E2M1, IQ4
 
@@ -36,10 +36,10 @@ class FloatFormat:
     and rounds to nearest even."""
 
     dtype: DType
-    unpack: Callable[[Bytes], Float32]
-    quantize: Callable[[Float32], Bytes]
+    unpack: Callable[[Bytes], Floats]
+    quantize: Callable[[Floats], Bytes]
 
-    def dequantize(self, blocks: Bytes) -> Float32:
+    def dequantize(self, blocks: Bytes) -> Floats:
         """uint8[rows, row_bytes] -> f32[rows, K]."""
         return self.unpack(blocks)
 
@@ -57,7 +57,7 @@ class Layout:
     dtype: DType
     fields: tuple[tuple[Any, ...], ...]
     q: Integers
-    encode: Callable[[Float32], Encoded]
+    encode: Callable[[Floats], Encoded]
     sub_scales: Integers | None = None
     block: np.dtype[np.void] = field(init=False)
 
@@ -101,11 +101,11 @@ class Layout:
         scales, depths = flat(stored[..., :count], 1), flat(stored[..., count:], 1)
         return SuperBlocks(q, scale, minimum, scales, depths, 256 // count)
 
-    def dequantize(self, blocks: Bytes) -> Float32:
+    def dequantize(self, blocks: Bytes) -> Floats:
         """uint8[rows, row_bytes] -> f32[rows, K]."""
         return self.unpack(blocks).values()
 
-    def quantize(self, values: Float32) -> Bytes:
+    def quantize(self, values: Floats) -> Bytes:
         """Quantize f32[rows, K] -> uint8[rows, row_bytes], to the same bytes on every machine.
         Raises ValueError for rows that are not whole blocks and for NaN or infinity; magnitudes no
         block can store are reduced to ``QUANTIZE_MAX``."""
@@ -122,7 +122,7 @@ class Layout:
             self._store(out[first : first + step], chunk)
         return out.view(np.uint8)
 
-    def _store(self, parts: Parts, values: Float32) -> None:
+    def _store(self, parts: Parts, values: Floats) -> None:
         encoded = self.encode(values.reshape(*parts.shape, self.dtype.block_elements))
         parts[self.scale] = encoded.scale
         if encoded.minimum is not None:
@@ -135,11 +135,11 @@ class Layout:
 Format = FloatFormat | Layout
 
 
-def _from_bf16(blocks: Bytes) -> Float32:
+def _from_bf16(blocks: Bytes) -> Floats:
     return (blocks.view("<u2").astype(np.uint32) << 16).view(np.float32)
 
 
-def _to_bf16(values: Float32) -> Bytes:
+def _to_bf16(values: Floats) -> Bytes:
     """Round to nearest even; a NaN stays a (quiet) NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arrays import Bytes
+from contract.arrays import Bytes, Floats
 from contract.lazy_dataclass import dataclass
-from reference.quant.formats import Float16, Float32, reciprocal, to_half
+from reference.quant.formats import Float16, reciprocal, to_half
 from reference.quant.tables import E2M1, Table
 
 SEARCH_STEPS = (-0.8, -0.4, 0.0, 0.4, 0.8)
@@ -41,31 +41,31 @@ class Encoded:
     sub_scales: NDArray[np.int8] | None = None
 
 
-def _clipped(values: Float32, low: int, high: int) -> NDArray[np.int8]:
+def _clipped(values: Floats, low: int, high: int) -> NDArray[np.int8]:
     return np.clip(np.rint(values), low, high).astype(np.int8)
 
 
-def _largest(values: Float32) -> Float32:
+def _largest(values: Floats) -> Floats:
     """The element of largest magnitude along the last axis, the first of equals."""
     index = np.abs(values).argmax(axis=-1, keepdims=True)
     return np.take_along_axis(values, index, axis=-1)[..., 0]
 
 
-def symmetric_blocks(values: Float32, levels: int) -> Encoded:
+def symmetric_blocks(values: Floats, levels: int) -> Encoded:
     """q in -levels..levels-1 of f32[rows, n, 32]; the largest magnitude becomes q = -levels."""
     scale = to_half(_largest(values) / np.float32(-levels))
     inverse = reciprocal(scale.astype(np.float32))[..., None]
     return Encoded(scale, _clipped(values * inverse, -levels, levels - 1))
 
 
-def byte_blocks(values: Float32) -> Encoded:
+def byte_blocks(values: Floats) -> Encoded:
     """q in -127..127 of f32[rows, n, 32]; the largest magnitude becomes q = +-127."""
     scale = to_half(np.abs(values).max(axis=-1) / np.float32(127))
     inverse = reciprocal(scale.astype(np.float32))[..., None]
     return Encoded(scale, _clipped(values * inverse, -127, 127))
 
 
-def affine_blocks(values: Float32, top: int) -> Encoded:
+def affine_blocks(values: Floats, top: int) -> Encoded:
     """q in 0..top of f32[rows, n, 32]; minimum and maximum become q = 0 and top."""
     lowest = values.min(axis=-1)
     scale = to_half((values.max(axis=-1) - lowest) / np.float32(top))
@@ -75,7 +75,7 @@ def affine_blocks(values: Float32, top: int) -> Encoded:
     return Encoded(scale, _clipped(offset * inverse, 0, top), minimum)
 
 
-def table_blocks(values: Float32, table: Table) -> Encoded:
+def table_blocks(values: Floats, table: Table) -> Encoded:
     """q in the table for f32[rows, n, 32]; each block's scale is found by a least-squares
     search."""
     scale = to_half(_search(values, search_table, table))
@@ -83,7 +83,7 @@ def table_blocks(values: Float32, table: Table) -> Encoded:
     return Encoded(scale, table.nearest(scaled).astype(np.int8))
 
 
-def power_blocks(values: Float32) -> Encoded:
+def power_blocks(values: Floats) -> Encoded:
     """q in the table E2M1 of f32[rows, n, 32]; scales are powers of two, stored as exponents.
 
     The scale is chosen so that the largest magnitude lies in [8, 16) scales (values above 12 are
@@ -98,14 +98,14 @@ def power_blocks(values: Float32) -> Encoded:
     return Encoded(np.where(better, coarse, fine), chosen.astype(np.int8))
 
 
-def power_scale(exponents: Bytes) -> Float32:
+def power_scale(exponents: Bytes) -> Floats:
     """The scales that MXFP4 stores as exponents e: f32 2^(e - 128), and 0 for e = 0 and 1 (rule
     R5). The exponent field of the binary32 is max(e - 1, 0)."""
     field = np.maximum(exponents, 1).astype(np.uint32) - np.uint32(1)
     return (field << np.uint32(23)).view(np.float32)
 
 
-def affine_super_blocks(values: Float32, sub_elements: int, top: int, sub_top: int = 63) -> Encoded:
+def affine_super_blocks(values: Floats, sub_elements: int, top: int, sub_top: int = 63) -> Encoded:
     """q in 0..top of f32[rows, n, 256]; each sub-block of ``sub_elements`` has a scale and a
     minimum in 0..sub_top.
 
@@ -125,7 +125,7 @@ def affine_super_blocks(values: Float32, sub_elements: int, top: int, sub_top: i
 
 
 def signed_super_blocks(
-    values: Float32, sub_elements: int, sub_levels: int, levels: int | Table
+    values: Floats, sub_elements: int, sub_levels: int, levels: int | Table
 ) -> Encoded:
     """q of f32[rows, n, 256], in -levels..levels-1 or in the table; each sub-block of
     ``sub_elements`` has a scale and no minimum.
@@ -144,24 +144,24 @@ def signed_super_blocks(
     return Encoded(d, _clipped(scaled, -levels, levels - 1), sub_scales=sc)
 
 
-def _search(values: Float32, search: Callable[..., Any], *options: Any) -> Any:
+def _search(values: Floats, search: Callable[..., Any], *options: Any) -> Any:
     """What ``search`` returns for the blocks f32[..., elements]: f32[...], or a stack of those."""
     *shape, elements = values.shape
     result = search(np.ascontiguousarray(values.reshape(math.prod(shape), elements).T), *options)
     return np.reshape(result, (*np.shape(result)[:-1], *shape))
 
 
-def fold(values: Float32) -> Float32:
+def fold(values: Floats) -> Floats:
     """Sum over the first axis, a power of two long, in halves."""
     half = values.shape[0] // 2
     while half:
         values = values[:half] + values[half : 2 * half]
         half //= 2
-    total: Float32 = values[0]
+    total: Floats = values[0]
     return total
 
 
-def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
+def search_affine(x: Floats, top: int) -> tuple[Floats, Floats]:
     """Scales >= 0 and minima <= 0, f32[n], for x f32[elements, n] ~ scale*q + minimum, q in 0..top.
 
     Each stretched range gives integers q, and these give a least-squares scale and minimum; the
@@ -192,18 +192,18 @@ def search_affine(x: Float32, top: int) -> tuple[Float32, Float32]:
     return best_scale, best_minimum
 
 
-def search_symmetric(x: Float32, levels: int) -> Float32:
+def search_symmetric(x: Floats, levels: int) -> Floats:
     """Signed scales f32[n] for x f32[elements, n] ~ scale*q, q in -levels..levels-1.
 
     Candidates are computed and compared as in :func:`search_affine`."""
 
-    def nearest(scaled: Float32) -> Float32:
+    def nearest(scaled: Floats) -> Floats:
         return np.clip(np.rint(scaled), -levels, levels - 1)
 
     return _search_signed(x, [np.float32(-levels - step) for step in SEARCH_STEPS], nearest)
 
 
-def search_table(x: Float32, table: Table) -> Float32:
+def search_table(x: Floats, table: Table) -> Floats:
     """Signed scales f32[n] for x f32[elements, n] ~ scale*q, q in the table.
 
     Each candidate scales the element of largest magnitude to near the table's first value."""
@@ -213,8 +213,8 @@ def search_table(x: Float32, table: Table) -> Float32:
 
 
 def _search_signed(
-    x: Float32, extremes: Sequence[np.float32], nearest: Callable[[Float32], Float32]
-) -> Float32:
+    x: Floats, extremes: Sequence[np.float32], nearest: Callable[[Floats], Floats]
+) -> Floats:
     """Scales f32[n] of x f32[elements, n]. Each candidate scales the element of largest magnitude
     to one of ``extremes``; ``nearest`` rounds scaled elements to q."""
     index = np.abs(x).argmax(axis=0, keepdims=True)

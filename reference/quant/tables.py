@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from contract.arrays import Bytes
-from reference.quant.formats import Float32
+from contract.arrays import Bytes, Floats
 
 
 class Table:
@@ -18,18 +17,18 @@ class Table:
         self.values = np.array(values, np.int8)
         distinct, nibbles = np.unique(self.values, return_index=True)
         self._nibbles: Bytes = nibbles.astype(np.uint8)
-        self.sorted_values: Float32 = distinct.astype(np.float32)
+        self.sorted_values: Floats = distinct.astype(np.float32)
         self._middles = (self.sorted_values[1:] + self.sorted_values[:-1]) / np.float32(2)
 
-    def _nearest_index(self, scaled: Float32) -> NDArray[np.intp]:
+    def _nearest_index(self, scaled: Floats) -> NDArray[np.intp]:
         """The index in ``sorted_values`` of the nearest value, the lower of two equally near."""
         return np.searchsorted(self._middles, scaled)
 
-    def nearest(self, scaled: Float32) -> Float32:
+    def nearest(self, scaled: Floats) -> Floats:
         """The nearest value of each element, the lower of two equally near."""
         return self.sorted_values[self._nearest_index(scaled)]
 
-    def nearest_nibble(self, scaled: Float32) -> Bytes:
+    def nearest_nibble(self, scaled: Floats) -> Bytes:
         """The nibble of the nearest value; of two equal values the one with the lower nibble."""
         return self._nibbles[self._nearest_index(scaled)]
 

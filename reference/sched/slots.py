@@ -21,7 +21,6 @@ from reference.runner import HIDDEN, LOG_PROBABILITIES, LOGITS, ROW_DIGEST, Step
 from reference.sched.planner import Chunk, Pending
 from reference.sched.scores import force_rows
 
-Int32 = Ints
 NO_ROWS = 1 << 62
 """The value of ``rows_from`` for a sequence that has no row for every position."""
 
@@ -185,12 +184,12 @@ class SlotTable:
         return aligned
 
     def step_input(
-        self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Int32]
+        self, chunks: Sequence[Chunk], rows: Sequence[int], tokens: Sequence[Ints]
     ) -> StepInput:
         """The inputs of a step over ``chunks``, each with its number of output ``rows`` and the
         known ``tokens`` of its sequence."""
         end = 0
-        given: list[tuple[int, int, Int32]] = []
+        given: list[tuple[int, int, Ints]] = []
         token_slots: list[int] = []
         token_positions: list[int] = []
         output_rows: list[int] = []
@@ -249,7 +248,7 @@ class SlotTable:
         adapted = any(map(self.adapted.__getitem__, set(token_slots)))
         return self._adapters.take(token_slots, axis=0) if adapted else None
 
-    def _digested(self, row_slots: Sequence[int]) -> Int32 | None:
+    def _digested(self, row_slots: Sequence[int]) -> Ints | None:
         """int32[rows], 1 for rows whose digests are read; None if there is no 1."""
         digested = [self.output[slot] == ROW_DIGEST for slot in row_slots]
         return np.array(digested, np.int32) if True in digested else None

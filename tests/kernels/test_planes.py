@@ -20,14 +20,15 @@ from accel.kernels.product_check import (
     product_of,
 )
 from accel.kernels.source import Language, module_source
+from contract.arrays import Floats
 from contract.dtypes import Q4_K, DType
 from tests.kernels.metal_modules import compiled
-from tests.kernels.test_tiles import Float32, result
+from tests.kernels.test_tiles import result
 
 Texts = Mapping[str, tuple[str, str]]
 
 
-def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Float32:
+def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Floats:
     """The product, a bias and a residual; of the kernels named in ``texts`` a part is replaced."""
     rng = np.random.default_rng(3)
     arrays = dict(product.operands) | {"y": np.full((TOKENS, ROWS), np.nan, np.float32)}
@@ -50,7 +51,7 @@ def expanded(product: Product, folder: Path, texts: Texts | None = None) -> Floa
 
 @pytest.mark.parametrize("dtype", EXPANDED_FORMATS, ids=str)
 def test_planes_have_the_bits_of_packed_dots(
-    right: Callable[[DType], Float32], dtype: DType, kernel_cache: Path
+    right: Callable[[DType], Floats], dtype: DType, kernel_cache: Path
 ) -> None:
     """All codes, scales and activations there can be, groups that are not whole, more than a span
     of columns; what planes have no room for holds other bytes."""
@@ -71,7 +72,7 @@ def test_planes_have_the_bits_of_packed_dots(
     ],
 )
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], op: str, text: str, instead: str, kernel_cache: Path
+    right: Callable[[DType], Floats], op: str, text: str, instead: str, kernel_cache: Path
 ) -> None:
     """Negative controls: planes, minima, the multiplier behind a plane, spans and their totals."""
     found = expanded(product_of(Q4_K), kernel_cache, {op: (text, instead)})

@@ -15,10 +15,11 @@ from accel.kernels.matrix_tiles import NARROW_PRODUCT, WIDE_FORMATS, WIDE_PRODUC
 from accel.kernels.product_check import GROUPS, ROWS, product_of
 from accel.kernels.source import Language, Module, module_source
 from accel.packets.fused_ops import WIDE_TILE
+from contract.arrays import Floats
 from contract.dtypes import Q4_K, DType
 from tests.kernels import test_tiles
 from tests.kernels.metal_modules import compiled
-from tests.kernels.test_tiles import Float32, assert_noticed, result
+from tests.kernels.test_tiles import assert_noticed, result
 
 TOKENS = WIDE_TILE + 5
 
@@ -33,7 +34,7 @@ def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("op", WIDE_PRODUCTS)
 @pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
 def test_wide_tiles_have_the_bits_of_packed_dots(
-    right: Callable[[DType], Float32], dtype: DType, op: str, kernel_cache: Path
+    right: Callable[[DType], Floats], dtype: DType, op: str, kernel_cache: Path
 ) -> None:
     """Several groups of rows and of tokens, the last ones not whole, and more than a span of
     columns."""
@@ -44,9 +45,7 @@ def test_wide_tiles_have_the_bits_of_packed_dots(
 
 
 @pytest.mark.parametrize("op", WIDE_PRODUCTS)
-def test_a_residual_may_be_y(
-    right: Callable[[DType], Float32], op: str, kernel_cache: Path
-) -> None:
+def test_a_residual_may_be_y(right: Callable[[DType], Floats], op: str, kernel_cache: Path) -> None:
     """No total is stored before the residual of its element is added."""
     module = Module(op, Q4_K)
     run = compiled(module, module_source(Language.METAL, module), kernel_cache)
@@ -73,7 +72,7 @@ def test_a_residual_may_be_y(
     (NARROW_PRODUCT, "GROUP_ROWS + OWN_TOKEN + (token)", "GROUP_ROWS + (token)"),
 ])  # fmt: skip
 def test_wrong_kernels_are_noticed(
-    right: Callable[[DType], Float32], op: str, text: str, instead: str, kernel_cache: Path
+    right: Callable[[DType], Floats], op: str, text: str, instead: str, kernel_cache: Path
 ) -> None:
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
     scales of another block, sums that do not begin at zero, the last step of a unit with scales of

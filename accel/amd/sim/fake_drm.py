@@ -24,8 +24,6 @@ from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Create, Domain, Page, Query
 from contract.arrays import Records
 
-Argument = Records
-
 ANY_PAGE = Page.READABLE | Page.WRITEABLE | Page.EXECUTABLE
 PRIORITIES, HIGH = 3, 3
 EOP_BYTES = 2048
@@ -67,7 +65,7 @@ class FakeDrm:
         self._queues: dict[int, int] = {}
         # Memory that is not mapped before somebody waits for a point of a timeline.
         self._pending: list[tuple[int, int, FakeMemory]] = []
-        self._answers: Mapping[str, Callable[[int, Argument], None]] = {
+        self._answers: Mapping[str, Callable[[int, Records], None]] = {
             "VERSION": self._version,
             "INFO": self._info,
             "GEM_CREATE": self._create,
@@ -100,7 +98,7 @@ class FakeDrm:
             f"{FIRMWARE}/{name}_fw_version": f"{version:#010x}\n" for name, version in versions
         }
 
-    def answer(self, file: int, request: Request, argument: Argument) -> None:
+    def answer(self, file: int, request: Request, argument: Records) -> None:
         """Execute an ioctl ``request`` of open ``file``, and write its results to ``argument``.
         Raises OSError with the driver's error number."""
         self._answers[request.name](file, argument)
@@ -130,7 +128,7 @@ class FakeDrm:
             self._machine.gpu.queues.pop(number)
             del self._queues[number]
 
-    def _version(self, file: int, argument: Argument) -> None:
+    def _version(self, file: int, argument: Records) -> None:
         behaviour = self._machine.behaviour
         argument["version_major"], argument["version_minor"] = behaviour.drm_version
         name = behaviour.drm_driver.encode()
@@ -138,7 +136,7 @@ class FakeDrm:
         memory_at(int(argument["name"][0]), room)[:] = np.frombuffer(name[:room], np.uint8)
         argument["name_len"] = len(name)
 
-    def _info(self, file: int, argument: Argument) -> None:
+    def _info(self, file: int, argument: Records) -> None:
         behaviour = self._machine.behaviour
         query = Query(int(argument["query"][0]))
         of_engine = {Query.HW_IP_INFO, Query.UQ_FW_AREAS}
@@ -164,7 +162,7 @@ class FakeDrm:
         if number := self._machine.behaviour.errors.get(what):
             raise OSError(number, what)
 
-    def _create(self, file: int, argument: Argument) -> None:
+    def _create(self, file: int, argument: Records) -> None:
         nbytes = int(argument["bo_size"][0])
         domain = int(argument["domains"][0])
         if not nbytes or domain not in (Domain.GTT, Domain.VRAM, Domain.DOORBELL):
@@ -184,18 +182,18 @@ class FakeDrm:
             self._machine.memory[handle] = memory
         argument.view(np.uint32)[0] = handle
 
-    def _object_of(self, file: int, argument: Argument) -> _Object:
+    def _object_of(self, file: int, argument: Records) -> _Object:
         named = self._objects.get(int(argument["handle"][0]))
         if named is None or named.file != file:
             raise OSError(errno.ENOENT, "no such object")
         return named
 
-    def _mmap_offset(self, file: int, argument: Argument) -> None:
+    def _mmap_offset(self, file: int, argument: Records) -> None:
         handle = int(argument["handle"][0])
         self._object_of(file, argument)
         argument.view(np.uint64)[0] = handle * PAGE
 
-    def _close(self, file: int, argument: Argument) -> None:
+    def _close(self, file: int, argument: Records) -> None:
         memory = self._object_of(file, argument).memory
         self._pending = [change for change in self._pending if change[2] is not memory]
         if memory.mapped:
@@ -204,7 +202,7 @@ class FakeDrm:
         del self._objects[handle]
         self._machine.memory.pop(handle, None)
 
-    def _map_address(self, file: int, argument: Argument) -> None:
+    def _map_address(self, file: int, argument: Records) -> None:
         target = self._object_of(file, argument)
         memory = target.memory
         address, nbytes = int(argument["va_address"][0]), int(argument["map_size"][0])
@@ -226,7 +224,7 @@ class FakeDrm:
         memory.address = address
         self._pending.append((timeline, point, memory))
 
-    def _wait_timeline(self, file: int, argument: Argument) -> None:
+    def _wait_timeline(self, file: int, argument: Records) -> None:
         """Apply the changes of page tables up to a timeline's point: the simulation delays them
         until somebody waits for them."""
         handle = int(memory_at(int(argument["handles"][0]), 4).view(np.uint32)[0])
@@ -242,7 +240,7 @@ class FakeDrm:
         if self._syncobjs[handle].point < point:
             raise OSError(errno.ETIME, "SYNCOBJ_TIMELINE_WAIT")
 
-    def _context(self, file: int, argument: Argument) -> None:
+    def _context(self, file: int, argument: Records) -> None:
         operation, number = int(argument["op"][0]), int(argument["ctx_id"][0])
         if operation == drm.CTX_ALLOC:
             number = self._machine.new_handle()
@@ -257,7 +255,7 @@ class FakeDrm:
         else:
             raise OSError(errno.EINVAL, "CTX")
 
-    def _userq(self, file: int, argument: Argument) -> None:
+    def _userq(self, file: int, argument: Records) -> None:
         behaviour = self._machine.behaviour
         if not behaviour.engines >> drm.IP_COMPUTE & 1:
             raise OSError(drm.NOT_SUPPORTED, "USERQ")
@@ -316,7 +314,7 @@ class FakeDrm:
             raise OSError(errno.EBUSY, "USERQ CREATE: doorbell in use")
         return doorbells[index:]
 
-    def _signal(self, file: int, argument: Argument) -> None:
+    def _signal(self, file: int, argument: Records) -> None:
         queue = self._machine.gpu.queues.get(int(argument["queue_id"][0]))
         count = int(argument["num_syncobj_handles"][0])
         handles = memory_at(int(argument["syncobj_handles"][0]), 4 * count).view(np.uint32)
@@ -326,16 +324,16 @@ class FakeDrm:
             self._syncobjs[handle].queue = queue
             self._syncobjs[handle].value = int(queue.write_pointer[0])
 
-    def _create_syncobj(self, file: int, argument: Argument) -> None:
+    def _create_syncobj(self, file: int, argument: Records) -> None:
         handle = self._machine.new_handle()
         self._syncobjs[handle] = _Syncobj()
         argument["handle"] = handle
 
-    def _destroy_syncobj(self, file: int, argument: Argument) -> None:
+    def _destroy_syncobj(self, file: int, argument: Records) -> None:
         if self._syncobjs.pop(int(argument["handle"][0]), None) is None:
             raise OSError(errno.EINVAL, "SYNCOBJ_DESTROY")
 
-    def _wait_syncobjs(self, file: int, argument: Argument) -> None:
+    def _wait_syncobjs(self, file: int, argument: Records) -> None:
         count = int(argument["count_handles"][0])
         handles = memory_at(int(argument["handles"][0]), 4 * count).view(np.uint32)
         for handle in handles.tolist():

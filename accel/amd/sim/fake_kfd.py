@@ -15,8 +15,6 @@ from accel.amd.topology import EOP_BYTES, NODES, PAGE, Gpu
 from accel.amd.uapi import Memory, Request
 from contract.arrays import Records
 
-Argument = Records
-
 GPU_ID = 51_201
 DOORBELL_OFFSET = 3 << 62 | GPU_ID << 46
 
@@ -30,7 +28,7 @@ class FakeKfd:
         self._enabled = False
         self._events: dict[int, int] = {}
         self._doorbells = np.zeros(DOORBELL_BYTES // 8, np.uint64)
-        self._answers: Mapping[str, Callable[[Argument], None]] = {
+        self._answers: Mapping[str, Callable[[Records], None]] = {
             "GET_VERSION": self._version,
             "GET_PROCESS_APERTURES_NEW": self._apertures,
             "ACQUIRE_VM": self._acquire,
@@ -52,7 +50,7 @@ class FakeKfd:
         """Objects that were not freed."""
         return [f"event {number}" for number in self._events]
 
-    def answer(self, request: Request, argument: Argument) -> None:
+    def answer(self, request: Request, argument: Records) -> None:
         """Answer one request."""
         self._answers[request.name](argument)
 
@@ -81,13 +79,13 @@ class FakeKfd:
             f"{NODES}/1/mem_banks/0/properties": _listed(bank),
         }
 
-    def _version(self, argument: Argument) -> None:
+    def _version(self, argument: Records) -> None:
         argument["major_version"], argument["minor_version"] = self._machine.behaviour.version
 
-    def _apertures(self, argument: Argument) -> None:
+    def _apertures(self, argument: Records) -> None:
         argument["num_of_nodes"] = 1
 
-    def _acquire(self, argument: Argument) -> None:
+    def _acquire(self, argument: Records) -> None:
         render = int(argument["drm_fd"][0])
         wrong = self._machine.files.get(render) in (None, KFD)
         if wrong or int(argument["gpu_id"][0]) != GPU_ID:
@@ -96,14 +94,14 @@ class FakeKfd:
             raise OSError(errno.EBUSY, "ACQUIRE_VM: this process has one, of another file")
         self._vm = render
 
-    def _enable(self, argument: Argument) -> None:
+    def _enable(self, argument: Records) -> None:
         if self._machine.behaviour.version < (1, 13):
             raise OSError(errno.EINVAL, "RUNTIME_ENABLE")
         if self._enabled:
             raise OSError(errno.EBUSY, "RUNTIME_ENABLE")
         self._enabled = True
 
-    def _allocate(self, argument: Argument) -> None:
+    def _allocate(self, argument: Records) -> None:
         machine = self._machine
         address, nbytes = int(argument["va_addr"][0]), int(argument["size"][0])
         flags = Memory(int(argument["flags"][0]))
@@ -124,24 +122,24 @@ class FakeKfd:
         argument["handle"] = handle
         argument["mmap_offset"] = handle * PAGE
 
-    def _held(self, argument: Argument) -> FakeMemory:
+    def _held(self, argument: Records) -> FakeMemory:
         memory = self._machine.memory.get(int(argument["handle"][0]))
         if memory is None:
             raise OSError(errno.EINVAL, "unknown handle")
         return memory
 
-    def _free(self, argument: Argument) -> None:
+    def _free(self, argument: Records) -> None:
         if self._held(argument).mapped:
             raise OSError(errno.EBUSY, "FREE_MEMORY_OF_GPU")
         del self._machine.memory[int(argument["handle"][0])]
 
-    def _map(self, argument: Argument) -> None:
+    def _map(self, argument: Records) -> None:
         self._set_mapped(argument, True)
 
-    def _unmap(self, argument: Argument) -> None:
+    def _unmap(self, argument: Records) -> None:
         self._set_mapped(argument, False)
 
-    def _set_mapped(self, argument: Argument, mapped: bool) -> None:
+    def _set_mapped(self, argument: Records, mapped: bool) -> None:
         memory = self._held(argument)
         devices = int(argument["n_devices"][0])
         ids = memory_at(int(argument["device_ids_array_ptr"][0]), 4 * devices).view(np.uint32)
@@ -151,10 +149,10 @@ class FakeKfd:
         self._machine.space.view.map(memory.address, memory.nbytes, mapped)
         argument["n_success"] = devices
 
-    def _available(self, argument: Argument) -> None:
+    def _available(self, argument: Records) -> None:
         argument["available"] = self._machine.free_bytes
 
-    def _create_queue(self, argument: Argument) -> None:
+    def _create_queue(self, argument: Records) -> None:
         machine = self._machine
         gpu = Gpu("1", GPU_ID, "", machine.behaviour.properties, 0)
         value = {name: int(argument[name][0]) for name in uapi.CREATE_QUEUE.dtype.names or ()}
@@ -189,20 +187,20 @@ class FakeKfd:
         argument["queue_id"] = queue.number
         argument["doorbell_offset"] = DOORBELL_OFFSET | index * 8
 
-    def _destroy_queue(self, argument: Argument) -> None:
+    def _destroy_queue(self, argument: Records) -> None:
         if self._machine.gpu.queues.pop(int(argument["queue_id"][0]), None) is None:
             raise OSError(errno.EINVAL, "DESTROY_QUEUE")
 
-    def _create_event(self, argument: Argument) -> None:
+    def _create_event(self, argument: Records) -> None:
         number = self._machine.new_handle()
         self._events[number] = int(argument["event_type"][0])
         argument["event_id"] = number
 
-    def _destroy_event(self, argument: Argument) -> None:
+    def _destroy_event(self, argument: Records) -> None:
         if self._events.pop(int(argument["event_id"][0]), None) is None:
             raise OSError(errno.EINVAL, "DESTROY_EVENT")
 
-    def _wait_events(self, argument: Argument) -> None:
+    def _wait_events(self, argument: Records) -> None:
         count = int(argument["num_events"][0])
         data = memory_at(int(argument["events_ptr"][0]), count * uapi.EVENT_DATA.itemsize)
         happened = uapi.EVENT_HW_EXCEPTION if self._machine.was_reset else uapi.EVENT_MEMORY

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from harness.bench.engines import PEER
-from harness.bench.report import digits, machine_line, metric_rows, sections
+from harness.bench.report import Report, digits, machine_line, metric_rows, sections
 from harness.bench.serving.host import HOST_CONTEXTS, HOST_SLOTS
 from harness.bench.serving.plan import SEQUENCES
 from harness.bench.targets import target_rows
-
-Report = Mapping[str, Any]
 
 METRICS = {
     **{f"decode_{n}": (f"decode, {n} together", "tok/s", 1.0) for n in SEQUENCES},

@@ -8,17 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.host.dialect.calls import (
-    Call,
-    CallSyntax,
-    Function,
-    Functions,
-    Marks,
-    choice,
-    json_rule,
-    literal,
-    object_text,
-)
+from harness.host.dialect import calls
 from harness.host.dialect.schemas import OBJECT_KEYWORDS, keywords_of, members_of, only, resolved
 from harness.host.dialect.value_reader import DEEPEST, KEY, Malformed, ValueReader, sequence
 from harness.host.structured.json_schema import enforceable
@@ -30,7 +20,7 @@ SCALARS = frozenset(("integer", "number", "boolean", "null"))
 
 
 @dataclass(frozen=True)
-class GemmaCalls(CallSyntax):
+class GemmaCalls(calls.CallSyntax):
     """Objects with keys without quotes, and strings between special ``quote`` tokens."""
 
     begin: str = "<|tool_call>"
@@ -45,7 +35,7 @@ class GemmaCalls(CallSyntax):
     def inner_marks(self) -> tuple[str, ...]:
         return (self.quote,)
 
-    def parse(self, body: str, functions: Functions) -> list[Call] | None:
+    def parse(self, body: str, functions: calls.Functions) -> list[calls.Call] | None:
         found = NAME.match(body)
         if found is None or found[1] not in functions:
             return None
@@ -54,20 +44,22 @@ class GemmaCalls(CallSyntax):
             arguments = reader.value()
         except Malformed:
             return None
-        text = object_text(arguments)
-        return None if body[reader.at :].strip() or text is None else [Call(found[1], text)]
+        text = calls.object_text(arguments)
+        return None if body[reader.at :].strip() or text is None else [calls.Call(found[1], text)]
 
-    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+    def inside_value(self, body: str, functions: calls.Functions, exact: bool = False) -> bool:
         return body.count(self.quote) % 2 == 1
 
-    def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
+    def rules(
+        self, functions: Sequence[calls.Function], many: bool, marks: calls.Marks
+    ) -> list[str]:
         writer = _Rules(self.quote, marks)
         names = []
         for function in functions:
             parameters = enforceable(function.parameters)
             value = writer.value({"type": "object", **parameters}, parameters, "")
-            names.append(writer.add(f"{literal(f'call:{function.name}')} {value}"))
-        return [f"calls: {choice(names)} {marks.written(self.end)}", *writer.rules]
+            names.append(writer.add(f"{calls.literal(f'call:{function.name}')} {value}"))
+        return [f"calls: {calls.choice(names)} {marks.written(self.end)}", *writer.rules]
 
 
 FUNCTION_GEMMA = GemmaCalls("<start_function_call>", "<end_function_call>", "<escape>")
@@ -96,7 +88,7 @@ class _GemmaReader(ValueReader):
 class _Rules:
     """Lark rules for values of schemas. Raises SchemaRefused for unsupported schemas."""
 
-    def __init__(self, quote: str, marks: Marks) -> None:
+    def __init__(self, quote: str, marks: calls.Marks) -> None:
         self._quote, self._marks = quote, marks
         self.rules = [
             f"string: {marks.written(quote)} string_rest",
@@ -120,14 +112,14 @@ class _Rules:
         if "enum" in keywords or "const" in keywords:
             only(keywords, {"type", "enum", "const"}, path)
             values = [schema["const"]] if "const" in schema else schema["enum"]
-            return choice([self._constant(value, path) for value in values])
+            return calls.choice([self._constant(value, path) for value in values])
         if "anyOf" in keywords:
             only(keywords, {"anyOf"}, path)
             options = [
                 self.value(one, root, f"{path}/anyOf/{n}", depth + 1)
                 for n, one in enumerate(schema["anyOf"])
             ]
-            return choice(options)
+            return calls.choice(options)
         match schema.get("type"):
             case "string":
                 only(keywords, {"type"}, path)
@@ -142,7 +134,7 @@ class _Rules:
                 only(keywords, OBJECT_KEYWORDS, path)
                 return self._object(schema, root, path, depth)
             case kind if kind in SCALARS:
-                return json_rule({key: schema[key] for key in keywords})
+                return calls.json_rule({key: schema[key] for key in keywords})
         raise SchemaRefused(path, "type", "must be one type in this model's calls")
 
     def _object(self, schema: Any, root: Mapping[str, Any], path: str, depth: int) -> str:
@@ -152,14 +144,14 @@ class _Rules:
             if KEY.fullmatch(name) is None:
                 raise SchemaRefused(path, repr(name), "cannot be a name in this model's calls")
             value = self.value(member, root, f"{path}/properties/{name}", depth + 1)
-            members.append((self.add(f"{literal(f'{name}:')} {value}"), needed))
+            members.append((self.add(f"{calls.literal(f'{name}:')} {value}"), needed))
         return self.add(f'"{{" {sequence(members, COMMA, self.add)} "}}"')
 
     def _constant(self, value: object, path: str) -> str:
         """The Lark expression for a constant."""
         if isinstance(value, str) and self._quote not in value:
             quote = self._marks.written(self._quote)
-            return f"({quote} {literal(value)} {quote})"
+            return f"({quote} {calls.literal(value)} {quote})"
         if isinstance(value, str | Mapping | list):
             raise SchemaRefused(path, "enum", "cannot be written in this model's calls")
-        return literal(json.dumps(value))
+        return calls.literal(json.dumps(value))

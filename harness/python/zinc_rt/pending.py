@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Floats, Ints
 from contract.errors import RequestError, ZincError
 from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
@@ -39,7 +39,7 @@ class _Choice:
     parts: list[Part] = field(default_factory=list)
     events: list[TokenEvent] = field(default_factory=list)
     tokens: int = 0
-    logits: list[NDArray[np.float32]] = field(default_factory=list)
+    logits: list[Floats] = field(default_factory=list)
     experts: ExpertChoices = field(default_factory=ExpertChoices)
 
     def take(self, piece: AnswerPiece) -> None:
@@ -50,11 +50,11 @@ class _Choice:
             if self.listed:
                 self.events += piece.events
 
-    def keep(self, first: int, rows: NDArray[np.float32]) -> None:
+    def keep(self, first: int, rows: Floats) -> None:
         """Store logits. Called on the engine's thread, which reuses ``rows``."""
         self.logits.extend(rows.copy())
 
-    def _experts_used(self) -> NDArray[np.int32]:
+    def _experts_used(self) -> Ints:
         answer = self.answer
         return self.experts.of(len(answer.request.prompt) + len(answer.sampled) - 1)
 
@@ -106,7 +106,7 @@ def text_of_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
 
 def _listed(
     events: Sequence[TokenEvent], listed: int | None
-) -> tuple[NDArray[np.float32] | None, NDArray[np.int32] | None, NDArray[np.float32] | None]:
+) -> tuple[Floats | None, Ints | None, Floats | None]:
     """Log-probabilities of the events' tokens, and the ``listed`` likeliest tokens with theirs;
     None if not requested."""
     if listed is None:
@@ -171,7 +171,7 @@ class Pending:
     @property
     def submission(self) -> Submission:
         """The submission to the engine's driver."""
-        sinks: dict[int, Callable[[int, NDArray[np.float32]], None]] = {}
+        sinks: dict[int, Callable[[int, Floats], None]] = {}
         if self._parameters.logits:
             sinks = {number: choice.keep for number, choice in self._choices.items()}
         experts = {}

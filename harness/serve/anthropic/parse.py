@@ -8,19 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from harness.serve.answers import Json
-from harness.serve.anthropic.wire import (
-    AnyChoice,
-    AssistantTurn,
-    CountRequest,
-    MessagesRequest,
-    SchemaFormat,
-    SystemTurn,
-    TextBlock,
-    ThinkingBlock,
-    ToolResultBlock,
-    ToolUseBlock,
-    UserTurn,
-)
+from harness.serve.anthropic import wire
 from harness.serve.errors import invalid_value, renaming
 from harness.serve.tool_selection import HOSTED, without_hosted_tools
 from harness.serve.wire import ChatRequest, converted, given_fields
@@ -120,20 +108,20 @@ def _readable(turn: Any, ignored: list[str]) -> Any:
     return turn | {"content": own}
 
 
-def names_in(body: CountRequest) -> Callable[[str], str]:
+def names_in(body: wire.CountRequest) -> Callable[[str], str]:
     """A function from a field of chat completions to its name in this body."""
     named = {} if body.output_format is None else {"response_format": OUTPUT_FORMAT}
     return renaming(NAMES | named)
 
 
-def chat_of(body: CountRequest, can_disable_reasoning: bool) -> ChatRequest:
+def chat_of(body: wire.CountRequest, can_disable_reasoning: bool) -> ChatRequest:
     """The chat completion for a request. Raises ApiError.
 
     ``can_disable_reasoning`` says whether the model's template has a switch for it."""
     chat: Json = {"messages": list(_messages(body))}
-    if isinstance(body.messages[-1], AssistantTurn):
+    if isinstance(body.messages[-1], wire.AssistantTurn):
         chat["continue_final_message"] = True
-    if isinstance(body, MessagesRequest):
+    if isinstance(body, wire.MessagesRequest):
         chat |= given_fields(body, SAME)
         if body.stop_sequences:
             chat["stop"] = body.stop_sequences
@@ -163,7 +151,7 @@ def chat_of(body: CountRequest, can_disable_reasoning: bool) -> ChatRequest:
     return converted(chat, ChatRequest)
 
 
-def _format(body: CountRequest) -> SchemaFormat | None:
+def _format(body: wire.CountRequest) -> wire.SchemaFormat | None:
     form = None if body.output_config is None else body.output_config.format
     if form is not None and body.output_format is not None:
         problem = f"{OUTPUT_FORMAT} and output_config.format contradict each other; send one"
@@ -171,7 +159,7 @@ def _format(body: CountRequest) -> SchemaFormat | None:
     return form or body.output_format
 
 
-def _effort(body: CountRequest, can_disable_reasoning: bool) -> str | None:
+def _effort(body: wire.CountRequest, can_disable_reasoning: bool) -> str | None:
     """The reasoning effort. As in Anthropic's API the model does not think unless asked to."""
     given = None if body.output_config is None else body.output_config.effort
     if body.thinking is not None and body.thinking.type != "disabled":
@@ -179,7 +167,7 @@ def _effort(body: CountRequest, can_disable_reasoning: bool) -> str | None:
     return "none" if can_disable_reasoning else None
 
 
-def _choice(choice: AnyChoice, tools: bool) -> Json:
+def _choice(choice: wire.AnyChoice, tools: bool) -> Json:
     chat: Json = {"parallel_tool_calls": False} if choice.disable_parallel_tool_use else {}
     if choice.type == "tool":
         if choice.name is None:
@@ -191,25 +179,25 @@ def _choice(choice: AnyChoice, tools: bool) -> Json:
     return chat | {"tool_choice": CHOICES[choice.type]} if tools or choice.type == "any" else chat
 
 
-def _messages(body: CountRequest) -> Iterable[Json]:
+def _messages(body: wire.CountRequest) -> Iterable[Json]:
     if body.system:
         yield {"role": "system", "content": _text(body.system)}
     for turn in body.messages:
-        if isinstance(turn, SystemTurn):
+        if isinstance(turn, wire.SystemTurn):
             if turn.content:
                 yield {"role": "system", "content": _text(turn.content)}
         else:
-            yield from _assistant(turn) if isinstance(turn, AssistantTurn) else _user(turn)
+            yield from _assistant(turn) if isinstance(turn, wire.AssistantTurn) else _user(turn)
 
 
-def _user(turn: UserTurn) -> Iterable[Json]:
+def _user(turn: wire.UserTurn) -> Iterable[Json]:
     """The messages of a user's turn in order: results of calls, and texts."""
     if isinstance(turn.content, str):
         yield {"role": "user", "content": turn.content}
         return
-    texts: list[TextBlock] = []
+    texts: list[wire.TextBlock] = []
     for block in turn.content:
-        if isinstance(block, TextBlock):
+        if isinstance(block, wire.TextBlock):
             texts.append(block)
             continue
         if texts:
@@ -220,7 +208,7 @@ def _user(turn: UserTurn) -> Iterable[Json]:
         yield {"role": "user", "content": _text(texts)}
 
 
-def _result(block: ToolResultBlock) -> Json:
+def _result(block: wire.ToolResultBlock) -> Json:
     text = _text(block.content or "")
     return {
         "role": "tool",
@@ -229,14 +217,14 @@ def _result(block: ToolResultBlock) -> Json:
     }
 
 
-def _assistant(turn: AssistantTurn) -> Iterable[Json]:
+def _assistant(turn: wire.AssistantTurn) -> Iterable[Json]:
     """The message of an assistant's turn."""
     if isinstance(turn.content, str):
         yield {"role": "assistant", "content": turn.content}
         return
-    texts = [block.text for block in turn.content if isinstance(block, TextBlock)]
-    reasoning = [block.thinking for block in turn.content if isinstance(block, ThinkingBlock)]
-    calls = [block for block in turn.content if isinstance(block, ToolUseBlock)]
+    texts = [block.text for block in turn.content if isinstance(block, wire.TextBlock)]
+    reasoning = [block.thinking for block in turn.content if isinstance(block, wire.ThinkingBlock)]
+    calls = [block for block in turn.content if isinstance(block, wire.ToolUseBlock)]
     message: Json = {"role": "assistant", "content": "".join(texts) if texts or not calls else None}
     if reasoning:
         message["reasoning_content"] = "".join(reasoning)
@@ -252,6 +240,6 @@ def _assistant(turn: AssistantTurn) -> Iterable[Json]:
     yield message
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
+def _text(content: str | Sequence[wire.TextBlock]) -> str:
     """The text of several blocks, joined by newlines."""
     return content if isinstance(content, str) else "\n".join(block.text for block in content)

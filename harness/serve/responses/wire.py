@@ -6,18 +6,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
+from harness.serve import wire
 from harness.serve.responses.namespaces import joined_name
-from harness.serve.wire import (
-    MAX_MESSAGES,
-    BasicSampling,
-    Id,
-    MaxTokens,
-    Repetition,
-    Stop,
-    TemplateOptions,
-    Tier,
-    TopLogprobs,
-)
 from harness.serve.wire_tools import ReasoningEffort
 
 LOGPROBS = "message.output_text.logprobs"
@@ -49,11 +39,11 @@ class InputItem(Struct, forbid_unknown_fields=True, omit_defaults=True):
     ] = "message"
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: str | list[InputPart] | None = None
-    id: Id | None = None
+    id: wire.Id | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
-    call_id: Id | None = None
-    name: Id | None = None
-    namespace: Id | None = None
+    call_id: wire.Id | None = None
+    name: wire.Id | None = None
+    namespace: wire.Id | None = None
     arguments: str | None = None
     output: str | list[InputPart] | None = None
     summary: list[InputPart] | None = None
@@ -65,11 +55,11 @@ class ResponseFunction(Struct, forbid_unknown_fields=True, omit_defaults=True):
     """A function the model may call, possibly in a namespace."""
 
     type: Literal["function"]
-    name: Id
+    name: wire.Id
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    namespace: Id | None = None
+    namespace: wire.Id | None = None
 
     @property
     def called(self) -> str:
@@ -81,8 +71,8 @@ class ChosenFunction(Struct, forbid_unknown_fields=True):
     """The function that must be called."""
 
     type: Literal["function"]
-    name: Id
-    namespace: Id | None = None
+    name: wire.Id
+    namespace: wire.Id | None = None
 
     @property
     def called(self) -> str:
@@ -94,7 +84,7 @@ class ResponseTextFormat(Struct, forbid_unknown_fields=True, omit_defaults=True)
     """The format of the text: any, a JSON object, or a JSON schema."""
 
     type: Literal["text", "json_object", "json_schema"]
-    name: Id | None = None
+    name: wire.Id | None = None
     description: str | None = None
     schema_: dict[str, Any] | None = field(default=None, name="schema")
     strict: bool | None = None
@@ -112,7 +102,7 @@ class ResponseReasoning(Struct, forbid_unknown_fields=True):
     effort: ReasoningEffort | None = None
 
 
-class ResponsesRequest(BasicSampling, kw_only=True):
+class ResponsesRequest(wire.BasicSampling, kw_only=True):
     """``POST /v1/responses``.
 
     The answer is stored unless ``store`` is false. ``previous_response_id`` names a stored answer
@@ -121,14 +111,14 @@ class ResponsesRequest(BasicSampling, kw_only=True):
     ``message.output_text.logprobs`` lists the tokens of the text, with ``top_logprobs`` likely
     ones."""
 
-    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    model: Id | None = None
+    input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=wire.MAX_MESSAGES)]
+    model: wire.Id | None = None
     instructions: str | None = None
-    max_output_tokens: MaxTokens | None = None
-    stop: str | Stop | None = None
+    max_output_tokens: wire.MaxTokens | None = None
+    stop: str | wire.Stop | None = None
     ignore_eos: bool | None = None
-    repetition_penalty: Repetition | None = None
-    chat_template_kwargs: TemplateOptions | None = None
+    repetition_penalty: wire.Repetition | None = None
+    chat_template_kwargs: wire.TemplateOptions | None = None
     logits_digest: bool = False
     stream: bool | None = None
     text: ResponseText | None = None
@@ -140,12 +130,12 @@ class ResponsesRequest(BasicSampling, kw_only=True):
     previous_response_id: str | None = None
     background: Literal[False] | None = None
     truncation: Literal["disabled"] | None = None
-    include: list[Id] | None = None
-    top_logprobs: TopLogprobs | None = None
-    service_tier: Tier | None = None
-    user: Id | None = None
-    safety_identifier: Id | None = None
-    prompt_cache_key: Id | None = None
+    include: list[wire.Id] | None = None
+    top_logprobs: wire.TopLogprobs | None = None
+    service_tier: wire.Tier | None = None
+    user: wire.Id | None = None
+    safety_identifier: wire.Id | None = None
+    prompt_cache_key: wire.Id | None = None
     metadata: dict[str, str] | None = None
 
 

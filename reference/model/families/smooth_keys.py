@@ -23,7 +23,6 @@ from reference.model.config import ModelConfig, Rope
 from reference.model.gguf.file import GgufFile
 from reference.quant import FORMATS
 
-Float32 = Floats
 Channels = tuple[int, ...]
 
 OUTLIER_BINADES = 3
@@ -73,7 +72,7 @@ def smoothing_powers(config: ModelConfig, file: GgufFile) -> dict[int, Powers]:
     return found
 
 
-def _norms(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
+def _norms(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Floats, Floats] | None:
     """Sizes of the channels after the norms of queries and keys: [1, head_dim] for norms over a
     head, [heads, head_dim] and [kv_heads, head_dim] for norms over all heads."""
     names = [f"blk.{layer}.attn_{side}_norm.weight" for side in "qk"]
@@ -89,7 +88,7 @@ def _norms(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Fl
     return queries.reshape(heads, size), keys.reshape(kv_heads, size)
 
 
-def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Float32, Float32] | None:
+def _biases(config: ModelConfig, layer: int, file: GgufFile) -> tuple[Floats, Floats] | None:
     """Sizes of the channels of biased projections, [heads, head_dim] and [kv_heads, head_dim].
 
     A channel's size is the larger of its bias and the typical result of the matrix for a normed
@@ -138,7 +137,7 @@ def _pair_of_channel(rope: Rope, head_dim: int) -> NDArray[np.intp]:
     return np.where(channel < rope.dims, together, channel)
 
 
-def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[int]:
+def _powers(queries: Floats, keys: Floats, pairs: NDArray[np.intp]) -> list[int]:
     """The exponent c of every channel of one KV head.
 
     For each level t from the median up, let c = max(0, binade of the key - t); choose the t with
@@ -165,7 +164,7 @@ def _powers(queries: Float32, keys: Float32, pairs: NDArray[np.intp]) -> list[in
     return [max(0, k[pair] - best) for pair in pairs.tolist()]
 
 
-def _binades(values: Float32, pairs: NDArray[np.intp]) -> list[int]:
+def _binades(values: Floats, pairs: NDArray[np.intp]) -> list[int]:
     """For each pair number, the binades of its larger channel above the median pair, at least 0."""
     largest = np.zeros(len(pairs), np.float32)
     np.maximum.at(largest, pairs, values)

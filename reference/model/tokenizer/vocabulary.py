@@ -7,8 +7,8 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from contract.arrays import Ints
 from contract.errors import RequestError
 from reference.model.gguf.strings import StringArray
 
@@ -112,7 +112,7 @@ class Vocabulary:
             return TokenKind.NORMAL
         return TokenKind(int(self._kinds[token]))
 
-    def ids_of_kind(self, *kinds: TokenKind) -> NDArray[np.int32]:
+    def ids_of_kind(self, *kinds: TokenKind) -> Ints:
         """Every id that is one of ``kinds``, in increasing order."""
         if self._kinds is None:
             actual = np.full(len(self), TokenKind.NORMAL, np.uint8)
