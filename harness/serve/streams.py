@@ -77,7 +77,27 @@ class Silence:
 
     def __init__(self, ping: bytes = PING) -> None:
         self._ping = ping
-        self._since: float | None = time.monotonic()
+        self._since = time.monotonic()
+
+    def broken_by(self, data: bytes) -> bytes:
+        """``data``, or a comment if there is none and PING_SECONDS have passed."""
+        now = time.monotonic()
+        if not data and now - self._since >= PING_SECONDS:
+            data = self._ping
+        if data:
+            self._since = now
+        return data
+
+
+CLIENT_LEFT)
+
+
+class Silence:
+    """Measures how long a stream has sent nothing."""
+
+    def __init__(self, ping: bytes = PING) -> None:
+        self._ping = ping
+        self._since = time.monotonic()
 
     def broken_by(self, data: bytes) -> bytes:
         """``data``, or a comment if there is none and PING_SECONDS have passed."""
