@@ -89,31 +89,6 @@ class Silence:
         return data
 
 
-CLIENT_LEFT)
-
-
-class Silence:
-    """Measures how long a stream has sent nothing."""
-
-    def __init__(self, ping: bytes = PING) -> None:
-        self._ping = ping
-        self._since = time.monotonic()
-
-    def broken_by(self, data: bytes) -> bytes:
-        """``data``, or a comment if there is none and PING_SECONDS have passed."""
-        if data:
-            # The clock is only read while there is silence.
-            self._since = None
-            return data
-        now = time.monotonic()
-        if self._since is None:
-            self._since = now
-        if now - self._since < PING_SECONDS:
-            return data
-        self._since = now
-        return self._ping
-
-
 CLIENT_LEFT = ApiError(499, "the client left", code="client_left")
 
 
