@@ -83,7 +83,7 @@ R10 nothing taken away first | LOG_PROBABILITIES | unshifted_sum | ops.log_proba
 R10 ties upwards | LOG_PROBABILITIES | likeliest_from_the_last | ops.log_probabilities.likeliest
 R13 signs | KV_WRITE_BATCHED | no_signs | exact.coded_rows.signs
 R13 the other way round | FLASH_ATTN | rotated_twice | ops.flash_attn_batched.rotated_back
-R13 the first scale | KV_WRITE_BATCHED | 1 | exact.coded_rows.CODE_SCALES
+R13 the first scale | KV_WRITE_BATCHED | 1 | exact.coded_rows.arithmetic.CODE_SCALES
 R12 six rounds | ROW_DIGEST | 6 | exact.blake3.ROUNDS
 R12 leaves of neighbours | ROW_DIGEST | leaves_of_neighbours | ops.row_digest.span_digests
 R12 every row | ROW_DIGEST | every_row_digested
