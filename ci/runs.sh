@@ -39,7 +39,7 @@ run_all() {
             compute "$@"
         ) >"$said" 2>&1 &
         computing=$!
-        trap 'kill $computing $running || :; wait; cat "$said"; rm -f "$said"; exit 130' INT TERM
+        trap 'kill $computing $running ${compiling:-} || :; wait; cat "$said"; rm -f "$said"; exit 130' INT TERM
     else
         compute "$@" || status=$?
     fi

@@ -200,10 +200,9 @@ def cpu_is_quick() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def browser(no_event_loop: None) -> Iterator[Any]:
-    """One headless Chromium, closed after the module: Playwright allows a process only one of
-    itself, and its event loop is that of the main thread as long as it is open."""
+def open_browser() -> Iterator[Any]:
+    """One headless Chromium: Playwright allows a process only one of itself, and its event loop is
+    that of the main thread as long as it is open."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium")
@@ -215,6 +214,12 @@ def browser(no_event_loop: None) -> Iterator[Any]:
         )
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def browser(no_event_loop: None) -> Iterator[Any]:
+    """A browser that is closed after the module."""
+    yield from open_browser()
 
 
 @pytest.fixture

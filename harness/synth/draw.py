@@ -26,6 +26,7 @@ CHUNK_ELEMENTS = 1 << 20
 SUM_OF_FOUR_MEAN = 2 * (2**16 - 1)
 SUM_OF_FOUR_DEVIATION = math.sqrt((2.0**32 - 1) / 3)
 """Standard deviation of the sum of four uniform 16-bit integers."""
+PAIRS = np.uint64(0x0000FFFF0000FFFF)
 
 
 def block_deviation(layout: Layout) -> float:
@@ -65,9 +66,11 @@ def random_bits(seed: int, name: str) -> np.random.Philox:
 
 def normal_like(bits: np.random.Philox, count: int, deviation: float) -> Floats:
     """f32[count] of mean 0: integers below 2^18 times a factor, rounded once."""
-    lanes = bits.random_raw(count).astype("<u8").view("<u2").reshape(count, 4)
-    total = lanes.sum(axis=1, dtype=np.int32) - np.int32(SUM_OF_FOUR_MEAN)
-    values: Floats = total.astype(np.float32)
+    # The sum of four 16-bit numbers, of which each word has two pairs and then two sums.
+    words = bits.random_raw(count)
+    pairs = (words & PAIRS) + (words >> np.uint64(16) & PAIRS)
+    total = (pairs & np.uint64(2**32 - 1)) + (pairs >> np.uint64(32))
+    values: Floats = (total.astype(np.int32) - np.int32(SUM_OF_FOUR_MEAN)).astype(np.float32)
     values *= np.float32(deviation / SUM_OF_FOUR_DEVIATION)
     return values
 

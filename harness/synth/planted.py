@@ -30,6 +30,8 @@ FRACTION = 0x9E3779B1 / 2**32
 HEAD_NORMS = ("output_norm", "nextn.shared_head_norm")
 DRAWN_AS_EMBEDDING = ("output", "nextn.embed_tokens")
 JOIN = "nextn.eh_proj"
+JOIN_ROWS = 256
+"""Rows of it that are quantized at a time."""
 COPIED = (*DRAWN_AS_EMBEDDING, JOIN)
 """Kinds of matrices that are not drawn by themselves."""
 
@@ -52,10 +54,9 @@ def planted_type(spec: SynthSpec, kind: str, embedding: DType) -> DType | None:
 def planted_rows(spec: SynthSpec, kind: str, dtype: DType) -> Iterator[Bytes]:
     """The stored rows of a matrix in COPIED, uint8[some rows, row_bytes] at a time."""
     if kind == JOIN:
-        for row in range(spec.hidden):
-            values = np.zeros((1, 2 * spec.hidden), np.float32)
-            values[0, row] = 1.0
-            yield FORMATS[dtype].quantize(values)
+        for first in range(0, spec.hidden, JOIN_ROWS):
+            rows = min(JOIN_ROWS, spec.hidden - first)
+            yield FORMATS[dtype].quantize(np.eye(rows, 2 * spec.hidden, first, np.float32))
         return
     of = output_rows(spec) if kind == "output" else _block_rows(spec)
     yield embedding_rows(spec, dtype)[of]

@@ -107,7 +107,7 @@ def test_contraction_makes_other_numbers(
     def instead(self: Modules, module: Module, native: bool | None = None) -> LoadedKernel:
         return contracted if module == rope.module else own(self, module, native)
 
-    cases = [case for case in all_cases(1) if case.opcode is Opcode.ROPE][:8]
+    cases = [case for case in all_cases(1) if case.opcode is Opcode.ROPE][:3]
     assert not any(compare(tier, case) for case in cases)
     monkeypatch.setattr(Modules, "kernel", instead)
     assert any(compare(tier, case) for case in cases)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect
 
+from tests.conftest import open_browser
 from tests.page.fake_server import Double, Fake, serving
 from tests.patience import PATIENCE_SECONDS
 
@@ -51,6 +52,17 @@ def double() -> Iterator[Double]:
     """The server, whose fake each test replaces."""
     with serving() as double:
         yield double
+
+
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    """One for the folder: it takes longer to start than most tests."""
+    yield from open_browser()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_event_loop() -> None:
+    """The browser has one, which runs from module to module."""
 
 
 @pytest.fixture(scope="module")
