@@ -15,7 +15,7 @@ from contract.errors import ModelFileError, RequestError, UnsupportedModel, Zinc
 from contract.types import Request, SamplingParams
 from harness.synth.dflash import BlockForm
 from reference.engine import Engine, EngineOptions
-from reference.engine.dflash import DFlashDrafter
+from reference.engine.dflash import DFlashDrafter, drafting_limits
 from reference.engine.drafter import DraftRequest, Tokens
 from reference.model.dflash import DFlashHead
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput
@@ -137,6 +137,11 @@ def test_a_block_has_no_more_rows_than_the_head_was_made_for(
         engine = Engine(runner, EngineOptions(draft_tokens=DRAFTS), drafter=drafter)
         run(engine, [Request(0, prompt(0, 9), 12, SamplingParams())])
     assert {count for _, count, _ in drafter.blocks[:-1]} == {2}
+
+
+def test_room_is_made_for_no_more_drafts_than_a_block_has() -> None:
+    limits = [drafting_limits(LIMITS, 9, cast(Any, SimpleNamespace(block_size=n))) for n in (4, 16)]
+    assert [one.draft_tokens for one in limits] == [3, 9]
 
 
 @pytest.mark.parametrize(("known", "drafts"), [(10, 6), (15, 1), (16, 0)])
