@@ -20,7 +20,7 @@ from reference.engine.drafters import drafter_limits, drafting_limits
 from reference.limits import Limits
 from reference.model.config.keys import MAX_LAYERS
 from reference.model.config.read import DFLASH, EAGLE
-from reference.model.dflash import SCALES
+from reference.model.dflash import MASK, SCALES
 from reference.model.gguf.writer import TensorSource
 from reference.model.open import Model, open_model
 from reference.model.weights import constant_bytes, weight_bytes
@@ -141,3 +141,11 @@ def test_a_window_beyond_every_context_is_refused(
     head = changed(path, tmp_path / "head.gguf", {f"{DFLASH}.attention.sliding_window": 1 << 31})
     with pytest.raises(ModelFileError, match="sliding_window: is 2147483648"):
         read_all(path, head)
+
+
+def test_the_mask_may_be_any_token(synthetic_model: SyntheticModel, tmp_path: Path) -> None:
+    path = path_of(synthetic_model, DFLASH)
+    read_all(path, changed(path, tmp_path / "head.gguf", {MASK: 0}))
+    changed(path, tmp_path / "head.gguf", {MASK: -1})
+    with pytest.raises(UnsupportedModel, match=f"key {MASK}: is -1"):
+        read_all(path, tmp_path / "head.gguf")
