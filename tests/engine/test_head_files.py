@@ -20,11 +20,13 @@ from reference.engine.drafters import drafter_limits, drafting_limits
 from reference.limits import Limits
 from reference.model.config.keys import MAX_LAYERS
 from reference.model.config.read import DFLASH, EAGLE
-from reference.model.dflash import MASK, SCALES
+from reference.model.dflash import BLOCK, MASK, SCALES, read_dflash_head
+from reference.model.gguf import open_gguf
 from reference.model.gguf.writer import TensorSource
 from reference.model.open import Model, open_model
 from reference.model.weights import constant_bytes, weight_bytes
-from tests.engine.headed_models import block_model, headed_model
+from tests.changed_models import write_changed
+from tests.engine.headed_models import block_model, head_of, headed_model
 from tests.engine.test_eagle_head import changed
 
 SyntheticModel = Callable[..., Path]
@@ -149,3 +151,15 @@ def test_the_mask_may_be_any_token(synthetic_model: SyntheticModel, tmp_path: Pa
     changed(path, tmp_path / "head.gguf", {MASK: -1})
     with pytest.raises(UnsupportedModel, match=f"key {MASK}: is -1"):
         read_all(path, tmp_path / "head.gguf")
+
+
+def test_a_block_has_sixteen_rows_where_the_file_does_not_say(
+    synthetic_model: SyntheticModel, tmp_path: Path
+) -> None:
+    source = head_of(block_model(synthetic_model, **FIELDS))
+    assert source is not None
+    path = write_changed(
+        source, tmp_path / "head.gguf", lambda keys, _: keys.pop(f"{DFLASH}.{BLOCK}")
+    )
+    with open_gguf(path) as file:
+        assert read_dflash_head(file).block_size == 16
