@@ -95,6 +95,13 @@ def test_keys_of_windows_are_read_or_refused(architecture: str, key: str, tmp_pa
     assert_felt(before, after, WINDOWED_ONLY)
 
 
+@pytest.mark.parametrize("architecture", WINDOWED)
+def test_a_window_of_one_position_is_read(architecture: str, tmp_path: Path) -> None:
+    config = read_with(architecture, {"attention.sliding_window": 1}, tmp_path)
+    assert isinstance(config, ModelConfig), config
+    assert max(map(abs, config.windows)) == 1
+
+
 HUGE = Typed(GgufType.FLOAT64, 1e300)
 ODD_VALUES = (2**64 - 1, -1, 0, 1e-45, float("nan"), HUGE, "", True, [1, 2], [0.5] * 20, ["a"])
 SIZED = {"gemma3": {"general.type": "model", "gemma3.rope.scaling.attn_factor": 1.0}, "qwen35": {}}
