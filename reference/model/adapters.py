@@ -184,7 +184,7 @@ class AdaptedFile:
 
     def path_of(self, name: str) -> Path:
         """The path of the file that holds a tensor, the model's for stacked ones."""
-        return self.file.path if name.startswith(STACKED) else self.file.path_of(name)
+        return self.file.path_of(name)
 
     def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""

@@ -250,8 +250,9 @@ class GgufFile(ContextManager):
         return self._view(tensor).view(_ARRAY_DTYPES[tensor.ggml_type.name]).reshape(tensor.shape)
 
     def path_of(self, name: str) -> Path:
-        """The path of the file that holds a tensor. Raises ModelFileError when there is none."""
-        return self.shards[self._tensor(name).shard].path
+        """The path of the file that holds a tensor, or of the first file where none does."""
+        shards, tensor = self.shards, self._tensors.get(name)
+        return self.path if tensor is None else shards[tensor.shard].path
 
     def check_unchanged(self) -> None:
         """Raise ModelFileError when any of the files was resized or written since it was opened."""
