@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import replace
 
 from contract.amounts import format_bytes
 from contract.dtypes import DType
 from contract.errors import DoesNotFit, RequestError
+from contract.ir.graph import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.spec import KV
 from contract.tier import PROMPT_TOKENS, Tier
@@ -38,6 +40,15 @@ def budget_of(available: int, override: int | None = None) -> int:
         return override
     margin = max(MARGIN_BYTES, available // MARGIN_PARTS)
     return available - min(margin, available // MAX_MARGIN_PARTS)
+
+
+def weight_bytes_of(graph: Graph, shared: Container[str] = ()) -> int:
+    """Bytes of the weights that a runner of ``graph`` uploads, which are not ``shared``."""
+    weights = (decl for decl in graph.of_kind(BufferKind.WEIGHT) if decl.name not in shared)
+    return sum(
+        math.prod(map(int, decl.shape[:-1])) * decl.dtype.row_bytes(int(decl.shape[-1]))
+        for decl in weights
+    )
 
 
 def plans_of(

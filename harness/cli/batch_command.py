@@ -98,7 +98,9 @@ def run_batch(args: argparse.Namespace) -> int:
             refusals = owned.enter_context(open_answers("--error-file", errors, known, args.resume))
         done = {*answers.answered, *refusals.answered}
         written = _Written(answers, refusals, len(done), len(known))
-        left = (one for one in read_batch(source, MAX_BODY_BYTES) if one.custom_id not in done)
+        # Lines that somebody adds meanwhile are not asked for.
+        names = known.keys() - done
+        left = (one for one in read_batch(source, MAX_BODY_BYTES) if one.custom_id in names)
         try:
             if len(done) < len(known):
                 _answer(settings, left, written)

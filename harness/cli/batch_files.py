@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from http import HTTPStatus
 from io import FileIO
 from pathlib import Path
 
+from contract.cached_files import replacing
 from contract.errors import ConfigError
 
 
@@ -50,23 +50,19 @@ class AnswerFile:
         self._size += len(line)
 
     def arrange(self) -> None:
-        """Put the newest line of each request in the order of the requests. Raises OSError; then
-        the file is as before, and complete."""
+        """Put the newest line of each request in the order of the requests. A link and the
+        permissions stay. Raises OSError; then the file is as before, and complete."""
         order = sorted(self._lines, key=self._known.__getitem__)
         in_order = order == sorted(self._lines, key=self._lines.__getitem__)
         if in_order and self._size == sum(size for _, size in self._lines.values()):
             return
-        beside = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
-        try:
-            with self.path.open("rb") as old, beside.open("xb") as new:
-                for custom_id in order:
-                    begin, size = self._lines[custom_id]
-                    old.seek(begin)
-                    new.write(old.read(size))
-            beside.replace(self.path)
-        except OSError:
-            beside.unlink(missing_ok=True)
-            raise
+        target = self.path.resolve()
+        mode = target.stat().st_mode & 0o777
+        with target.open("rb") as old, replacing(target, mode) as new:
+            for custom_id in order:
+                begin, size = self._lines[custom_id]
+                old.seek(begin)
+                new.write(old.read(size))
 
     def _read(self) -> int:
         """Note the lines that are there; the bytes of those that are whole."""

@@ -12,7 +12,7 @@ from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import DEFAULT_KV
 from contract.lazy_dataclass import dataclass
 from contract.tier import Tier
-from harness.memory import plans_of, storage_problem
+from harness.memory import plans_of, storage_problem, weight_bytes_of
 from harness.progress import Progress
 from reference.engine.drafter import Drafter, PromptLookup
 from reference.engine.drafters import drafter_limits, drafter_of
@@ -118,7 +118,7 @@ def load_drafter(
     model, limits, tier = drafting.model, drafting.limits, target.tier
     graph = model.draft_graph(limits) if drafting.block else model.graph(limits)
     shared = target.shared_buffers(graph) if drafting.block else NOTHING_SHARED
-    progress.start("loading", sum(drafting.plan.weights.values()), "B")
+    progress.start("loading", weight_bytes_of(graph, shared), "B")
     try:
         runner = owned.enter_context(
             ModelRunner(model, tier, limits, progress.advance, graph=graph, shared=shared)

@@ -13,7 +13,7 @@ from contract.tier import PROMPT_TOKENS, AbandonsSteps, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.host.options import Recording, SessionOptions, limits_at
-from harness.memory import budget_of, longest_context, pages_in
+from harness.memory import budget_of, longest_context, pages_in, weight_bytes_of
 from harness.progress import SILENT, Progress
 from harness.residency import Residency, plan_residency
 from harness.tiers import open_tier
@@ -152,8 +152,7 @@ def load_model(
 
 def load_runner(model: Model, tier: Tier, limits: Limits, progress: Progress) -> ModelRunner:
     """Upload a model, with progress. Raises OutOfMemory and UnsupportedOp."""
-    weights = sum(tensor.nbytes for tensor in model.stored.tensors.values())
-    progress.start("loading", weights + model.adapters.nbytes, "B")
+    progress.start("loading", weight_bytes_of(model.graph(limits)), "B")
     try:
         return ModelRunner(model, tier, limits, progress.advance)
     finally:

@@ -27,8 +27,9 @@ from harness.synth.planted import CERTAINTY, output_rows
 from harness.synth.spec import SynthSpec
 from harness.synth.tensors import SynthTensor, stored_type
 from harness.synth.vocabulary import own_tokenizer
+from reference.model.config.dense import PATTERN, WINDOW
 from reference.model.config.read import DFLASH
-from reference.model.dflash import BLOCK, MASK, WINDOW, WINDOWED
+from reference.model.dflash import BLOCK, MASK
 from reference.model.draft_head import EMBEDDING, LAYERS, OUTPUT, TOKENS
 from reference.model.gguf.writer import TensorSource, write_gguf
 from reference.quant import FORMATS
@@ -93,7 +94,7 @@ def _keys(spec: SynthSpec, form: BlockForm) -> dict[str, Any]:
         LAYERS: sorted({min(1, layers - 1), layers // 2, max(0, layers - 2), layers - 1}),
     }
     if form.window:
-        keys |= {WINDOW: form.window, WINDOWED: [n < form.layers - 1 for n in range(form.layers)]}
+        keys |= {WINDOW: form.window, PATTERN: [n < form.layers - 1 for n in range(form.layers)]}
     return keys
 
 

@@ -174,6 +174,8 @@ def _yarn(frequency: Float64, base: float, rotary_dim: int, scaling: RotaryScali
     """NTK-by-parts interpolation (YaRN, arXiv 2309.00071), on frequencies instead of angles."""
 
     def correction(rotations: float) -> float:
+        if base == 1.0:
+            raise ValueError("YaRN needs frequencies that differ")
         turns = scaling.original_context / (rotations * 2.0 * np.pi)
         return rotary_dim * _ln(turns) / (2.0 * _ln(base))
 

@@ -42,8 +42,9 @@ Scales = tuple[tuple[int, float], ...]
 class TensorFile(Protocol):
     """Tensors by name: a model file, or one with adapters."""
 
-    @property
-    def path(self) -> Path: ...
+    def path_of(self, name: str) -> Path:
+        """The path of the file that holds a tensor."""
+        ...
 
     def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""
@@ -181,10 +182,9 @@ class AdaptedFile:
     file: TensorFile
     adapters: Adapters
 
-    @property
-    def path(self) -> Path:
-        """The path of the model file."""
-        return self.file.path
+    def path_of(self, name: str) -> Path:
+        """The path of the file that holds a tensor, the model's for stacked ones."""
+        return self.file.path_of(name)
 
     def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from contract.dtypes import DEFAULT_KV, DType
 from contract.errors import UnsupportedModel
 from contract.lazy_dataclass import dataclass
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.keys import MAX_WIDTH, Keys
+from reference.model.config.dense import PATTERN, WINDOW, refuse_other_sizes, refuse_sliding_base
+from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from reference.model.config.read import DFLASH
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections
@@ -32,11 +33,16 @@ from reference.model.gguf.file import GgufFile
 
 MASK = "tokenizer.ggml.mask_token_id"
 BLOCK, DEFAULT_BLOCK, MAX_BLOCK = "block_size", 16, 1 << 10
-WINDOW, WINDOWED = "attention.sliding_window", "attention.sliding_window_pattern"
 CONNECTIONS = "hyper_connection.count"
 SECTIONS = "rope.dimension_sections"
 SINKS = "attn_sinks.weight"
 ACTIVATION = "hidden_activation"
+SCALES: Mapping[str, str] = {
+    "embedding_scale": "embedding_scale",
+    "logit_scale": "logit_scale",
+    "logit_cap": "final_logit_softcapping",
+}
+"""The keys of the factors of embedding and logits, by their names in a ModelConfig."""
 PARTS: Mapping[str, str] = {
     "markov_w": "is part of a Markov head (DSpark), which needs the draft before",
     "conf_proj": "is part of a confidence head (DSpark), which ends a block early",
@@ -44,8 +50,12 @@ PARTS: Mapping[str, str] = {
     "attn_conv_": "is a convolution (DFlash 2), which mixes neighbouring rows of a block",
     "ffn_conv_": "is a convolution (DFlash 2), which mixes neighbouring rows of a block",
     "hc_": "is of hyper-connections (DSpark of DeepSeek V4), which carry several streams",
+    **dict.fromkeys(
+        ("attn_k.bias", "attn_k.scale", "attn_v.bias", "attn_v.scale"),
+        "changes keys or values, which the model's graph computes without it",
+    ),
 }
-"""Beginnings of the names of tensors that only newer kinds of heads have, and what they are."""
+"""Beginnings of the names of tensors that no formula here has, and what they are."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,18 @@ class DFlashHead(DraftHead):
     def owns_output(self) -> bool:
         """Whether its logits are products with a matrix of its own, which may be its embedding."""
         return self.has(OUTPUT) or self.has(EMBEDDING)
+
+    def scaled_as(self, target: ModelConfig) -> ModelConfig:
+        """Its configuration. Where it uses the model's embedding or output matrix, factors that its
+        file does not name are the model's."""
+        said = {name for name, key in SCALES.items() if f"{DFLASH}.{key}" in self.file.metadata}
+        own = {"embedding_scale": self.has(EMBEDDING)}
+        factors: dict[str, Any] = {
+            name: getattr(target, name)
+            for name in SCALES
+            if name not in said and not own.get(name, self.owns_output)
+        }
+        return replace(self.config, **factors)
 
     def kv_dtype(self, requested: DType) -> DType:
         """The storage type of its keys and values where ``requested`` is the model's."""
@@ -87,9 +109,9 @@ def read_dflash_head(file: GgufFile) -> DFlashHead:
             ropes=(replace(config.ropes[0], table=ROPE_TABLE),) * config.layers,
             windows=_windows(keys, config),
             sinks=any(name.endswith(SINKS) for name in file.tensors),
-            embedding_scale=keys.positive("embedding_scale", 1.0),
-            logit_scale=keys.positive("logit_scale", 1.0),
-            logit_cap=keys.positive("final_logit_softcapping", 0.0, allow_zero=True),
+            embedding_scale=keys.positive(SCALES["embedding_scale"], 1.0),
+            logit_scale=keys.positive(SCALES["logit_scale"], 1.0),
+            logit_cap=keys.positive(SCALES["logit_cap"], 0.0, allow_zero=True),
         ),
         read_layers(keys),
         keys.integer("target_hidden_size", 1, MAX_WIDTH, config.hidden),
@@ -116,20 +138,22 @@ def _mask(file: GgufFile) -> int:
 
 def _windows(keys: Keys, config: ModelConfig) -> tuple[int, ...]:
     """The window of each layer: of those that the pattern marks, all without a pattern."""
-    window = keys.integer(WINDOW, 0, ID_LIMIT, 0)
+    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
     if not window:
         return config.windows
+    refuse_sliding_base(keys, config.ropes[0])
+    refuse_other_sizes(keys, config)
     marked = (True,) * config.layers
-    if keys.has(WINDOWED):
-        marked = keys.flags(WINDOWED, config.layers, config.blocks)
+    if keys.has(PATTERN):
+        marked = keys.flags(PATTERN, config.layers, config.blocks)
     return tuple(window if yes else 0 for yes in marked)
 
 
 def _refuse_parts(file: GgufFile, keys: Keys) -> None:
-    """Raise UnsupportedModel for a part that only newer kinds of heads have."""
+    """Raise UnsupportedModel for a part that no formula here has."""
     known = "this build reads DFlash heads without such parts"
     for name in file.tensors:
-        own = name.split(".", 2)[2] if name.startswith("blk.") else name
+        own = name.split(".", 2)[-1] if name.startswith("blk.") else name
         for beginning, meaning in PARTS.items():
             if own.startswith(beginning):
                 raise UnsupportedModel(file.path, f"tensor {name}", meaning, known)

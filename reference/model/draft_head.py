@@ -10,10 +10,10 @@ from typing import ClassVar, NoReturn
 import numpy as np
 
 from contract.arrays import Bytes, Ints
-from contract.errors import ModelFileError, RequestError
+from contract.errors import ModelFileError, RequestError, UnsupportedModel
 from contract.lazy_dataclass import dataclass
 from reference.model.adapters import TensorFile
-from reference.model.config.keys import Keys
+from reference.model.config.keys import MAX_LAYERS, Keys
 from reference.model.config.records import ModelConfig
 from reference.model.gguf.file import GgufFile
 
@@ -28,6 +28,8 @@ TOKENS = "d2t"
 """The tensor with the model's id of each token of a head."""
 EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
 """Tensors that a head may have for itself instead of the model's."""
+ID_TYPES = "i64", "i32"
+"""The types that the ids of a head's tokens may have."""
 ID_LIMIT = 1 << 31
 
 
@@ -52,6 +54,11 @@ class DraftHead:
         return self.config.hidden
 
     @property
+    def norms_states(self) -> bool:
+        """Whether the model's graph norms what it reads of its layers."""
+        return True
+
+    @property
     def owns_output(self) -> bool:
         """Whether its logits are products with a matrix of its own."""
         return self.has(OUTPUT)
@@ -68,10 +75,9 @@ class HeadedFile:
     file: TensorFile
     head: GgufFile
 
-    @property
-    def path(self) -> Path:
-        """The path of the model file."""
-        return self.file.path
+    def path_of(self, name: str) -> Path:
+        """The path of the file that holds a tensor."""
+        return self.head.path if name.startswith(STORED) else self.file.path_of(name)
 
     def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""
@@ -83,8 +89,14 @@ class HeadedFile:
 def read_layers(keys: Keys, name: str = LAYERS) -> tuple[int, ...]:
     """The layers in the key ``name``. Raises ModelFileError unless they are numbers of layers."""
     value = keys.file.require(keys.key(name), np.ndarray)
-    if not len(value) or not np.issubdtype(value.dtype, np.integer) or (value < 0).any():
-        raise keys.error(name, f"is {value.tolist()}, must be numbers of layers")
+    if (
+        not 0 < len(value) <= MAX_LAYERS
+        or not np.issubdtype(value.dtype, np.integer)
+        or (value < 0).any()
+    ):
+        raise keys.error(
+            name, f"has {len(value)} {value.dtype} entries, must be up to {MAX_LAYERS} layers"
+        )
     return tuple(int(layer) for layer in value)
 
 
@@ -92,6 +104,11 @@ def read_tokens(file: GgufFile) -> Ints | None:
     """The model's ids of the head's tokens, None if the file has no list of them."""
     if TOKENS not in file.tensors:
         return None
+    stored = file.tensors[TOKENS].ggml_type.name
+    if stored not in ID_TYPES:
+        raise UnsupportedModel(
+            file.path, f"tensor {TOKENS}", f"is of type {stored}", f"it holds {ID_TYPES[0]}"
+        )
     ids = file.tensor_array(TOKENS).reshape(-1)
     if (
         not len(ids)

@@ -30,6 +30,11 @@ class EagleHead(DraftHead):
     fc_norm: bool
     normed_residual: bool
 
+    @property
+    def norms_states(self) -> bool:
+        """Whether the concatenated inputs are normed."""
+        return self.fc_norm
+
 
 def read_eagle_head(file: GgufFile) -> EagleHead:
     """The head in ``file``. Raises ModelFileError and UnsupportedModel for a file that is broken or

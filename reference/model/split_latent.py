@@ -45,6 +45,10 @@ class SplitFile:
         """The path of the model file."""
         return self.file.path
 
+    def path_of(self, name: str) -> Path:
+        """The path of the file that holds a tensor, or the one that it is a part of."""
+        return self.file.path_of(name if name in self.file.tensors else _whole(name))
+
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Tensors by name. Raises ModelFileError for a joined one of another shape than the
@@ -57,7 +61,7 @@ class SplitFile:
 
     def tensor_bytes(self, name: str) -> Bytes:
         """A tensor's blocks, uint8[rows, row_bytes]."""
-        joined = name.removesuffix(KEYS).removesuffix(VALUES) + JOINED
+        joined = _whole(name)
         if name in self.file.tensors or joined not in self.file.tensors:
             return self.file.tensor_bytes(name)
         heads, unrotated, _, rank = self._sizes
@@ -98,3 +102,8 @@ class SplitFile:
         yield replace(
             info, name=prefix + VALUES, shape=values, nbytes=heads * value * info.row_bytes
         )
+
+
+def _whole(name: str) -> str:
+    """The name of the joined tensor that a part is of."""
+    return name.removesuffix(KEYS).removesuffix(VALUES) + JOINED

@@ -14,7 +14,7 @@ from contract.ir.source import MADE, WeightSource, parse_source
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
-from reference.model.draft_head import ROPE_TABLE, TOKEN_TABLE
+from reference.model.draft_head import ROPE_TABLE, STORED, TOKEN_TABLE
 from reference.model.families.feed_forward import XIELU
 from reference.model.families.latent import MATRIX_OF_HEAD
 from reference.model.open import Model
@@ -38,8 +38,8 @@ def weight_bytes(file: TensorFile, decl: BufferDecl) -> Bytes:
     broken = _first_broken(decl.dtype, data)
     if broken is not None:
         raise ModelFileError(
-            file.path,
-            f"tensor {source}",
+            file.path_of(source.tensor),
+            f"tensor {str(source).removeprefix(STORED)}",
             f"row {broken[0]} block {broken[1]} holds a NaN or infinite scale",
             "fetch the file again or convert it again",
         )
@@ -67,13 +67,13 @@ def constant_bytes(model: Model, decl: BufferDecl) -> Bytes:
     if growth is not None and decl.name == GROWTH_TABLE:
         grown = growth_table(context, growth.length, growth.factor, growth.offset)
         return grown.reshape(-1, 1).view(np.uint8)
-    file, ropes = model.file, model.config.ropes
+    file, config = model.file, model.config
     if model.head is not None and decl.name in (ROPE_TABLE, TOKEN_TABLE):
         if decl.name == TOKEN_TABLE:
             assert model.head.tokens is not None
             return model.head.tokens.reshape(1, -1).view(np.uint8)
-        file, ropes = model.head.file, model.head.config.ropes
-    rope = next(rope for rope in ropes if rope.table == decl.name)
+        file, config = model.head.file, model.head.config
+    rope = next(rope for rope in config.ropes if rope.table == decl.name)
     if not rope.rotates:
         return unrotated_table(context, rope.dims).reshape(-1, rope.dims // 2).view(np.uint8)
     tensor = rope.factors_for(context)
@@ -90,9 +90,9 @@ def constant_bytes(model: Model, decl: BufferDecl) -> Bytes:
     try:
         table = rotary_table(context, rope.base, rope.dims, rope.scaling, factors)
     except ValueError as error:
-        keys = f"keys {model.config.architecture}.rope.*"
+        keys = f"keys {config.architecture}.rope.*"
         problem = f"{error} with a base of {rope.base:g}"
-        raise ModelFileError(model.file.path, keys, problem) from None
+        raise ModelFileError(file.path, keys, problem) from None
     return table.reshape(-1, table.shape[-1]).view(np.uint8)
 
 

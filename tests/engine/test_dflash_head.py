@@ -15,7 +15,7 @@ from contract.errors import ModelFileError, RequestError, UnsupportedModel, Zinc
 from contract.types import Request, SamplingParams
 from harness.synth.dflash import BlockForm
 from reference.engine import Engine, EngineOptions
-from reference.engine.dflash import DFlashDrafter
+from reference.engine.dflash import DFlashDrafter, drafting_limits
 from reference.engine.drafter import DraftRequest, Tokens
 from reference.model.dflash import DFlashHead
 from reference.runner import LOGITS, ModelRunner, StepInput, StepOutput
@@ -139,6 +139,11 @@ def test_a_block_has_no_more_rows_than_the_head_was_made_for(
     assert {count for _, count, _ in drafter.blocks[:-1]} == {2}
 
 
+def test_room_is_made_for_no_more_drafts_than_a_block_has() -> None:
+    limits = [drafting_limits(LIMITS, 9, cast(Any, SimpleNamespace(block_size=n))) for n in (4, 16)]
+    assert [one.draft_tokens for one in limits] == [3, 9]
+
+
 @pytest.mark.parametrize(("known", "drafts"), [(10, 6), (15, 1), (16, 0)])
 def test_a_block_ends_in_the_pages_of_its_sequence(known: int, drafts: int) -> None:
     """One page: a row behind it would overwrite keys of another sequence."""
@@ -191,7 +196,13 @@ PARTS = {
     "blk.0.attn_conv_base": "convolution",
     "blk.1.ffn_conv_proj.weight": "convolution",
     "blk.0.hc_attn_fn.weight": "hyper-connections",
+    "blk.0.attn_k.bias": "changes keys or values",
+    "blk.1.attn_v.scale": "changes keys or values",
     "blk.0.something.weight": "is not part of a dflash model",
+    "blk.weight": "is not part of a dflash model",
+    "fc.weight_scale": "is not part of a dflash model",
+    "enc.output_norm.weight2": "is not part of a dflash model",
+    "d2t.weight": "is not part of a dflash model",
 }
 
 
@@ -201,7 +212,7 @@ def test_parts_of_newer_heads_are_named(
 ) -> None:
     path = model_of(synthetic_model, "plain")
     copy = changed(path, tmp_path / "head.gguf", {}, more=tensor)
-    refuse(path, copy, UnsupportedModel, f"{tensor}: is .*{PARTS[tensor].removeprefix('is ')}")
+    refuse(path, copy, UnsupportedModel, f"{tensor}: .*{PARTS[tensor]}")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from harness.synth.eagle import HeadForm
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.gguf.file import open_gguf
-from reference.model.gguf.writer import write_gguf
+from reference.model.gguf.writer import TensorSource, write_gguf
 from reference.model.open import open_model
 from reference.sched.drafts import DraftPolicy
 from tests.engine.headed_models import head_of, headed_model
@@ -160,9 +160,11 @@ def test_variants_are_refused(synthetic_model: SyntheticModel, tmp_path: Path, k
 
 
 def changed(
-    model: Path, copy: Path, keys: dict[str, object], without: str = "", more: str = ""
-) -> Path:
-    """A copy of a model's head with other keys, without a tensor, and with one ``more``."""
+    model: Path, copy: Path, keys: dict[str, object], without: str = "", more: str = "",
+    replaced: dict[str, TensorSource] | None = None,
+) -> Path:  # fmt: skip
+    """A copy of a model's head with other keys, without a tensor, with one ``more``, and with some
+    replaced."""
     head = head_of(model)
     assert head is not None
     with open_gguf(head) as file:
@@ -170,6 +172,7 @@ def changed(
         tensors = {i.name: (i.ggml_type, i.shape, file._view(i).tobytes()) for i in kept}
         if more:
             tensors[more] = next(iter(tensors.values()))
+        tensors |= replaced or {}  # type: ignore[arg-type]
         write_gguf(copy, {**file.metadata, **keys}, tensors)  # type: ignore[dict-item]
     return copy
 
@@ -188,3 +191,13 @@ def test_a_missing_tensor_is_named(
 ) -> None:  # fmt: skip
     path = headed_model(synthetic_model, architecture="qwen3", quant="f32", layers=4, seed=5)
     refuse(path, changed(path, tmp_path / "head.gguf", {}, tensor), error, message)
+
+
+@pytest.mark.parametrize("tensor", ["enc.output_norm.weight", "fc.weight_scale", "d2t.weight"])
+def test_a_tensor_that_no_formula_reads_is_refused(
+    synthetic_model: SyntheticModel, tmp_path: Path, tensor: str
+) -> None:
+    """A norm of the inputs counts where the file says that they are normed."""
+    path = headed_model(synthetic_model, architecture="qwen3", quant="f32", layers=4, seed=5)
+    copy = changed(path, tmp_path / "head.gguf", {}, more=tensor)
+    refuse(path, copy, UnsupportedModel, f"{tensor}: is not part of a eagle3 model")

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from contract.amounts import format_bytes
 from contract.types import SamplingParams
+from harness.host.open import load_model
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.progress import (
@@ -19,6 +23,7 @@ from harness.progress import (
     format_amount,
     progress_on,
 )
+from tests.engine.headed_models import block_model, head_of, headed_model
 from tests.named_tiers import open_by_name
 
 
@@ -126,3 +131,28 @@ def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path: Path) -> No
         list(session.generate(prompt, SamplingParams(), 3, progress=Shown()))
     assert len(read) > 1
     assert sum(read) == len(prompt)
+
+
+@pytest.mark.parametrize("made", [headed_model, block_model, None])
+def test_loading_ends_at_its_total(
+    synthetic_model: Callable[..., Path], made: Callable[..., Path] | None
+) -> None:
+    """A model, and a head, of which the model's graph reads some tensors."""
+    open_by_name("native").close()
+    jobs: list[tuple[int | None, list[int]]] = []
+
+    class Shown(NullProgress):
+        def start(self, label: str, total: int | None, unit: str) -> None:
+            jobs.append((total, []))
+
+        def advance(self, n: int) -> None:
+            jobs[-1][1].append(n)
+
+    fields = {"architecture": "qwen3", "quant": "q4_k_m", "layers": 3 if made else 2}
+    make = partial(made, synthetic_model) if made else synthetic_model
+    path = make(**fields)
+    options = SessionOptions(tier="native", context=64, draft=3, draft_model=head_of(path))
+    with ExitStack() as owned:
+        load_model(path, options, owned, Shown())
+    assert len(jobs) == (2 if made else 1)
+    assert [total for total, _ in jobs] == [sum(read) for _, read in jobs]

@@ -14,8 +14,11 @@ from contract.ir.nodes import BufferKind
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.config.read import READERS
+from reference.model.config.rope import TABLE
 from reference.model.config.unread import CHANGING
 from reference.model.config.vision import SEEING
+from reference.model.gguf.types import GgufType
+from reference.model.gguf.writer import Typed
 from reference.model.open import open_model
 from reference.model.weights import constant_bytes
 from tests.model.family_file import config_of
@@ -25,6 +28,7 @@ from tests.model.metadata_keys import (
     UNUSUAL,
     WINDOWED_ONLY,
     WITHOUT_EFFECT,
+    YARN,
     known_keys,
 )
 from tests.model.test_dense_config import with_keys
@@ -47,7 +51,10 @@ BY_TENSORS = {("stablelm", "use_parallel_residual")}
 """Keys of what the tensors of a file say; converters write others."""
 OF_IMAGES = {(name, "n_deepstack_layers") for name in SEEING}
 """Keys that matter for images only, which are not read."""
-WINDOWED = ("gemma2", "gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2")
+WINDOWED = (
+    *("gemma2", "gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2"),
+    *("exaone4", "exaone-moe", "afmoe", "llama4"),
+)
 
 
 def read_with(architecture: str, keys: Mapping[str, Any], folder: Path) -> ModelConfig | str:
@@ -88,20 +95,53 @@ def test_keys_of_windows_are_read_or_refused(architecture: str, key: str, tmp_pa
     assert_felt(before, after, WINDOWED_ONLY)
 
 
-ODD_VALUES = (2**64 - 1, -1, 0, 1e-45, float("nan"), "", True, [1, 2], [0.5] * 20, ["a"])
+@pytest.mark.parametrize("architecture", WINDOWED)
+def test_a_window_of_one_position_is_read(architecture: str, tmp_path: Path) -> None:
+    config = read_with(architecture, {"attention.sliding_window": 1}, tmp_path)
+    assert isinstance(config, ModelConfig), config
+    assert max(map(abs, config.windows)) == 1
 
 
-@pytest.mark.parametrize("architecture", ["gemma3", "qwen35"])
+HUGE = Typed(GgufType.FLOAT64, 1e300)
+ODD_VALUES = (2**64 - 1, -1, 0, 1e-45, float("nan"), HUGE, "", True, [1, 2], [0.5] * 20, ["a"])
+SIZED = {"gemma3": {"general.type": "model", "gemma3.rope.scaling.attn_factor": 1.0}, "qwen35": {}}
+"""Keys that such files may have besides those of the tests."""
+
+
+@pytest.mark.parametrize("architecture", SIZED)
 def test_any_value_of_any_key_is_read_or_refused(architecture: str, tmp_path: Path) -> None:
     """Numbers, texts and arrays in the place of each other, up to the tables of rotation."""
     whole = with_keys(architecture, {})
-    for key in whole.metadata:
+    for key in (*whole.metadata, *SIZED[architecture]):
         for value in ODD_VALUES:
             path = whole.write(tmp_path / "model.gguf", {key: value})
             with suppress(ModelFileError), closing(open_model(path)) as model:
                 for decl in model.graph(Limits(slots=1, context=64, pages=4)).buffers.values():
                     if decl.kind is BufferKind.CONSTANT:
                         constant_bytes(model, decl)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "key"),
+    [
+        ("llama4", "attention.temperature_length"),
+        ("mistral3", "rope.scaling.original_context_length"),
+    ],
+)
+def test_queries_that_grow_too_often_are_refused(
+    architecture: str, key: str, tmp_path: Path
+) -> None:
+    """Of each growth the logarithm is computed, so that a table of a million would take minutes."""
+    keys = {"context_length": 1 << 14, key: 2, "attention.temperature_scale": 0.1}
+    assert f"{architecture}.{key}: is 2, must be" in str(read_with(architecture, keys, tmp_path))
+
+
+def test_yarn_needs_frequencies_that_differ(tmp_path: Path) -> None:
+    path = with_keys("llama", {**YARN, "rope.freq_base": 1.0}).write(tmp_path / "model.gguf")
+    with closing(open_model(path)) as model:
+        tables = model.graph(Limits(slots=1, context=64, pages=4)).buffers
+        with pytest.raises(ModelFileError, match=r"keys llama.rope.*with a base of 1$"):
+            constant_bytes(model, tables[TABLE])
 
 
 def test_a_key_nobody_reads_is_not_felt(tmp_path: Path) -> None:

@@ -120,7 +120,8 @@ def test_what_a_family_does_not_compute_is_refused_by_name(
         config_of(file, tmp_path)
 
 
-def test_more_experts_than_the_groups_have_are_refused(tmp_path: Path) -> None:
-    keys = {GROUPS: 3, GROUPS_USED: 1, "expert_used_count": 3}
+@pytest.mark.parametrize("used", [3, [2, 2, 2, 3]], ids=["all layers", "one layer"])
+def test_more_experts_than_the_groups_have_are_refused(tmp_path: Path, used: object) -> None:
+    keys = {GROUPS: 3, GROUPS_USED: 1, "expert_used_count": used}
     with pytest.raises(ModelFileError, match=rf"{GROUPS_USED}.*is 1, groups of 2 for 3 experts"):
         config_of(with_keys("bailingmoe2", keys), tmp_path)

@@ -14,6 +14,7 @@ import pytest
 
 from harness.cli.batch_command import _Written
 from harness.cli.main import main
+from harness.progress import Progress
 from harness.serve.batch_lines import Batch, BatchAnswer, BatchRequest, read_batch
 from harness.serve.run import Running
 from tests.full_disk import largest_file
@@ -192,6 +193,35 @@ def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:
         assert "out.jsonl is written by another process" in batch()[1]
     assert batch()[0] == 0
     assert ids() == ["a"]
+
+
+def test_a_file_of_answers_stays_where_and_whose_it_is(batch: Run) -> None:
+    """A link to a file that nobody else may read, whose lines are put in order."""
+    Path("in.jsonl").write_text("\n".join(map(line, "abc")))
+    Path("kept.jsonl").touch(0o600)
+    Path("out.jsonl").symlink_to("kept.jsonl")
+    assert batch()[0] == 0
+    a, b, c = Path("out.jsonl").read_text().splitlines()
+    Path("out.jsonl").write_text("\n".join((c, a, b[:9])))
+    assert batch("--resume")[0] == 0
+    assert ids("kept.jsonl") == ["a", "b", "c"]
+    assert Path("out.jsonl").is_symlink()
+    assert Path("kept.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_requests_that_are_added_meanwhile_are_not_answered(
+    batch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("in.jsonl").write_text(line("a"))
+    begin = _Written.begin
+
+    def growing(self: _Written, progress: Progress) -> None:
+        with Path("in.jsonl").open("a") as file:
+            file.write(f"\n{line('b')}")
+        begin(self, progress)
+
+    monkeypatch.setattr(_Written, "begin", growing)
+    assert (batch()[0], ids()) == (0, ["a"])
 
 
 def test_a_full_disk_ends_the_batch_and_loses_nothing(batch: Run) -> None:

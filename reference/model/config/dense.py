@@ -36,6 +36,8 @@ SLIDING_BASE = "rope.freq_base_swa"
 GROWTH_FACTOR = "attention.temperature_scale"
 GROWTH_LENGTH = "attention.temperature_length"
 ORIGINAL_CONTEXT = "rope.scaling.original_context_length"
+MAX_GROWTHS = 1 << 12
+"""Most growths of queries within a context; Llama 4's 10 million positions have 1,280."""
 
 
 def read_dense(keys: Keys) -> ModelConfig:
@@ -48,11 +50,20 @@ def read_mistral3(keys: Keys) -> ModelConfig:
     config = require_feed_forward(keys, read_common(keys, read_mistral_rope))
     config = replace(config, experts=read_mixtral_experts(keys, config))
     factor = keys.positive(GROWTH_FACTOR, 0.0, allow_zero=True)
-    original = keys.integer(ORIGINAL_CONTEXT, 1, MAX_CONTEXT, config.context)
+    original = growth_length(keys, ORIGINAL_CONTEXT, config.context, config.context)
     length = keys.integer(GROWTH_LENGTH, 0, MAX_CONTEXT, 0) or original
     if length != original:
         raise keys.unsupported(GROWTH_LENGTH, f"is {length}", f"supported is {original}")
     return replace(config, query_growth=QueryGrowth(original, factor) if factor else None)
+
+
+def growth_length(keys: Keys, name: str, context: int, default: int) -> int:
+    """After how many positions queries grow. Raises ModelFileError for more than MAX_GROWTHS
+    growths, of each of which the logarithm is computed."""
+    length = keys.integer(name, 1, MAX_CONTEXT, default)
+    if context // length > MAX_GROWTHS:
+        raise keys.error(name, f"is {length}, must be above {context} / {MAX_GROWTHS}")
+    return length
 
 
 def read_smollm3(keys: Keys) -> ModelConfig:

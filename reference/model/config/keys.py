@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import field
 
 import numpy as np
@@ -11,6 +10,8 @@ from contract.errors import ModelFileError, UnsupportedModel
 from contract.lazy_dataclass import dataclass
 from reference.model.gguf.file import GgufFile
 
+MIN_NUMBER, MAX_NUMBER = 2.0**-149, (2.0 - 2.0**-23) * 2.0**127
+"""The smallest and the largest binary32 number above 0."""
 MAX_LAYERS = 1 << 12
 MAX_WIDTH = 1 << 20
 MAX_CONTEXT = 1 << 24
@@ -63,12 +64,12 @@ class Keys:
         return value
 
     def positive(self, name: str, default: float | None = None, allow_zero: bool = False) -> float:
-        """A finite number above 0; required when there is no default."""
+        """A binary32 number above 0; required when there is no default."""
         if default is None:
             value = self.file.require(self.key(name), float)
         else:
             value = self.file.get(self.key(name), float, default)
-        if not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+        if not (MIN_NUMBER <= value <= MAX_NUMBER or (value == 0 and allow_zero)):
             raise self.error(name, f"is {value}, must be a positive number")
         return value
 

@@ -12,6 +12,7 @@ from reference.model.config.dense import (
     GROWTH_LENGTH,
     PATTERN,
     WINDOW,
+    growth_length,
     refuse_other_sizes,
     refuse_sliding_base,
     window_pattern,
@@ -49,7 +50,7 @@ def read_llama4(keys: Keys) -> ModelConfig:
     if not chunk:
         raise keys.unsupported(WINDOW, "is 0", "supported are chunks in all but every fourth layer")
     experts = _read_experts(keys, config)
-    length = keys.integer(GROWTH_LENGTH, 1, MAX_CONTEXT, CHUNK)
+    length = growth_length(keys, GROWTH_LENGTH, config.context, CHUNK)
     factor = keys.positive(GROWTH_FACTOR, GROWTH, allow_zero=True)
     return replace(
         config,

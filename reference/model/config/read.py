@@ -80,9 +80,9 @@ def read_config(file: GgufFile) -> ModelConfig:
     """The hyperparameters of ``file``; errors name the key, its value and what it must be. Raises
     UnsupportedModel for an unknown architecture, ModelFileError for everything else."""
     architecture = file.require("general.architecture", str)
-    kind = KINDS.get(architecture, file.metadata.get("general.type"))
+    kind = KINDS.get(architecture, file.get("general.type", str, ""))
     if kind in NO_MODELS:
-        raise UnsupportedModel(file.path, "key general.type", *NO_MODELS[str(kind)])
+        raise UnsupportedModel(file.path, "key general.type", *NO_MODELS[kind])
     reader = READERS.get(architecture)
     if reader is None:
         raise UnsupportedModel(

@@ -17,7 +17,6 @@ from reference.hidden_rows import BLOCK_ENDS
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.dflash import DFlashHead
-from reference.model.draft_head import EMBEDDING
 from reference.model.families.attention import attend, output, project, rotate_and_store
 from reference.model.families.block_keys import head_pages
 from reference.model.families.feed_forward import add_feed_forward
@@ -32,11 +31,7 @@ def build_dflash_head(
     """The graph of a head; ``tensors`` are those of its model, which it uses where it has no
     embedding or output matrix. Raises ModelFileError for a missing tensor or a wrong shape,
     UnsupportedModel for a tensor that no formula reads."""
-    config = head.config
-    if not head.owns_output:
-        config = replace(config, logit_scale=target.logit_scale, logit_cap=target.logit_cap)
-    if not head.has(EMBEDDING) and config.embedding_scale == 1.0:
-        config = replace(config, embedding_scale=target.embedding_scale)
+    config = head.scaled_as(target)
     head = replace(head, config=config)
     builder = GraphBuilder(f"{target.architecture} dflash")
     e, of_target = head_emitters(builder, target, head, tensors, limits)

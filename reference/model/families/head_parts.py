@@ -53,5 +53,7 @@ def finish_head(e: Emitter, target: Emitter, head: DraftHead, x: View) -> Graph:
     if head.tokens is not None:
         table = e.builder.buffer(TOKEN_TABLE, BufferKind.CONSTANT, I32, (len(head.tokens),))
     e.logits(e.norm(x, "output_norm"), matrix, table)
-    e.tensors.reject_unused(head.config.architecture, (FUSE, FUSE_NORM, TOKENS))
+    # The model's graph reads these.
+    e.tensors.used.update((FUSE, FUSE_NORM, TOKENS) if head.norms_states else (FUSE, TOKENS))
+    e.tensors.reject_unused(head.config.architecture)
     return e.builder.build()

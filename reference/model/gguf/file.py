@@ -249,6 +249,11 @@ class GgufFile(ContextManager):
             raise self._unsupported(tensor, "where f32, f16, bf16, i32 or i64 is needed")
         return self._view(tensor).view(_ARRAY_DTYPES[tensor.ggml_type.name]).reshape(tensor.shape)
 
+    def path_of(self, name: str) -> Path:
+        """The path of the file that holds a tensor, or of the first file where none does."""
+        shards, tensor = self.shards, self._tensors.get(name)
+        return self.path if tensor is None else shards[tensor.shard].path
+
     def check_unchanged(self) -> None:
         """Raise ModelFileError when any of the files was resized or written since it was opened."""
         for shard in self.shards:
@@ -276,7 +281,7 @@ class GgufFile(ContextManager):
 
     def _unsupported(self, tensor: TensorInfo, why: str) -> UnsupportedModel:
         return UnsupportedModel(
-            self._shards[tensor.shard].path,
+            self.path_of(tensor.name),
             f"tensor {shown(tensor.name)}",
             f"is of type {tensor.ggml_type}, {why}",
             "use another quantization of the model",
