@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import signal
+# The functions of the module ``signal`` make objects of enums, and take as long as all else here.
+import _signal  # type: ignore[import-not-found]
 import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
@@ -25,10 +26,10 @@ class LateInterrupt:
         self._before: object = None
 
     def __enter__(self) -> None:
-        before = signal.getsignal(signal.SIGINT)
+        before = _signal.getsignal(_signal.SIGINT)
         if raises_interrupt(before) and threading.current_thread() is threading.main_thread():
             self._before = before
-            signal.signal(signal.SIGINT, self._note)
+            _signal.signal(_signal.SIGINT, self._note)
 
     def __exit__(
         self,
@@ -37,9 +38,9 @@ class LateInterrupt:
         trace: TracebackType | None,
     ) -> None:
         if callable(self._before):
-            signal.signal(signal.SIGINT, self._before)
+            _signal.signal(_signal.SIGINT, self._before)
             if self._came and error is None:
-                self._before(signal.SIGINT, None)
+                self._before(_signal.SIGINT, None)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         again, self._came = self._came, True
