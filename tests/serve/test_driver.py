@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.errors import DeviceLost, QueueFull, RequestError
+from contract.errors import DeviceLost, PromptTooLong, QueueFull, RequestError
 from contract.types import LOCAL_TENANT, FinishReason, Request
 from harness.host.driver import EngineDriver, EventStream
 from harness.host.engine_thread import EngineThread
@@ -264,7 +264,7 @@ def test_one_stream_for_many_submissions(driven: Driven) -> None:
         refused = driver.submit_to(
             stream, [Submission([first]), Submission([wrong]), Submission([second])]
         )
-        assert [type(error) for error in refused] == [type(None), RequestError, type(None)]
+        assert [type(error) for error in refused] == [type(None), PromptTooLong, type(None)]
         assert set(stream.facts) == {first.id, second.id}
         tokens: dict[int, list[int]] = {first.id: [], second.id: []}
         ends = 0
