@@ -98,6 +98,8 @@ class Pipeline:
         """Drop the steps in flight and the one that is being submitted. They count as computed."""
         admitted, begun = self._scheduler.counts.admitted, self._starting
         first: dict[int, tuple[Sequence, int]] = {}
+        if self._in_flight and self._slot_manager.disk is not None:
+            self._slot_manager.disk.abandoned(self._in_flight[0].number)
         for unread in self._unread:
             for sequence, chunk in zip(unread.sequences, unread.chunks, strict=True):
                 first.setdefault(sequence.order, (sequence, chunk.start))

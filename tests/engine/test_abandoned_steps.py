@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from contract.types import FinishReason, Request
-from harness.simulation import history
+from harness.simulation import disk, history
 from harness.simulation.clock import VirtualClock
+from harness.simulation.disk import SimulatedDisk
 from harness.simulation.history import solo_run
 from harness.simulation.invariants import Violation
 from harness.simulation.runner import SimulatedRunner
@@ -107,11 +108,13 @@ def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
-def simulated(steps_ahead: int, *, recurrent: bool = False) -> tuple[Engine, SimulatedRunner]:
+def simulated(
+    steps_ahead: int, *, recurrent: bool = False, **more: Any
+) -> tuple[Engine, SimulatedRunner]:
     clock = VirtualClock()
     limits = Limits(2, 96, 16, step_tokens=26, saved_states=4 * recurrent, state_interval=16)
     runner = SimulatedRunner(limits, clock, recurrent=recurrent, abandons=True)
-    return engine_on(runner, steps_ahead, clock=clock), runner
+    return engine_on(runner, steps_ahead, clock=clock, **more), runner
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 3])
@@ -170,3 +173,38 @@ def test_what_was_computed_counts(finite_logits: None) -> None:
     assert runner.abandoned == 1
     assert engine.usage.of(0).requests_finished[FinishReason.CANCELLED] == 1
     assert counted
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_no_copy_of_an_abandoned_page_is_written(
+    finite_logits: None, recurrent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that wait for room in the queue to the disk are replaced by those of a request that
+    computes all its logits. They are copied before its steps are abandoned."""
+    monkeypatch.setattr(disk, "LOST_ONE_IN", 1 << 62)
+    files: dict[str, Any] = {}
+    room = False
+    reserve = SimulatedDisk.reserve
+    monkeypatch.setattr(SimulatedDisk, "reserve", lambda *given: room and reserve(*given))
+
+    def opened() -> tuple[Engine, SimulatedRunner]:
+        cache = SimulatedDisk(VirtualClock(), 1, files)
+        return simulated(2, recurrent=recurrent, disk=cache)
+
+    engine, runner = opened()
+    expected = tokens_of(engine, replace(STAYS, prompt=PROMPT))
+    engine.submit(LEAVES, on_logits=lambda first, logits: None)
+    engine.step()
+    room = True
+    engine.step()
+    assert engine._disk is not None
+    assert engine._disk._copying
+    runner.meanwhile["collect"].append(lambda: engine.will_cancel([LEAVES.id]))
+    engine.step()
+    engine.cancel(LEAVES.id)
+    assert runner.abandoned
+    tokens_of(engine, replace(STAYS, prompt=PROMPT[::-1]))
+    engine.advance()
+    assert files
+    engine, _ = opened()
+    assert tokens_of(engine, replace(STAYS, prompt=PROMPT)) == expected
