@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contract.types import FinishReason, Request
@@ -22,9 +23,11 @@ from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Drafter
 from reference.engine.scheduler import Scheduler
 from reference.limits import Limits
 from reference.runner import ModelRunner
+from reference.sched.drafts import DraftPolicy
 from tests.named_tiers import quick_tier, runner_on
 
 TIERS = {"cpu": CpuTier, "native": quick_tier}
@@ -109,10 +112,13 @@ def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def simulated(
-    steps_ahead: int, *, recurrent: bool = False, **more: Any
+    steps_ahead: int, *, recurrent: bool = False, clock: VirtualClock | None = None, **more: Any
 ) -> tuple[Engine, SimulatedRunner]:
-    clock = VirtualClock()
-    limits = Limits(2, 96, 16, step_tokens=26, saved_states=4 * recurrent, state_interval=16)
+    clock = clock or VirtualClock()
+    states = 4 * recurrent
+    limits = Limits(
+        2, 96, 16, step_tokens=26, saved_states=states, state_interval=16, draft_tokens=4
+    )
     runner = SimulatedRunner(limits, clock, recurrent=recurrent, abandons=True)
     return engine_on(runner, steps_ahead, clock=clock, **more), runner
 
@@ -208,3 +214,41 @@ def test_no_copy_of_an_abandoned_page_is_written(
     assert files
     engine, _ = opened()
     assert tokens_of(engine, replace(STAYS, prompt=PROMPT)) == expected
+
+
+class FindsNothing(Drafter):
+    """Seems to have a draft, and has none."""
+
+    def draft(self, sequences: Any) -> list[Any]:
+        return [np.zeros(0, np.int32) for _ in sequences]
+
+    def ready(self, key: int, tokens: Any) -> bool:
+        return True
+
+    def forget(self, key: int) -> None:
+        pass
+
+
+def test_the_time_behind_an_abandoned_step_is_not_that_of_a_draft(
+    finite_logits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that waited for drafts of which there were none is abandoned while it is submitted."""
+    noted: list[float] = []
+    monkeypatch.setattr(
+        DraftPolicy, "note_no_drafts", lambda self, running, seconds: noted.append(seconds)
+    )
+    clock = VirtualClock()
+    engine, runner = simulated(1, clock=clock, drafter=FindsNothing())
+    speculative = engine._speculative
+    assert speculative is not None
+    engine.submit(LEAVES)
+    while not engine.idle:
+        runner.meanwhile["submit"] = [
+            lambda: speculative._waited and engine.will_cancel([LEAVES.id])
+        ]
+        engine.step()
+    assert engine.usage.of(0).requests_finished[FinishReason.CANCELLED] == 1
+    clock.advance(1000.0)
+    tokens_of(engine, STAYS)
+    assert noted
+    assert max(noted) < 1.0
