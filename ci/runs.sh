@@ -1,5 +1,7 @@
 # Sourced by ci/test: runs of pytest, several of them for all tests.
 
+running=
+
 # A process for each core, or $workers. Benchmarks cannot be timed beside each other: see ci/speed.
 run() {
     ${behind:-} "$python" -m pytest -n "${workers:-auto}" --dist worksteal --benchmark-disable \
@@ -24,7 +26,7 @@ compute() {
 # run_all PART...: all tests. Those of the parts compute; of the rest a tenth of the time is waiting
 # for servers, pages and peers: two cores have four processes then. Where memory holds both, the
 # parts run beside the rest, which goes first: what waits leaves them the processor. What they say
-# comes at the end.
+# comes behind what the rest says, and last of all whether anything failed.
 run_all() {
     others=tests status=0
     for name in $*; do
@@ -50,5 +52,6 @@ run_all() {
         cat "$said"
         rm -f "$said"
     fi
+    [ $status = 0 ] || echo 'Tests failed: see above.'
     return $status
 }

@@ -16,7 +16,9 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 PYTHON = """#!/bin/sh
 case "$*" in
     *virtual_memory*) echo {beside} ;;
-    *cpu_count*) echo 7 ;;
+    *cpu_count*)
+        while [ -e hold_count ]; do sleep 0.02; done
+        echo 7 ;;
     *)
         trap 'echo "ended: $*" >>log; exit 143' TERM
         echo "begins: $*" >>log
@@ -89,10 +91,11 @@ def test_each_folder_is_tested_once(start: Start, tmp_path: Path, beside: bool) 
 def test_a_failure_anywhere_is_one_of_the_whole(
     start: Start, tmp_path: Path, beside: bool, failing: str
 ) -> None:
-    """The others run all the same."""
+    """The others run all the same, and what is said last is not that they passed."""
     ended = start(beside, failing)
     said = ended.communicate(timeout=PATIENCE_SECONDS)[0]
     assert ended.returncode == 3, said
+    assert "failed" in said.splitlines()[-1]
     assert sum(what == "ends" for what, _ in noted(tmp_path)) == len(PARTS) + 1
 
 
@@ -105,3 +108,17 @@ def test_who_ends_the_script_ends_its_tests(start: Start, tmp_path: Path, beside
     running.communicate(timeout=PATIENCE_SECONDS)
     assert running.returncode == 130
     assert [what for what, _ in noted(tmp_path)][1 + beside :] == ["ended"] * (1 + beside)
+
+
+def test_who_ends_the_script_before_the_rest_begins_ends_the_parts(
+    start: Start, tmp_path: Path
+) -> None:
+    for name in ("hold", "hold_count"):
+        (tmp_path / name).touch()
+    running = start(True)
+    wait_until(lambda: len(noted(tmp_path)) == 1)
+    running.send_signal(signal.SIGTERM)
+    (tmp_path / "hold_count").unlink()
+    running.communicate(timeout=PATIENCE_SECONDS)
+    assert running.returncode == 130
+    assert [what for what, _ in noted(tmp_path)] == ["begins", "ended"]

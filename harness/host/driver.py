@@ -41,6 +41,7 @@ class EventStream:
         self._events = EventQueue()
         self._first: list[TimedEvent] = []
         self._live: set[int] = set()
+        self._complete: set[int] = set()
         self._stalled = False
 
     def take(self, timeout: float, offer: Offer | None = None) -> list[TimedEvent]:
@@ -70,8 +71,10 @@ class EventStream:
         self._driver.cancel(self, ids, used=used)
 
     def end(self, request_id: int, used: int) -> None:
-        """As ``cancel``, but its steps are completed: the next prompt may continue the answer."""
-        self._driver.cancel(self, [request_id], used=used, abandon=False)
+        """As ``cancel``, but its steps are completed, whatever is cancelled later: the next prompt
+        may continue the answer."""
+        self._complete.add(request_id)
+        self._driver.cancel(self, [request_id], used=used)
 
     def release(self, request_ids: Sequence[int]) -> None:
         """As ``cancel``, and drop the facts of the requests: for a stream with endless requests."""
@@ -186,7 +189,6 @@ class EngineDriver(Submits[EventStream]):
         *,
         release: bool = False,
         used: int | None = None,
-        abandon: bool = True,
     ) -> None:
         """Cancel requests of a stream; unknown and finished ones are ignored. See
         ``EventStream``."""
@@ -202,9 +204,11 @@ class EngineDriver(Submits[EventStream]):
                     facts.tokens = used
                 if release:
                     stream.facts.pop(request_id, None)
+                    stream._complete.discard(request_id)
 
-        if abandon:
-            self._engine.will_cancel(request_ids)
+        leaving = [number for number in request_ids if number not in stream._complete]
+        if leaving:
+            self._engine.will_cancel(leaving)
         self._post(end)
 
     def unstall(self, stream: EventStream) -> None:

@@ -259,7 +259,7 @@ class Generation:
                 if piece is None:
                     continue
                 if piece.finish is not None and event.finish_reason is None:
-                    self._events.cancel(event.request_id, len(choice.sampled))
+                    self._events.end(event.request_id, len(choice.sampled))
                 pieces.append(piece)
                 tokens += len(piece.events)
         except GrammarBroke as broke:

@@ -166,6 +166,13 @@ class DiskWrites(TreeObserver):
         self._waiting.clear()
         self._used.clear()
 
+    def abandoned(self, step: int) -> None:
+        """Drop copies made behind step number ``step``, which was abandoned: a page that it was to
+        write may have replaced one that waited to be copied."""
+        lost = [one for one in self._copying if one.steps > step + 1]
+        self._drop_copies(lost)
+        self.cache.count(dropped=len(lost))
+
     def reopened(self, runner: ModelRunner) -> None:
         """Use a reopened runner, which has the same pages and states in other memory."""
         copies = runner.page_copies()

@@ -98,6 +98,8 @@ class Pipeline:
         """Drop the steps in flight and the one that is being submitted. They count as computed."""
         admitted, begun = self._scheduler.counts.admitted, self._starting
         first: dict[int, tuple[Sequence, int]] = {}
+        if self._in_flight and self._slot_manager.disk is not None:
+            self._slot_manager.disk.abandoned(self._in_flight[0].number)
         for unread in self._unread:
             for sequence, chunk in zip(unread.sequences, unread.chunks, strict=True):
                 first.setdefault(sequence.order, (sequence, chunk.start))
@@ -165,8 +167,11 @@ class Pipeline:
     ) -> None:
         """Submit the round behind a step with drafts of every sequence that runs before its tokens
         are taken, since the device would wait. Only where no other decision could be made: nobody
-        waits for a slot, and there are pages."""
+        waits for a slot or is stalled, and there are pages. So who has tokens in this step is in
+        the next one, and if that is abandoned, nobody needs them."""
         sequences, manager = step.sequences, self._slot_manager
+        if any(one.stalled for one in sequences):
+            return
         known = speculative.after_result(sequences, step.admissions, output)
         if not known or self._in_flight or self._scheduler.waiting or manager.disk is not None:
             return

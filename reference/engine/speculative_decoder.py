@@ -277,8 +277,8 @@ class SpeculativeDecoder:
             self._policy.note_plain(running, seconds, read)
 
     def forget(self, sequence: Sequence) -> None:
-        """Drop the drafts of a sequence that lost its slot."""
-        self._settled = 0.0
+        """Drop the drafts of a sequence that lost its slot, and what is measured of its step."""
+        self._settled = self._waited = 0.0
         self._followed.pop(sequence.order, None)
         self._settled_counts.clear()
         self._drafter.forget(sequence.order)

@@ -9,11 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from contract.types import FinishReason, Request
-from harness.simulation import history
+from harness.simulation import disk, history
 from harness.simulation.clock import VirtualClock
+from harness.simulation.disk import SimulatedDisk
 from harness.simulation.history import solo_run
 from harness.simulation.invariants import Violation
 from harness.simulation.runner import SimulatedRunner
@@ -21,9 +23,11 @@ from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
+from reference.engine.drafter import Drafter
 from reference.engine.scheduler import Scheduler
 from reference.limits import Limits
 from reference.runner import ModelRunner
+from reference.sched.drafts import DraftPolicy
 from tests.named_tiers import quick_tier, runner_on
 
 TIERS = {"cpu": CpuTier, "native": quick_tier}
@@ -107,11 +111,16 @@ def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
-def simulated(steps_ahead: int, *, recurrent: bool = False) -> tuple[Engine, SimulatedRunner]:
-    clock = VirtualClock()
-    limits = Limits(2, 96, 16, step_tokens=26, saved_states=4 * recurrent, state_interval=16)
+def simulated(
+    steps_ahead: int, *, recurrent: bool = False, clock: VirtualClock | None = None, **more: Any
+) -> tuple[Engine, SimulatedRunner]:
+    clock = clock or VirtualClock()
+    states = 4 * recurrent
+    limits = Limits(
+        2, 96, 16, step_tokens=26, saved_states=states, state_interval=16, draft_tokens=4
+    )
     runner = SimulatedRunner(limits, clock, recurrent=recurrent, abandons=True)
-    return engine_on(runner, steps_ahead, clock=clock), runner
+    return engine_on(runner, steps_ahead, clock=clock, **more), runner
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 3])
@@ -170,3 +179,76 @@ def test_what_was_computed_counts(finite_logits: None) -> None:
     assert runner.abandoned == 1
     assert engine.usage.of(0).requests_finished[FinishReason.CANCELLED] == 1
     assert counted
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_no_copy_of_an_abandoned_page_is_written(
+    finite_logits: None, recurrent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that wait for room in the queue to the disk are replaced by those of a request that
+    computes all its logits. They are copied before its steps are abandoned."""
+    monkeypatch.setattr(disk, "LOST_ONE_IN", 1 << 62)
+    files: dict[str, Any] = {}
+    room = False
+    reserve = SimulatedDisk.reserve
+    monkeypatch.setattr(SimulatedDisk, "reserve", lambda *given: room and reserve(*given))
+
+    def opened() -> tuple[Engine, SimulatedRunner]:
+        cache = SimulatedDisk(VirtualClock(), 1, files)
+        return simulated(2, recurrent=recurrent, disk=cache)
+
+    engine, runner = opened()
+    expected = tokens_of(engine, replace(STAYS, prompt=PROMPT))
+    engine.submit(LEAVES, on_logits=lambda first, logits: None)
+    engine.step()
+    room = True
+    engine.step()
+    assert engine._disk is not None
+    assert engine._disk._copying
+    runner.meanwhile["collect"].append(lambda: engine.will_cancel([LEAVES.id]))
+    engine.step()
+    engine.cancel(LEAVES.id)
+    assert runner.abandoned
+    tokens_of(engine, replace(STAYS, prompt=PROMPT[::-1]))
+    engine.advance()
+    assert files
+    engine, _ = opened()
+    assert tokens_of(engine, replace(STAYS, prompt=PROMPT)) == expected
+
+
+class FindsNothing(Drafter):
+    """Seems to have a draft, and has none."""
+
+    def draft(self, sequences: Any) -> list[Any]:
+        return [np.zeros(0, np.int32) for _ in sequences]
+
+    def ready(self, key: int, tokens: Any) -> bool:
+        return True
+
+    def forget(self, key: int) -> None:
+        pass
+
+
+def test_the_time_behind_an_abandoned_step_is_not_that_of_a_draft(
+    finite_logits: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step that waited for drafts of which there were none is abandoned while it is submitted."""
+    noted: list[float] = []
+    monkeypatch.setattr(
+        DraftPolicy, "note_no_drafts", lambda self, running, seconds: noted.append(seconds)
+    )
+    clock = VirtualClock()
+    engine, runner = simulated(1, clock=clock, drafter=FindsNothing())
+    speculative = engine._speculative
+    assert speculative is not None
+    engine.submit(LEAVES)
+    while not engine.idle:
+        runner.meanwhile["submit"] = [
+            lambda: speculative._waited and engine.will_cancel([LEAVES.id])
+        ]
+        engine.step()
+    assert engine.usage.of(0).requests_finished[FinishReason.CANCELLED] == 1
+    clock.advance(1000.0)
+    tokens_of(engine, STAYS)
+    assert noted
+    assert max(noted) < 1.0

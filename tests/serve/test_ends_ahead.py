@@ -13,6 +13,7 @@ from harness.host.driver import EventStream
 from harness.host.event_queue import Offer, TimedEvent
 from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.run import Running
+from reference.engine import Engine
 from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.held_steps import hold_steps
@@ -120,6 +121,19 @@ def test_an_answer_has_what_is_its_own(
     assert answer["usage"]["completion_tokens"] == sum(lengths)
     after = counted(http)
     assert [now - then for now, then in zip(after, before, strict=True)] == [sum(lengths)] * 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_text_that_ends_abandons_no_step(
+    mixture: Running, whole: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next prompt may continue the answer."""
+    leaving: list[int] = []
+    monkeypatch.setattr(Engine, "will_cancel", lambda self, ids: leaving.extend(ids))
+    stop = whole["choices"][0]["text"][6:8]
+    asked = {**BODY, "n": 1, "stop": stop, "stream": stream}
+    assert b'"finish_reason":"stop"' in Http(mixture.url).post(COMPLETIONS, asked).body
+    assert not leaving
 
 
 def test_a_client_that_leaves_is_charged_for_what_its_answer_had(

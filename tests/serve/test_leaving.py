@@ -124,3 +124,20 @@ def test_the_step_goes_on_for_others(runner: ModelRunner, monkeypatch: pytest.Mo
             tokens += [event.token for event in taken if event.request_id == stays.id]
     assert tokens == expected
     assert held.ops > 10 * HELD
+
+
+def test_a_complete_answer_abandons_nothing(
+    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text ended it, and whoever read it leaves then: the next prompt may continue it."""
+    with EngineThread() as thread:
+        driver, held = driver_on(thread, runner), Held(monkeypatch)
+        stream = submitted(driver, Request(1, PROMPT, 4))
+        assert held.begun.wait(PATIENCE_SECONDS)
+        stream.end(1, 0)
+        stream.cancel()
+        stream.release([1])
+        held.goes.set()
+        assert driver.call(lambda engine: engine.idle)
+    assert held.ops > 10 * HELD
+    assert not stream.facts
