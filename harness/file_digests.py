@@ -12,6 +12,7 @@ from pathlib import Path
 
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.cached_files import replacing
+from harness.named_adapters import Scales
 from harness.toml_file import FILE_BYTES_MAX
 from reference.limits import Limits
 from reference.model.gguf.shard import Shard
@@ -96,3 +97,12 @@ def system_fingerprint(model: Model, limits: Limits, cache_file: Path) -> str:
     tables = frequency_tables(model, limits.context)
     digest = hashlib.sha256(json.dumps(says + tables).encode()).hexdigest()
     return f"exact-{ARITHMETIC_VERSION}-{digest[:16]}"
+
+
+def adapted_fingerprint(alone: str, model: Model, scales: Scales) -> str:
+    """The fingerprint of a model with adapters; ``alone`` is its fingerprint without any."""
+    identity = model.adapters.identity(scales)
+    if not identity:
+        return alone
+    digest = hashlib.sha256("\n".join((alone, *identity)).encode()).hexdigest()
+    return f"{alone.rpartition('-')[0]}-{digest[:16]}"

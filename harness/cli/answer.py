@@ -58,11 +58,14 @@ def closing_line(generation: TextGeneration, session: Session) -> str:
     return f"[{' · '.join(parts)}]"
 
 
-def record(generation: TextGeneration, session: Session) -> dict[str, Any]:
-    """Everything about an answer as JSON values; times in seconds, rates in tokens per second."""
-    from harness.digest import file_digest
+def record(generation: TextGeneration, session: Session, digests: Path) -> dict[str, Any]:
+    """Everything about an answer as JSON values; times in seconds, rates in tokens per second.
+    ``digests`` is the file that caches digests of model files."""
+    from harness.file_digests import adapted_fingerprint, file_digests, system_fingerprint
 
-    stats, info, config = generation.stats, session.tier.info, session.model.config
+    model = session.model
+    alone = system_fingerprint(model, session.runner.limits, digests)
+    stats, info, config = generation.stats, session.tier.info, model.config
     finish = generation.finish_reason
     completion = len(generation.tokens)
     return {
@@ -94,12 +97,15 @@ def record(generation: TextGeneration, session: Session) -> dict[str, Any]:
         "tier": info.name,
         "device": info.device,
         "arithmetic": info.arithmetic,
+        "system_fingerprint": adapted_fingerprint(alone, model, session.adapters),
         "model": {
             "name": config.name,
             "architecture": config.architecture,
             "files": [
-                {"path": str(shard.path), "sha256": file_digest(Path(shard.path))}
-                for shard in session.model.file.shards
+                {"path": str(shard.path), "sha256": digest}
+                for shard, digest in zip(
+                    model.file.shards, file_digests(model, digests), strict=True
+                )
             ],
         },
     }

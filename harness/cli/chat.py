@@ -12,6 +12,7 @@ from typing import Protocol
 
 from contract.errors import ConfigError, RequestError, TemplateError
 from harness.cli.answer import closing_line, show_answer
+from harness.cli.answer_format import AnswerFormat, answer_format, constraint_of, errors_of
 from harness.cli.conversation_file import read_conversation, save_conversation
 from harness.cli.prompt import (
     MAX_PROMPT_BYTES,
@@ -87,6 +88,7 @@ class LocalPartner:
     session: Session
     model: str
     stop: tuple[str, ...]
+    held: AnswerFormat | None
 
     @property
     def name(self) -> str:
@@ -114,23 +116,26 @@ class LocalPartner:
             self.stop,
             progress_on(transient=True),
             chat=True,
+            constraint=constraint_of(self.held, session, messages, settings["thinking"]),
         )
-        interrupted = show_answer(generation)
+        with errors_of(self.held):
+            interrupted = show_answer(generation)
         note(closing_line(generation, session))
         return generation.text, interrupted
 
 
 def converse(args: argparse.Namespace, settings: Settings) -> int:
     """Hold a conversation with a model in this process until the input ends."""
+    held = answer_format(args)
     first = first_turn(args)
     recording = Recording(args.trace, args.timeline)
-    with open_session(settings, chat=True, recording=recording) as session:
+    with open_session(settings, chat=True, masks=held is not None, recording=recording) as session:
         if session.template is None:
             raise TemplateError(
                 f"{session.model.file.path}: has no chat template; use zinc-rt run --raw"
             )
         name = model_name(settings["model"], session.model.file.path)
-        return take_turns(LocalPartner(session, name, tuple(args.stop)), settings, first)
+        return take_turns(LocalPartner(session, name, tuple(args.stop), held), settings, first)
 
 
 def first_turn(args: argparse.Namespace) -> str | None:

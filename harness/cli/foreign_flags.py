@@ -20,7 +20,6 @@ SAMPLERS = "there are --temperature, --top-k, --top-p, --min-p and --repeat-pena
 REQUESTS = "requests to zinc-rt serve, and SamplingParams in Python, have this field"
 PROMPTS = "the whole prompt is read, as it is and without a notice: leave it out"
 THINKING = "write --thinking on or off"
-GRAMMAR = "zinc-rt serve and LLM.chat in Python take response_format"
 ADVICE: Mapping[str, str] = {
     flag: advice
     for flags, advice in (
@@ -72,7 +71,6 @@ ADVICE: Mapping[str, str] = {
         ("--prompt-cache --slot-save-path", "--disk-cache names a folder for prompts seen before"),
         ("-tp --tensor-parallel-size -sm --split-mode -ts --tensor-split", PARALLEL),
         ("-tb --threads-batch", "--threads is for prompts and answers"),
-        ("--grammar --grammar-file --json-schema -j --format", GRAMMAR),
         ("--mmproj -mm --image --audio", "only text is understood, no images or sound"),
         ("-r --reverse-prompt", "--stop ends an answer before a text"),
         ("-sysf --system-prompt-file", 'write --system "$(cat FILE)"'),

@@ -116,15 +116,15 @@ def thinking_fields(thinking: str) -> dict[str, object]:
 
 
 def encode_turn(
-    session: Session, prompt: str, *, system: str | None, thinking: str, raw: bool
+    session: Session, prompt: str, messages: Messages | None, thinking: str
 ) -> list[int]:
-    """Token ids of a single prompt: a user's turn, or plain text with ``raw`` or without a
-    template."""
-    if not raw and session.template is None:
+    """Token ids of ``messages``, or of the ``prompt`` as plain text where they are None or there is
+    no template."""
+    if messages is not None and session.template is None:
         note(f"{session.model.config.name} has no chat template: continuing the text as it is")
-    if raw or session.template is None:
+    if messages is None or session.template is None:
         return encode_prompt(session, prompt)
-    return encode_messages(session, [*opening(system), user(prompt)], thinking)
+    return encode_messages(session, messages, thinking)
 
 
 def opening(system: str | None) -> list[dict[str, object]]:

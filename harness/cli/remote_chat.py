@@ -12,6 +12,7 @@ from typing import Any
 
 from contract.errors import ConfigError
 from harness.cli.answer import show_text
+from harness.cli.answer_format import answer_format
 from harness.cli.chat import first_turn, take_turns
 from harness.cli.prompt import Messages, thinking_fields
 from harness.client import ServerClient, ServerError
@@ -37,13 +38,15 @@ def converse_with_server(args: argparse.Namespace, settings: Settings) -> int:
     answer."""
     if args.trace is not None or args.timeline is not None:
         raise ConfigError("--trace and --timeline record a model of this process; not --server")
+    held = answer_format(args)
+    form = {} if held is None else held.fields
     client = ServerClient(args.server.rstrip("/"), args.key or os.environ.get(KEY_ENV))
     models = client.get("/v1/models")["data"]
     if not models:
         raise ServerError(f"{args.server} serves no model")
     named = settings["model"] if settings.sources["model"].startswith("flag") else None
     model = next((one for one in models if one["id"] == named), models[0])
-    partner = RemotePartner(client, named or model["id"], tuple(args.stop))
+    partner = RemotePartner(client, named or model["id"], tuple(args.stop), form)
     return take_turns(partner, settings, first_turn(args))
 
 
@@ -79,6 +82,7 @@ class RemotePartner:
     client: ServerClient
     model: str
     stop: tuple[str, ...]
+    form: Mapping[str, Any]
 
     @property
     def name(self) -> str:
@@ -127,7 +131,7 @@ class RemotePartner:
         fields = thinking_fields(settings["thinking"])
         if "enable_thinking" in fields:
             fields = {"chat_template_kwargs": fields}
-        return body | fields
+        return {**body, **fields, **self.form}
 
     def _closing_line(self, usage: Mapping[str, Any], seconds: float, end: str) -> str:
         parts = []

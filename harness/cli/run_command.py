@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from contract.errors import ConfigError, RequestError
+from harness.cli.answer_format import add_format_flags, answer_format, constraint_of, errors_of
 from harness.cli.model_argument import add_model_argument
 from harness.cli.outputs import check_output
 from harness.cli.parser import add_file, add_quiet_flag, add_switch
@@ -26,6 +27,7 @@ examples:
   zinc-rt run -f question.txt                 # or: zinc-rt run - < question.txt
   zinc-rt run --raw "Once upon a time" --temperature 0.8 --seed 7
   zinc-rt run ./model.gguf "Name three rivers." --json | jq .usage
+  zinc-rt run "Name three rivers as JSON." --json-schema rivers.json
 """
 CHAT_EXAMPLES = """\
 examples:
@@ -95,7 +97,8 @@ def _add_common(parser: Any, output: argparse._ArgumentGroup) -> None:
     add_quiet_flag(output, "the answer")
     add_file(output, "--trace", help="record every step, to be repeated by zinc-rt replay")
     add_file(output, "--timeline", help="write what happened when, to be shown by ui.perfetto.dev")
-    parser.rare |= {"trace", "timeline"}
+    add_format_flags(output)
+    parser.rare |= {"trace", "timeline", "grammar", "regex"}
     add_flags(parser, RUN_SETTINGS)
     parser.set_defaults(func=run)
 
@@ -146,10 +149,12 @@ def _begins_conversation(args: argparse.Namespace) -> bool:
 
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.answer import closing_line, follow, record, show_answer
-    from harness.cli.prompt import encode_turn, read_prompt
+    from harness.cli.prompt import encode_turn, opening, read_prompt, user
+    from harness.file_digests import DIGESTS_FILE
     from harness.host.options import Recording
     from harness.progress import progress_on
 
+    held = answer_format(args)
     prompt = read_prompt(args.prompt, args.file)
     if names_model(prompt):
         note(f"{prompt!r} is the prompt; a model is named with --model")
@@ -159,15 +164,16 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
     if args.receipt is not None:
         from harness.cli.run_receipt import receipt_of_run
 
-        receipt = receipt_of_run(args, settings, prompt)
+        receipt = receipt_of_run(args, settings, prompt, held)
     recording = Recording(args.trace, args.timeline)
     from reference.runner import LOGITS
 
     made = receipt is not None
-    with open_session(settings, chat=not args.raw, digests=made, recording=recording) as session:
-        tokens = encode_turn(
-            session, prompt, system=settings["system"], thinking=settings["thinking"], raw=args.raw
-        )
+    with open_session(
+        settings, chat=not args.raw, digests=made, masks=held is not None, recording=recording
+    ) as session:
+        messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
+        tokens = encode_turn(session, prompt, messages, settings["thinking"])
         generation = session.generate(
             tokens,
             sampling_of(settings, session),
@@ -177,13 +183,16 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
             None if receipt is None else receipt.digests,
             LOGITS if receipt is None else receipt.output,
             chat=not args.raw,
+            constraint=constraint_of(held, session, messages, settings["thinking"]),
         )
-        if args.json:
-            interrupted = follow(generation, lambda text: None)
-            print(json.dumps(record(generation, session)))
-        else:
-            interrupted = show_answer(generation)
-            note(closing_line(generation, session))
+        with errors_of(held):
+            if args.json:
+                interrupted = follow(generation, lambda text: None)
+                digests = settings["cache_dir"] / DIGESTS_FILE
+                print(json.dumps(record(generation, session, digests)))
+            else:
+                interrupted = show_answer(generation)
+                note(closing_line(generation, session))
         if receipt is not None and not interrupted:
             receipt.write(generation, session)
     return INTERRUPTED if interrupted else 0

@@ -23,6 +23,7 @@ from harness.settings import Settings
 from reference.runner import ROW_DIGEST
 
 if TYPE_CHECKING:
+    from harness.cli.answer_format import AnswerFormat
     from harness.host.generation import TextGeneration
     from harness.host.session import Session
 
@@ -30,12 +31,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RunReceipt:
     """The receipt of one run in the making: ``messages`` are its conversation where the model has a
-    template, else it is a text; ``thinking`` is the fields that say whether to think."""
+    template, else it is a text; ``thinking`` is the fields that say whether to think, ``form``
+    those that hold the answer to a format."""
 
     path: Path
     thinking: Mapping[str, object]
     messages: list[dict[str, object]] | None
     prompt: str
+    form: Mapping[str, object]
     output: str = ROW_DIGEST
     digests: RowDigests = field(default_factory=lambda: RowDigests(digest_of_spans))
 
@@ -92,13 +95,16 @@ class RunReceipt:
         sampling = asdict(request.sampling)
         # Requests have signed seeds, which count modulo 2^64.
         sampling["seed"] -= (sampling["seed"] >> 63) << 64
-        fields = sampling | {"max_tokens": request.max_tokens, "stop": list(request.stop)}
+        fields = sampling | dict(self.form)
+        fields |= {"max_tokens": request.max_tokens, "stop": list(request.stop)}
         if not chat:
             return fields | {"prompt": self.prompt, "parse_special": False}
         return fields | dict(self.thinking) | {"messages": self.messages}
 
 
-def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) -> RunReceipt:
+def receipt_of_run(
+    args: argparse.Namespace, settings: Settings, prompt: str, held: AnswerFormat | None
+) -> RunReceipt:
     """The receipt of a run of the command line. Raises ConfigError before anything is computed."""
     from harness.cli.serve_command import need_server_extra
     from harness.serve.receipts.keys import open_key
@@ -107,4 +113,5 @@ def receipt_of_run(args: argparse.Namespace, settings: Settings, prompt: str) ->
     check_output("--receipt", args.receipt, args.file, args.trace, args.timeline)
     open_key(default_folder())
     messages = None if args.raw else [*opening(settings["system"]), user(prompt)]
-    return RunReceipt(args.receipt, thinking_fields(settings["thinking"]), messages, prompt)
+    form = {} if held is None else held.fields
+    return RunReceipt(args.receipt, thinking_fields(settings["thinking"]), messages, prompt, form)

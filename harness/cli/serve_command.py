@@ -29,6 +29,7 @@ from harness.cli.sessions import (
 )
 from harness.console import complain, note
 from harness.extras import optional_libraries
+from harness.file_digests import DIGESTS_FILE
 from harness.interrupts import INTERRUPTED
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve, values_for
@@ -254,7 +255,7 @@ def model_options(settings: Settings, path: Path) -> ModelOptions:
         **values_for(ModelOptions, settings),
         session=session,
         name=model_name(settings["model"], path),
-        digests=settings["cache_dir"] / "digests.json",
+        digests=settings["cache_dir"] / DIGESTS_FILE,
         sampling={
             name: settings[name]
             for name in SAMPLED

@@ -83,20 +83,21 @@ def open_session(
     chat: bool = False,
     digests: bool = False,
     experts: bool = False,
+    masks: bool = False,
     recording: Recording | None = None,
 ) -> Session:
     """Open the session the settings describe, with progress on standard error.
 
     A setting the command does not have keeps its default. With ``scores`` texts can be scored, with
-    that many likely tokens listed. With ``digests`` rows of logits are digested, and with
-    ``experts`` those of a mixture can be read."""
+    that many likely tokens listed. With ``digests`` rows of logits are digested, with ``experts``
+    those of a mixture can be read, and with ``masks`` answers can be held to a form."""
     from harness.host.session import Session
     from harness.progress import progress_on
 
     options = session_options(settings, all_logits=all_logits, chat=chat)
     if scores:
         options = replace(options, scores=True, top_log_probabilities=scores)
-    options = replace(options, digests=digests, experts=experts)
+    options = replace(options, digests=digests, experts=experts, masks=masks)
     if recording is not None:
         options = replace(options, recording=recording)
     return Session.open(model_file(settings), options, progress_on(transient=True))

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request, SamplingParams
-from harness.host.answer_text import AnswerText, Piece
+from harness.host.answer_text import NO_TOKENS, AnswerText, Piece
 from harness.host.driver import EngineDriver
 from harness.host.event_queue import TimedEvent
+from harness.host.submissions import NO_MASKS
 from harness.progress import SILENT, Progress
 from reference.engine.sequence import LogitsSink
 from reference.model.tokenizer import Tokenizer
@@ -18,6 +19,7 @@ from reference.runner import LOGITS
 
 if TYPE_CHECKING:
     from harness.host.harmony_reply import FramedAnswer
+    from harness.host.structured.grammars import TokenMasks
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,25 +62,27 @@ class TextGeneration(Iterator[Piece]):
         on_logits: LogitsSink | None = None,
         output: str = LOGITS,
         framed: FramedAnswer | None = None,
+        masks: Mapping[int, TokenMasks] = NO_MASKS,
     ) -> None:
         """Submits ``request``; raises RequestError if it cannot be served. ``on_logits`` receives
         the logits that tokens are sampled from, or the rows of ``output``. ``framed`` extracts the
-        text from an answer in the harmony format."""
+        text from an answer in the harmony format, or from one that ``masks`` hold to a form."""
         self._engine = driver.engine
         self._request = request
         self._progress = progress
         self._framed = framed
-        if framed is None:
-            self._answer = AnswerText(tokenizer, request)
-        else:
-            self._answer = AnswerText(
-                tokenizer, request, parser=framed.parser, shown=framed.shown_tokens
-            )
+        self._answer = AnswerText(
+            tokenizer,
+            request,
+            parser=None if framed is None else framed.parser,
+            shown=NO_TOKENS if framed is None else framed.shown_tokens,
+            masks=masks.get(request.id),
+        )
         self._read = 0
         self._reading = False
         self._drafts_before = driver.engine.statistics.speculation
         logits = {} if on_logits is None else {request.id: on_logits}
-        self._stream = driver.submit([request], logits, output=output)
+        self._stream = driver.submit([request], logits, masks, output=output)
         self._started = time.monotonic()
         self._pieces = self._run()
 

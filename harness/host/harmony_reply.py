@@ -48,13 +48,14 @@ def content_of(parts: Iterable[Part]) -> str:
 
 @dataclass(slots=True)
 class FramedAnswer:
-    """The text of a harmony answer in a terminal: reasoning, a blank line, then the ``content``.
-    ``shown_tokens`` are the control tokens that ``parser`` needs."""
+    """The text of a parsed answer in a terminal: reasoning if it is shown, a blank line, then the
+    ``content``. ``shown_tokens`` are the control tokens that ``parser`` needs."""
 
     parser: ReplyParser
     shown_tokens: frozenset[int]
     content: str = ""
     reasoning: bool = False
+    shows_reasoning: bool = True
 
     @classmethod
     def of(cls, dialect: Dialect) -> FramedAnswer:
@@ -66,8 +67,8 @@ class FramedAnswer:
         shown = ""
         for part in parts:
             if isinstance(part, ReasoningText):
-                self.reasoning = True
-                shown += part.text
+                self.reasoning = self.shows_reasoning
+                shown += part.text if self.shows_reasoning else ""
             elif isinstance(part, Content):
                 gap = self.reasoning and not self.content
                 self.content += part.text

@@ -4,11 +4,11 @@ by ``harness.host.engine_thread``."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from contract.arrays import Floats
 from contract.context_manager import ContextManager
@@ -18,7 +18,7 @@ from harness.host.driver import EngineDriver
 from harness.host.generation import TextGeneration
 from harness.host.open import chat_template_of, load_model
 from harness.host.options import Recording, SessionOptions
-from harness.host.submissions import Submission
+from harness.host.submissions import NO_MASKS, Submission
 from harness.named_adapters import Scales, default_scales
 from harness.progress import SILENT, Progress
 from reference.engine import Engine
@@ -29,7 +29,18 @@ from reference.runner import LOGITS, ModelRunner
 
 if TYPE_CHECKING:
     from harness.host.harmony_reply import FramedAnswer
+    from harness.host.structured.grammars import Grammars, TokenMasks
     from reference.model.chat_template import ChatTemplate
+
+
+class AnswerConstraint(Protocol):
+    """What an answer must be like."""
+
+    def masks(self, request: Request) -> Mapping[int, TokenMasks]:
+        """The token masks that enforce it, by request. Raises RequestError."""
+
+    def framed(self, request: Request) -> FramedAnswer | None:
+        """The parser for the text of the answer; None if all of it is its text."""
 
 
 class Session(ContextManager):
@@ -88,6 +99,15 @@ class Session(ContextManager):
         """The file's chat template; None if it has none. Raises TemplateError."""
         return chat_template_of(self.model, self._owned)
 
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles the grammars of answers."""
+        from harness.host.structured.grammars import Grammars
+
+        grammars = Grammars(self.model.tokenizer, self.model.config.vocab)
+        self._owned.callback(grammars.close)
+        return grammars
+
     def generate(
         self,
         prompt: Sequence[int],
@@ -98,20 +118,24 @@ class Session(ContextManager):
         on_logits: LogitsSink | None = None,
         output: str = LOGITS,
         chat: bool = False,
+        constraint: AnswerConstraint | None = None,
     ) -> TextGeneration:
         """The continuation of ``prompt`` by at most ``max_tokens`` tokens, up to a ``stop`` string.
 
         Only one generation runs at a time: an earlier unfinished one is cancelled. ``progress``
         shows a prompt of several steps. ``on_logits`` receives the logits that tokens are sampled
         from, or the rows of ``output``. In a ``chat`` harmony headers are left out of the text.
-        Raises RequestError."""
+        ``constraint`` needs the option ``masks``. Raises RequestError."""
         request = Request(
             self.next_id(), tuple(prompt), max_tokens, sampling, tuple(stop), adapters=self.adapters
         )
         tokenizer = self.model.tokenizer
         framed = self._framed_answer() if chat else None
+        masks = NO_MASKS
+        if constraint is not None:
+            framed, masks = constraint.framed(request), constraint.masks(request)
         self._latest = TextGeneration(
-            self.driver, tokenizer, request, progress, on_logits, output, framed
+            self.driver, tokenizer, request, progress, on_logits, output, framed, masks
         )
         return self._latest
 

@@ -17,7 +17,7 @@ from contract.types import (
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
 from harness.serve.random_pool import random_bits
-from harness.serve.wire import MAX_CHOICES, GenerationRequest
+from harness.serve.wire import MAX_CHOICES, NO_SEEDS, GenerationRequest
 
 DRAWN_SEED_BITS = 53
 """Bits of a drawn seed: a JSON number that is a binary64 holds it exactly."""
@@ -54,7 +54,7 @@ def requests_of(
     check_choices(len(prompts), n)
     forced = _forced_answer(body)
     max_tokens = len(forced) or max_tokens
-    seed = random_bits(DRAWN_SEED_BITS) if body.seed is None else body.seed
+    seed = random_bits(DRAWN_SEED_BITS) if body.seed is None or body.seed in NO_SEEDS else body.seed
     stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
     return [
         Request(

@@ -3,7 +3,6 @@ chats."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from contract.errors import PromptTooLong, RequestError
 from contract.types import MAX_INT32, SamplingParams, Tenant
 from harness import catalog
 from harness.console import text_of_name
-from harness.file_digests import file_digests, system_fingerprint
+from harness.file_digests import adapted_fingerprint, file_digests, system_fingerprint
 from harness.host.dialect import Dialect
 from harness.host.disk import function_name
 from harness.host.driver import BUFFERED_EVENTS
@@ -81,15 +80,6 @@ class ServedAdapters:
             left[index] = ""
             scales.append((index, float(one["scale"])))
         return tuple(scales)
-
-    def fingerprint(self, alone: str, scales: Scales) -> str:
-        """The fingerprint of the model with these adapters; ``alone`` is its fingerprint without
-        any."""
-        identity = self.opened.identity(scales)
-        if not identity:
-            return alone
-        digest = hashlib.sha256("\n".join((alone, *identity)).encode()).hexdigest()
-        return f"{alone.rpartition('-')[0]}-{digest[:16]}"
 
 
 WINDOW = "repeat_last_n"
@@ -192,7 +182,9 @@ class ServedModel(HostedModel):
     def with_adapters(self, scales: Scales) -> ServedModel:
         """A copy of the model with these adapters, for one request."""
         made = replace(
-            self, scales=scales, fingerprint=self.adapters.fingerprint(self.fingerprint, scales)
+            self,
+            scales=scales,
+            fingerprint=adapted_fingerprint(self.fingerprint, self.model, scales),
         )
         vars(made)["dialect"] = self.dialect
         return made

@@ -20,7 +20,7 @@ from harness.serve.receipts.verify import uncounted_service
 from harness.serve.routes import ROUTES
 from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
-from harness.serve.wire import decode
+from harness.serve.wire import MAX_SEED, NO_SEEDS, decode
 
 Json = dict[str, Any]
 NOTHING = object()
@@ -63,7 +63,7 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
         return f"system_fingerprint: {fingerprint} answered, this is {model.fingerprint}"
     fields = {k: v for k, v in request.items() if k not in NOT_ASKED}
     then = _comparable(response)
-    if fields.get("seed") is None and response.get("object") != "list":
+    if fields.get("seed") in NO_SEEDS and response.get("object") != "list":
         fields["seed"] = _drawn_seed(response)
     window, context = server_value(response, WINDOW), server_value(response, CONTEXT)
     model = replace(model, sampling=_defaults_of(response))
@@ -231,6 +231,8 @@ def _drawn_seed(response: Json) -> int:
     seed = _extra(response).get("seed")
     if type(seed) is not int:
         raise ConfigError("neither the request nor the response names a seed, so none is known")
+    if seed > MAX_SEED:
+        raise ConfigError(f"no request has the response's seed, {seed}; -1 asks for a drawn one")
     return seed
 
 

@@ -38,7 +38,11 @@ Tier = Literal["auto", "default", "flex", "priority", "scale", "fast"]
 Id = Annotated[str, Meta(max_length=512)]
 
 
-Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+MAX_SEED = 2**63 - 1
+Seed = Annotated[int, Meta(ge=-MAX_SEED - 1, le=MAX_SEED)]
+NO_SEEDS = (None, -1)
+"""The values of ``seed`` for which the server draws one: clients of llama.cpp, vLLM and ollama ask
+for that with -1."""
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -143,8 +147,8 @@ class GenerationRequest(Sampling, kw_only=True):
     ``user``, ``safety_identifier``, ``prompt_cache_key`` and ``metadata`` are ignored: the prefix
     cache compares tokens, and nothing is stored.
 
-    ``seed``: choice i is sampled with seed + i. Without it the server draws a seed and names it in
-    the answer. ``stop_token_ids``: a token that ends the text and is not part of it.
+    ``seed``: choice i is sampled with seed + i. Without it, or with -1, the server draws one and
+    names it in the answer. ``stop_token_ids``: a token that ends the text and is not part of it.
     ``min_tokens``: before that many tokens no end token is sampled, unless a format allows nothing
     else, and no stop string begins. ``ignore_eos``: end tokens do not end the text.
     ``force_tokens``: the token ids of the whole answer; nothing is sampled, and ``logprobs`` scores

@@ -22,6 +22,7 @@ METAVARS = {
     *("ADDRESS", "DIR", "FILE", "HOST", "KEY", "MODEL", "NAME", "NUMBER", "N", "NAME|N", "ORIGIN"),
     *("ID", "RATE", "REASON", "SECONDS", "SERVER", "SIZE", "TENANT", "TEXT", "TOKENS", "TRACE"),
     *("TYPE", "URL", "WIDTH", "WORD", "LAYER", "COMMAND", "ACTION", "ACTION[/PROMPT[/TOKENS]]"),
+    *("SCHEMA", "GRAMMAR", "REGEX"),
     *("[MODEL] PROMPT", "RECEIPT|REQUEST", "RESPONSE"),
 }
 """What a value of an option can be, as the help names it."""

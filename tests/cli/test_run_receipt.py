@@ -30,6 +30,8 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("hello", "--temperature", "1.1", "--repeat-penalty", "1.3"),
         ("hello", "--system", "Be kind.", "--stop", "e", "--stop", "a", "--max-tokens", "60"),
         ("hello", "--kv-dtype", "f16", "--draft", "7"),
+        ("hello", "--json-schema", '{"enum": [1, 23]}', "--draft", "3"),
+        ("--raw", "hello", "--grammar", 'root ::= "a"+', "--temperature", "2"),
     ],
 )
 def test_a_run_is_verified(

@@ -371,3 +371,20 @@ def test_a_request_for_an_adapter_that_is_not_open(server: Running) -> None:
     reply = Http(server.url).post("/v1/completions", ASKED | {"lora": [{"id": 0, "scale": 1}]})
     assert (reply.status, reply.error["param"]) == (400, "lora")
     assert Request(1, (1,), 1).adapters == ()
+
+
+def test_the_fingerprint_is_that_of_the_server_everywhere(
+    adapted: Running,
+    named: tuple[NamedAdapter, ...],
+    tiny_model_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of ``run --json`` and of Python, without adapters and with one."""
+    model = adapted.service.model
+    for lora, scales in (((), ()), ((f"{named[0].path}:0.5",), ((0, 0.5),))):
+        expected = model.with_adapters(scales).fingerprint
+        words = ["run", "--json", "-n", "1", "hi", "--tier", "cpu", "-m", str(tiny_model_path)]
+        assert main([*words, *(word for one in lora for word in ("--lora", one))]) == 0
+        assert json.loads(capsys.readouterr().out)["system_fingerprint"] == expected
+        with LLM(tiny_model_path, tier="cpu", lora=list(lora), progress=False) as llm:
+            assert llm.system_fingerprint == expected

@@ -14,6 +14,7 @@ from contract.errors import RequestError
 from harness.host.dialect.harmony import HARMONY_MARKS, HarmonyDialect
 from harness.host.harmony_reply import FramedAnswer, reply_parser
 from harness.host.reply import ReplyForm
+from harness.host.reply_parts import Content, ReasoningText
 from harness.host.thinking import thinking_arguments
 from reference.model.chat_template import ChatTemplate
 from tests.serve.harmony import TEMPLATE
@@ -247,3 +248,10 @@ def test_a_model_without_levels_refuses_one() -> None:
         with pytest.raises(RequestError, match=r"thinking: tiny has no switch for it"):
             thinking_arguments(template, "tiny", True)
         assert thinking_arguments(template, "tiny", False) == {"enable_thinking": False}
+
+
+def test_reasoning_may_be_left_out_of_a_terminal() -> None:
+    parser = reply_parser(ReplyForm(HarmonyDialect()))
+    answer = FramedAnswer(parser, frozenset(), shows_reasoning=False)
+    assert answer.take([ReasoningText("because"), Content("ye"), Content("s")]) == "yes"
+    assert answer.content == "yes"

@@ -155,3 +155,22 @@ def test_tokens_by_its_names(http: Http) -> None:
 )
 def test_whether_a_bos_goes_in_front(body: Json, adds: bool) -> None:
     assert adds_bos(TokenizeRequest(**body)) is adds
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n_predict": 1}),
+        ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
+        (
+            "/v1/messages",
+            {"messages": [{"role": "user", "content": "a"}], "model": "tiny", "max_tokens": 1},
+        ),
+    ],
+)
+def test_minus_one_is_no_seed_of_any_route(http: Http, path: str, body: Json) -> None:
+    """Another negative number is one."""
+    drawn = [http.post(path, body | {"seed": -1}).json["x_zinc"]["seed"] for _ in range(2)]
+    assert 0 <= min(drawn) < max(drawn) < 2**53
+    assert http.post(path, body | {"seed": -2}).json["x_zinc"]["seed"] == 2**64 - 2

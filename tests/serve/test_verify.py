@@ -45,6 +45,7 @@ COMPLETION = {
         ("/v1/chat/completions", CHAT),
         ("/v1/completions", COMPLETION),
         ("/v1/completions", {**COMPLETION, "echo": True}),
+        ("/v1/completions", {**COMPLETION, "seed": -1}),
         ("/v1/responses", RESPONSE),
         ("/v1/embeddings", {"input": ["hello", "you"], "encoding_format": "base64"}),
         ("/v1/score", {"input": ["hello", "you"], "start": [1, 2], "top": 2}),
@@ -287,6 +288,7 @@ def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None
         ({**COMPLETION, "top_q": 1}, answer, "top_q"),
         (COMPLETION, {**answer, "choices": []}, "no choices"),
         ({"prompt": "abc"}, {**answer, "x_zinc": None}, "names a seed"),
+        ({"prompt": "abc", "seed": -1}, {**answer, "x_zinc": {"seed": 2**64 - 1}}, "no request"),
     ):
         code, _, error = verify(request, response)
         assert (code, says in error) == (2, True), error

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypedDict, get_type_hints
 from harness.cli.serve_command import NAMES as SERVER_NAMES
 from harness.cli.serve_command import SLOTS
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
+from harness.file_digests import DIGESTS_FILE
 from harness.host.options import SessionOptions
 from harness.settings import Settings, resolve
 from harness.settings_table import SETTINGS
@@ -129,15 +130,17 @@ def hint_for(name: str, names: Sequence[str]) -> str:
     return f"; did you mean {near!r}?" if SequenceMatcher(None, name, near).ratio() > 0.6 else ""
 
 
-def opening(model: str | Path | None, given: Mapping[str, Any]) -> tuple[Path, SessionOptions]:
-    """The model's file, downloaded if needed, and the options for opening it. Tokens are guessed
-    ahead only where ``draft`` or ``draft_model`` is given."""
+def opening(
+    model: str | Path | None, given: Mapping[str, Any]
+) -> tuple[Path, SessionOptions, Path]:
+    """The model's file, downloaded if needed, the options for opening it, and the file that caches
+    digests. Tokens are guessed ahead only where ``draft`` or ``draft_model`` is given."""
     settings = settings_of(model, given, NAMES, "LLM")
     slots = settings["slots"] or SLOTS
     options = replace(session_options(settings, chat=True), slots=slots)
     if options.draft_model is None and settings.sources["draft"] == "default":
         options = replace(options, draft=0)
-    return model_file(settings), options
+    return model_file(settings), options, settings["cache_dir"] / DIGESTS_FILE
 
 
 def signature_of(call: Any, settings: Any) -> inspect.Signature:

@@ -13,13 +13,13 @@ import numpy as np
 from contract.arrays import Floats
 from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
+from harness.conversations import Conversations, fields_of
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
 from harness.host.submissions import NO_MASKS, Submission
 from harness.host.thinking import thinking_arguments
 from harness.named_adapters import scales_by_name
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
 from zinc_rt.batches import Finished
-from zinc_rt.conversations import Conversations, fields_of
 from zinc_rt.loaded import OpenModel
 from zinc_rt.other_names import refuse_unknown_arguments
 from zinc_rt.outputs import Output, Score

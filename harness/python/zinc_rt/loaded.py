@@ -12,12 +12,14 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack
 
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
 from contract.types import MAX_INT32
+from harness.file_digests import adapted_fingerprint, system_fingerprint
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import host_model
 from harness.host.submissions import EndMessages, EngineStopped
@@ -98,7 +100,7 @@ class OpenModel(ContextManager):
         **settings: Unpack[ModelSettings],
     ) -> None:
         _warn_of_a_second_run()
-        path, options = opening(model, settings)
+        path, options, self._digests = opening(model, settings)
         options = replace(
             options,
             top_log_probabilities=log_probabilities,
@@ -142,6 +144,13 @@ class OpenModel(ContextManager):
     def context(self) -> int:
         """Most tokens of a prompt and its answer."""
         return self._hosted.limits.context
+
+    @cached_property
+    def system_fingerprint(self) -> str:
+        """The server's fingerprint of the model with its adapters: equal ones give equal answers.
+        The first time a file is read for its digest."""
+        alone = system_fingerprint(self.model, self._hosted.limits, self._digests)
+        return adapted_fingerprint(alone, self.model, self._default_adapters)
 
     def tokenize(self, text: str) -> list[int]:
         """The token ids of a text. Text that looks like a control token stays text."""

@@ -25,7 +25,7 @@ from harness.serve.receipts.make import sampling_facts, template_digest, usage_o
 from harness.serve.receipts.tree import tree_root
 from harness.serve.service import Service, max_chat_tokens, max_completion_tokens
 from harness.serve.strict_json import BadJson, loads
-from harness.serve.wire import ChatRequest, CompletionRequest, decode
+from harness.serve.wire import NO_SEEDS, ChatRequest, CompletionRequest, decode
 
 READINGS = ("embedding", "score", "rerank")
 """The kinds of receipts of texts that are read and not continued."""
@@ -172,8 +172,7 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
             return "request: it is no JSON object"
         for name in ("model", "lora"):
             fields.pop(name, None)
-        if fields.get("seed") is None and payload.choices:
-            fields["seed"] = int(payload.choices[0].seed)
+        drawn = fields.get("seed") in NO_SEEDS and bool(payload.choices)
         given = dict(payload.sampling_defaults)
         window, context = int(given.pop(WINDOW, 0)), given.pop(CONTEXT, None)
         if fields.get(WINDOW) is None:
@@ -186,11 +185,13 @@ def derive_requests(receipt: Receipt, service: Service) -> DerivedRequests | str
         constrained: Constrained
         if payload.kind == "chat":
             body = decode(raw, ChatRequest, [], own_chat_fields)
+            body.seed = int(payload.choices[0].seed) if drawn else body.seed
             plan, requests = deriving.chat_requests(body, LOCAL_TENANT)
             constrained = plan
             limit, stop = max_chat_tokens(body), body.stop_token_ids
         else:
             text = decode(raw, CompletionRequest, [], own_chat_fields)
+            text.seed = int(payload.choices[0].seed) if drawn else text.seed
             _, requests = deriving.completion_requests(text, LOCAL_TENANT)
             constrained = TextPlan.of(text)
             limit, stop = max_completion_tokens(text), text.stop_token_ids

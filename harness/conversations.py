@@ -1,4 +1,4 @@
-"""Plans chat answers, with tools and response formats, by the server's own code."""
+"""Plans answers, with tools and formats, by the server's own code."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from reference.model.chat_template import ChatTemplate
 from reference.model.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from harness.serve.answer_grammar import Constrained, TextPlan
     from harness.serve.chat import ChatPlan
 
 
@@ -50,10 +51,36 @@ class Conversations:
 
     def masks(self, plan: ChatPlan, requests: Sequence[Request]) -> dict[int, TokenMasks]:
         """The token masks of each request; empty without a grammar. Raises RequestError."""
-        with _refusals_as_errors():
-            from harness.serve.answer_grammar import masks_of
+        return token_masks(plan, self._grammars, requests)
 
-            return masks_of(plan, self._grammars, requests)
+
+def own_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a request in any dialect that name a format, as this server's. Raises RequestError,
+    and ConfigError if the extra is not installed."""
+    with _refusals_as_errors():
+        from harness.serve.other_formats import own_format
+
+        return own_format(dict(fields))
+
+
+def text_plan(fields: Mapping[str, Any]) -> TextPlan:
+    """Plan the continuation of a text. ``fields`` are those of a ``/v1/completions`` body that name
+    a format. Raises RequestError, and ConfigError if the extra is not installed."""
+    with _refusals_as_errors():
+        from harness.serve.answer_grammar import TextPlan
+        from harness.serve.wire import CompletionRequest, converted
+
+        return TextPlan.of(converted({**fields, "prompt": ""}, CompletionRequest))
+
+
+def token_masks(
+    plan: Constrained, grammars: Grammars, requests: Sequence[Request]
+) -> dict[int, TokenMasks]:
+    """The token masks of each request; empty without a grammar. Raises RequestError."""
+    with _refusals_as_errors():
+        from harness.serve.answer_grammar import masks_of
+
+        return masks_of(plan, grammars, requests)
 
 
 def fields_of(
@@ -78,11 +105,11 @@ def fields_of(
 def _refusals_as_errors() -> Iterator[None]:
     """Turn the server's ApiError into RequestError."""
     with optional_libraries("tools and formats: "):
-        from harness.serve.errors import ApiError
+        from harness.serve.errors import IN_FORMAT, ApiError
 
         try:
             yield
         except ApiError as error:
             param = error.param or "messages"
-            problem = error.message.removeprefix(param).lstrip(": ")
+            problem = error.message.removeprefix(param).removeprefix(IN_FORMAT).lstrip(": ")
             raise RequestError(param, problem) from None
