@@ -17,7 +17,9 @@ def test_rates_of_several_lengths_and_numbers_of_sequences(tiny_model_path, caps
     assert set(cpu["rates"]) == rates | opened | {"2 sequences, tok/s"}
     assert all(len(cpu["rates"][one]["samples"]) == 2 for one in rates)
     assert cpu["tokens"] == native["tokens"] != sha256().hexdigest()[:16]
-    assert main(["--model", str(tiny_model_path), *SIZES, "--sequences", "3"]) == 0
+    assert (
+        main(["--model", str(tiny_model_path), *SIZES, "--tiers", "cpu", "--sequences", "3"]) == 0
+    )
     said = capsys.readouterr().out
     assert said.startswith(f"{tiny_model_path.name}, cpu, {cpu['device']}")
     assert "3 sequences, tok/s: " in said

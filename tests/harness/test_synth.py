@@ -115,7 +115,7 @@ def test_every_architecture_and_type_computes(
     write_synthetic(tmp_path / "m.gguf", spec)
     logits = logits_of(tmp_path / "m.gguf")
     assert logits.shape == (5, spec.vocab)
-    assert 0.3 < logits.std() < 5
+    assert 0.3 < logits.std() < 6
     assert len({logits_digest(row) for row in logits}) == 5
 
 

@@ -38,8 +38,8 @@ def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def expected(model: ServedModel) -> tuple[list[int], list[str]]:
     """The tokens and leaves of one engine's answer."""
     generation = Generation(model, [REQUEST], leaves=VERSION)
-    for _ in generation.pieces(1.0):
-        pass
+    for events in generation.taken(1.0):
+        generation.received(events)
     return generation.tokens[0], generation.step_digests[0]
 
 

@@ -88,7 +88,7 @@ class LLM(OpenModel):
         >>> with LLM("model.gguf", tier="cpu", progress=False) as llm:
         ...     good, bad = llm.generate(["one", "two " * 9999], SamplingParams(max_tokens=2))
         >>> good.error is None, type(bad.error).__name__
-        (True, 'RequestError')"""
+        (True, 'PromptTooLong')"""
         chosen = either(parameters, sampling_params)
         outputs = self._run(prompts_of(prompts), chosen, self._plain, use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
