@@ -48,6 +48,7 @@ COMMANDS: Mapping[str, str] = {
     "graph": "graph_command",
     "logits": "logits_command",
     "score": "score_command",
+    "tokenize": "tokenize_command",
     "export-plan": "export_plan_command",
     "check": "check_command",
     "devices": "devices_command",

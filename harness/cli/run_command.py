@@ -150,7 +150,6 @@ def _begins_conversation(args: argparse.Namespace) -> bool:
 def _answer(args: argparse.Namespace, settings: Settings) -> int:
     from harness.cli.answer import closing_line, follow, record, show_answer
     from harness.cli.prompt import encode_turn, opening, read_prompt, user
-    from harness.file_digests import DIGESTS_FILE
     from harness.host.options import Recording
     from harness.progress import progress_on
 
@@ -187,6 +186,8 @@ def _answer(args: argparse.Namespace, settings: Settings) -> int:
         )
         with errors_of(held):
             if args.json:
+                from harness.file_digests import DIGESTS_FILE
+
                 interrupted = follow(generation, lambda text: None)
                 digests = settings["cache_dir"] / DIGESTS_FILE
                 print(json.dumps(record(generation, session, digests)))

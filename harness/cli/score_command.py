@@ -80,7 +80,7 @@ def score(args: argparse.Namespace) -> int:
         raise ConfigError(f"flag --top: {args.top} is not from 1 to {MAX_LISTED}")
     if args.start < 1:
         raise ConfigError(f"flag --from: {args.start} is not 1 or more")
-    text = _text_of(args)
+    text = text_of(args)
     ids = None if args.tokens is None else token_ids(args.tokens)
     forced = None if args.force_tokens is None else token_ids(args.force_tokens, "force_tokens")
     if forced is not None and args.start != 1:
@@ -98,8 +98,8 @@ def score(args: argparse.Namespace) -> int:
     return 0
 
 
-def _text_of(args: argparse.Namespace) -> str:
-    """The text to score; empty for token ids."""
+def text_of(args: argparse.Namespace) -> str:
+    """The text of a file or an argument; empty for token ids."""
     if args.file is None:
         return args.prompt or ""
     try:

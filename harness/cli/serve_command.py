@@ -29,7 +29,6 @@ from harness.cli.sessions import (
 )
 from harness.console import complain, note
 from harness.extras import optional_libraries
-from harness.file_digests import DIGESTS_FILE
 from harness.interrupts import INTERRUPTED
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve, values_for
@@ -243,6 +242,7 @@ def options_of(settings: Settings) -> ServeOptions:
 
 def model_options(settings: Settings, path: Path) -> ModelOptions:
     """The options of the model in the file ``path``, as a server opens it."""
+    from harness.file_digests import DIGESTS_FILE
     from harness.serve.model import ModelOptions
 
     session = replace(

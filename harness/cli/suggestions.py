@@ -40,7 +40,7 @@ SAME_COMMANDS: Mapping[str, tuple[str, ...]] = {
 }
 """Commands of other programs that mean the same as ours, and ours."""
 A_FILE_IS_ENOUGH = "a GGUF file is used as it is: zinc-rt run --model FILE.gguf"
-TOKENIZE = "zinc-rt serve answers at /tokenize, and LLM.tokenize in Python"
+DETOKENIZE = "zinc-rt serve answers at /detokenize, and LLM.detokenize in Python"
 EMBED = "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python"
 COMMAND_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("create", "cp", "import", "push", "convert"), A_FILE_IS_ENOUGH),
@@ -53,7 +53,8 @@ COMMAND_ADVICE: Mapping[str, str] = {
     **dict.fromkeys(("compare", "diff"), "equal digests of zinc-rt logits are equal logits"),
     **dict.fromkeys(("eval", "lm-eval", "lm_eval"), "lm_eval asks a server, see docs/serving.md"),
     **dict.fromkeys(("train", "finetune", "lora"), "adapters are used, not made: see --lora"),
-    **dict.fromkeys(("tokens", "detokenize", "llama-tokenize"), TOKENIZE),
+    **dict.fromkeys(("tokens", "llama-tokenize"), "use zinc-rt tokenize"),
+    "detokenize": DETOKENIZE,
     **dict.fromkeys(("gguf", "llama-gguf", "metadata"), "use zinc-rt inspect"),
     "launch": "give a program the address of zinc-rt serve",
     "load": "a server loads models when asked: zinc-rt serve --beside",
@@ -78,7 +79,6 @@ COMMAND_ADVICE: Mapping[str, str] = {
     "settings": "use zinc-rt config init",
     "login": "models of the hub that need an account are not fetched; download the file",
     **dict.fromkeys(("embed", "embedding", "embeddings"), EMBED),
-    "tokenize": TOKENIZE,
 }
 """Commands of other programs, and what does the same here."""
 

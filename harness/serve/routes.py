@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from functools import cache
 
@@ -10,6 +9,7 @@ from flask import Response, g
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import RequestError
+from harness.host.token_pieces import token_pieces
 from harness.serve.answers import Json
 from harness.serve.anthropic.routes import ANTHROPIC_ROUTES
 from harness.serve.embeddings import EMBEDDING_ROUTES
@@ -38,7 +38,6 @@ from harness.serve.wire import (
 )
 from reference.engine.statistics import EngineStatistics
 from reference.model.chat_template import RenderedChat
-from reference.model.tokenizer import Tokenizer
 
 TEXT = "text/plain; version=0.0.4"
 ROUTES = (
@@ -210,16 +209,3 @@ def adds_bos(body: TokenizeRequest) -> bool:
         if given is not None:
             return given
     return body.content is None
-
-
-def token_pieces(tokenizer: Tokenizer, tokens: Iterable[int]) -> list[Json]:
-    """Each token id with its text, or with its bytes if they are not UTF-8."""
-    return [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
-
-
-def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    raw = tokenizer.token_bytes(token, special=True)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return list(raw)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.main import main
 from harness.client import ServerClient, ServerError
 from harness.host.options import SessionOptions
 from harness.serve.keys import new_key
@@ -56,6 +57,14 @@ def test_the_answers_are_those_of_a_local_chat(server: Running, tiny_model: Path
     assert remote.out.count("\n") >= 4
     assert remote.err.count(f"tiny at {server.url}") == 4
     assert "tier     cpu on " in remote.err
+
+
+def test_the_server_holds_answers_to_a_format(
+    server: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.cli.chat.piped_turns", lambda: iter(["hello"]))
+    assert main(["chat", "--server", server.url, "-q", "--grammar", 'root ::= "yes" | "no"']) == 0
+    assert capsys.readouterr().out in ("yes\n", "no\n")
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(

@@ -224,7 +224,7 @@ class TestModelArgument:
         (("create", "x"), "a GGUF file is used as it is"),
         (("login",), "download the file"),
         (("compare", "a", "b"), "equal digests of zinc-rt logits"),
-        (("llama-tokenize",), "answers at /tokenize"),
+        (("llama-tokenize",), "use zinc-rt tokenize"),
         (("llama-server", "-m", "a.gguf"), "use zinc-rt serve"),
         (("status",), "use zinc-rt ps"),
         (("Why is the sky blue?",), "zinc-rt run"),
