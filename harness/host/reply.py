@@ -260,12 +260,14 @@ class ReplyParser:
         while end is not None and (at := call.body.find(end, call.searched)) >= 0:
             after = at + len(end)
             body, rest = call.body[: after if call.bare else at], call.body[after:]
+            call.searched = after
+            if self._syntax.is_open(body):
+                continue
             calls = self._parsed(body)
             if calls is not None:
                 yield from self._call_parts(calls)
                 self._end_call(rest, bool(call.bare))
                 return
-            call.searched = after
             if not self._syntax.inside_value(body, functions, not self._tolerant):
                 yield self._as_text(call.opening + call.body[:after], rest)
                 return

@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
-from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect import Dialect
+from harness.host.dialect.calls import CallSyntax, Function
+from harness.host.dialect.python_calls import LlamaCalls, PythonAnswer, PythonCalls
+from harness.host.reply import ReplyForm, ReplyParser
+from harness.host.reply_parts import CallArguments
 from tests.serve.test_reply import LISTED, read
 
 BAD_PYTHON = (
@@ -62,3 +66,27 @@ def test_half_of_a_pair_of_surrogates_can_be_sent() -> None:
     text = '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "\\ud83d"}}]</TOOLCALL>'
     ((_, arguments),) = read(LISTED, [text])[2]
     assert json.loads(arguments.encode().decode()) == {"city": "\ud83d"}
+
+
+@pytest.mark.parametrize("syntax", [LlamaCalls(), PythonAnswer()])
+def test_a_value_of_many_lists_is_parsed_once(
+    syntax: CallSyntax, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of its brackets could end the calls: to parse there takes the square of its length."""
+    parsed: list[str] = []
+    parse = type(syntax).parse
+
+    def counted(syntax: CallSyntax, body: str, functions: Any) -> Any:
+        parsed.append(body)
+        return parse(syntax, body, functions)
+
+    monkeypatch.setattr(type(syntax), "parse", counted)
+    parser = ReplyParser(ReplyForm(Dialect(syntax), {"f": Function("f")}))
+    rows = [[number, -number] for number in range(40)]
+    text = f'[f(a={rows}, b="it\'s ]")]'
+    parts = [part for at in range(0, len(text), 3) for part in parser.feed(text[at : at + 3])]
+    parts += parser.finish()
+    assert [part.text for part in parts if isinstance(part, CallArguments)] == [
+        json.dumps({"a": rows, "b": "it's ]"})
+    ]
+    assert len(parsed) == 1

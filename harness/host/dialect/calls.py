@@ -146,6 +146,11 @@ class CallSyntax(ABC):
         others = tuple(self.other_marks(tolerant=True))
         return not text.startswith(others) or not self.cannot_become_call(text, functions)
 
+    def is_open(self, body: str) -> bool:
+        """Whether a body with an end mark certainly goes on, so that it is not parsed: what has
+        many such marks would be parsed at each."""
+        return False
+
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
         """Whether an ``end`` after ``body`` would be part of a value; by default of a JSON string.
         ``exact``: as in ``parse_exactly``."""

@@ -33,6 +33,11 @@ MEANT = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\n": ""}
 PLAIN = "\\/'\""
 """Characters that an escape leaves as they are."""
 COMMA = '", "'
+STRING_OR_BRACKET = re.compile(
+    r"""(?P<quote>['"])(?:\\.|(?!(?P=quote)\s*(?:[,)\]}:]|\Z)).)*(?P<closed>(?P=quote))?|[\[\]]""",
+    re.S,
+)
+"""A string as ``_string_end`` finds its end, or a square bracket."""
 LIST_HEAD = re.compile(r"\[\s*(?P<name>[a-zA-Z0-9_.-]*)(?P<behind>[^a-zA-Z0-9_.-])?")
 """The beginning of a list of calls, with what stands behind the first name."""
 
@@ -90,7 +95,7 @@ class PythonAnswer(PythonCalls):
     def parse(self, body: str, functions: Functions) -> list[Call] | None:
         return super().parse(f"[{body}]", functions)
 
-    def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
+    def is_open(self, body: str) -> bool:
         return _within_list(body)
 
 
@@ -119,10 +124,11 @@ class LlamaCalls(BareJsonCall):
         except Malformed:
             return None
 
+    def is_open(self, body: str) -> bool:
+        return body.startswith("[") and _within_list(body)
+
     def inside_value(self, body: str, functions: Functions, exact: bool = False) -> bool:
-        if not body.startswith("["):
-            return super().inside_value(body, functions, exact)
-        return _within_list(body)
+        return not body.startswith("[") and super().inside_value(body, functions, exact)
 
 
 @dataclass(slots=True)
@@ -196,14 +202,12 @@ def _within_list(text: str) -> bool:
 
 def _open_brackets(text: str) -> int | None:
     """How many square brackets are open at the end of a text; None within a string."""
-    at = depth = 0
-    while at < len(text):
-        if text[at] in QUOTES:
-            at = _string_end(text, at)
-            if at < 0:
-                return None
-        depth += {"[": 1, "]": -1}.get(text[at], 0)
-        at += 1
+    depth = 0
+    for found in STRING_OR_BRACKET.finditer(text):
+        if found["quote"] is None:
+            depth += 1 if found[0] == "[" else -1
+        elif found["closed"] is None:
+            return None
     return depth
 
 

@@ -178,7 +178,8 @@ class ReplicatedStream:
             pump.cancel(used)
 
     def end(self, request_id: int, used: int) -> None:
-        """As ``EventStream.end``."""
+        """As ``EventStream.end``, but the replica may abandon the steps in flight: it is told only
+        that the request is cancelled."""
         self.cancel(request_id, used)
 
 
