@@ -63,6 +63,7 @@ class CancelCalls:
             if sequence.admitted > lost.admitted and sequence.order not in orders:
                 self._scheduler.preempt(sequence, published=False)
         for sequence, start in lost.sequences:
-            manager.cut_back(sequence, start)
+            # What it found in the cache may be of these steps, too.
+            manager.cut_back(sequence, 0 if sequence.admitted > lost.admitted else start)
         for sequence, _ in lost.sequences:
             self._cancel(sequence.request.id)

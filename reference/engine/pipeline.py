@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Items
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from contract.cancel_token import CancelToken
@@ -25,6 +26,8 @@ from reference.sched.planner import Chunk
 from reference.sched.slots import SteadyDecode
 from reference.sched.tenants import Tenants
 
+UNCANCELLED = nullcontext()
+"""Of steps that the tier completes in any case."""
 ROUND_PAGES = 2
 """The most pages that a round of a sequence takes, if it has at most a page of drafts."""
 
@@ -91,7 +94,7 @@ class Pipeline:
 
     def abandon_unneeded(self) -> None:
         """Raise StepAbandoned if all requests of the steps in flight are leaving."""
-        with self.cancels.waiting(self._awaited()):
+        with self._waiting():
             pass
 
     def drop_abandoned(self) -> Abandoned:
@@ -116,12 +119,12 @@ class Pipeline:
         """The steps in flight and the one that is being submitted."""
         return [*self._in_flight, *([] if self._starting is None else [self._starting])]
 
-    def _awaited(self) -> list[Awaited]:
-        """The steps in flight and the one that is being submitted. None where they cannot be
-        abandoned: if a sequence lost its slot meanwhile, others may find what they compute of
-        it."""
+    def _waiting(self) -> AbstractContextManager[None]:
+        """A context in which the steps in flight and the one that is being submitted are abandoned
+        once nobody needs them. None are where they cannot be: if a sequence lost its slot
+        meanwhile, others may find what they compute of it."""
         if not self._abandons:
-            return []
+            return UNCANCELLED
         # Lists, since a generator that is closed early may lose Ctrl-C.
         current = [here for step in self._in_flight for here in step.of_current_admission()]
         awaited = [Awaited(step.token, step.requests) for step in self._in_flight]
@@ -129,7 +132,7 @@ class Pipeline:
             current += [sequence.running for sequence in begun.sequences]
             ids = [sequence.request.id for sequence in begun.sequences]
             awaited.append(Awaited(begun.token, ids))
-        return awaited if False not in current else []
+        return self.cancels.waiting(awaited if False not in current else [])
 
     def fill(self) -> None:
         """Submit steps until ``steps_ahead`` are in flight or there is nothing to compute."""
@@ -151,7 +154,7 @@ class Pipeline:
         if not self._in_flight:
             return None
         step = self._in_flight[0]
-        with self.cancels.waiting(self._awaited()):
+        with self._waiting():
             output = self._runner.collect(step.submission)
         self._in_flight.popleft()
         self.steps_read = step.number + 1
@@ -274,7 +277,7 @@ class Pipeline:
         if self._abandons:
             inputs = replace(inputs, token=token)
         self._starting = Starting(token, sequences, chunks, rows)
-        with self.cancels.waiting(self._awaited()):
+        with self._waiting():
             submission = self._runner.submit(inputs)
         if self._speculative is not None:
             self._speculative.after_step(sequences, chunks)

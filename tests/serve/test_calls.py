@@ -3,9 +3,11 @@ the interpreter from the engine. Time is not measured."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from statistics import median
 from types import FrameType
 from typing import Any
@@ -58,6 +60,16 @@ def counting(original: Callable[..., Any], counts: list[int]) -> Callable[..., A
     return counted
 
 
+@contextmanager
+def no_collections() -> Iterator[None]:
+    """A context without collections: Hypothesis has functions that each of them calls."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
 @pytest.fixture(scope="module")
 def null_server(serve: Serve) -> Iterator[Running]:
     with serve(tier="null") as server:
@@ -76,7 +88,7 @@ def calls(
         for _ in range(WARM):
             http.post(path, {**body, "max_tokens": 2})
         counts: Counts = defaultdict(list)
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, no_collections():
             for owner, name in PARTS:
                 patch.setattr(owner, name, counting(getattr(owner, name), counts[name]))
             for _ in range(COUNTED):

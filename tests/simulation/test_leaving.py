@@ -75,3 +75,9 @@ def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], monkeypatch: 
     found = next(filter(None, violations), None)
     assert found is not None, "nobody noticed"
     assert found.invariant in (Invariant.HISTORY, Invariant.TOKENS, Invariant.LIVENESS)
+
+
+def test_what_was_found_of_an_abandoned_step_is_not_published() -> None:
+    """A request is in an abandoned step itself, and began with pages of one before it that was
+    abandoned, too."""
+    assert play_seed(LEAVING, 118_237, twice=False).violation is None
