@@ -121,8 +121,8 @@ class Pipeline:
 
     def _waiting(self) -> AbstractContextManager[None]:
         """A context in which the steps in flight and the one that is being submitted are abandoned
-        once nobody needs them. None are where they cannot be: if a sequence lost its slot
-        meanwhile, others may find what they compute of it."""
+        once nobody needs them. If a sequence of theirs has lost its slot, none is abandoned, since
+        others may find what these steps compute of it."""
         if not self._abandons:
             return UNCANCELLED
         # Lists, since a generator that is closed early may lose Ctrl-C.
