@@ -147,6 +147,14 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "glm4moe": (
         {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
     ),
+    "gemma3n": (
+        {"quant": "q4_k_m", "layers": 3, "gemma": {"window": 12, "per_layer_width": 64}},
+        {
+            "quant": "q8_0",
+            "layers": 6,
+            "gemma": {"window": 9, "per_layer_width": 64, "shared_kv_layers": 2, "softcap": 20.0},
+        },
+    ),
     "gemma4": (
         {"quant": "f32", "gemma": {"window": 12}},
         {

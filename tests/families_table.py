@@ -302,6 +302,14 @@ GEMMAS: Mapping[str, Mapping[str, Any]] = {
         **GEMMA3, "tied": False, "gemma": {**WINDOWS, "softcap": 5.0}, "rope_scaling": "linear",
         "rope_base": 1e6,
     },
+    "gemma3n": {
+        **SMALL, "architecture": "gemma3n",
+        "gemma": {**WINDOWS, "period": 2, "per_layer_width": 256},
+    },
+    "gemma3n-shared-kv": {
+        **SMALL, "architecture": "gemma3n", "layers": 6, "rope_base": 1e6,
+        "gemma": {**WINDOWS, "softcap": 8.0, "per_layer_width": 64, "shared_kv_layers": 3},
+    },
     "gemma4": GEMMA4,
     "gemma4-one-head-size": {**GEMMA4, "gemma": WINDOWS},
     "gemma4-values-from-keys": {**GEMMA4, "gemma": {**GEMMA4_WINDOWS, "values_from_keys": True}},
@@ -344,6 +352,11 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "baichuan-7b": {
         "architecture": "baichuan", "layers": 32, "hidden": 64, "heads": 4, "kv_heads": 4,
         "head_dim": 16, "feed_forward": 64, "tied": False,
+    },
+    "gemma3n-deep": {
+        "architecture": "gemma3n", "layers": 22, "hidden": 64, "heads": 4, "kv_heads": 2,
+        "head_dim": 16, "feed_forward": 512, "rope_base": 1e6,
+        "gemma": {"window": 20, "period": 5, "per_layer_width": 256, "shared_kv_layers": 2},
     },
     "exaone4-32b": {
         "architecture": "exaone4", "layers": 64, "hidden": 64, "heads": 4, "kv_heads": 2,

@@ -42,7 +42,8 @@ MAMBAS = ("granitehybrid", *NEMOTRONS, FALCON_H1, MAMBA2)
 DIVIDED = ("llama", "llama4", "apertus", "exaone", "exaone4", "exaone-moe")
 """Architectures whose frequencies may have divisors."""
 GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
-GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
+GEMMA3N = "gemma3n"
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
     "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED, "ernie4_5-moe", *SOFT_ROUTED,

@@ -18,6 +18,7 @@ _GPT_OSS = {
 }  # fmt: skip
 _LATENT = {"rank": 512, "unrotated": 128, "rotated": 64, "value": 128}
 _YARN_40 = {"rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_context": 4096}
+_GEMMA3N = {"window": 512, "period": 5, "softcap": 30.0, "per_layer_width": 256}
 _GEMMA4_WINDOWS = {"window": 1024, "head_dim": 256, "values_from_keys": True, "output_scale": True}
 
 
@@ -194,6 +195,12 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "2b": _shape(26, 2304, 8, kv_heads=4, head_dim=256, feed_forward=9216, vocab=256000)
         | {"context": 8192, "gemma": {"window": 4096, "period": 2, "softcap": 30.0}}
     },
+    "gemma3n": {
+        size: _shape(layers, 2048, 8, kv_heads=2, head_dim=256, feed_forward=width, vocab=262400)
+        | {"context": 32768, "rope_base": 1e6}
+        | {"gemma": {**_GEMMA3N, "shared_kv_layers": layers - 20}}
+        for size, layers, width in (("e2b", 30, 8192), ("e4b", 35, 16384))
+    },
     "gemma4": {
         "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
         | {"experts": {"count": 128, "used": 8, "width": 704, "fused": True}}
@@ -246,6 +253,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "gemma": {"gemma": {"window": 0}},
     "gemma2": {"gemma": {"period": 2}},
     "gemma3": {"gemma": {"period": 2}},
+    "gemma3n": {"gemma": {"period": 2, "per_layer_width": 256}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }
 """Fields an architecture needs, with values for sizes that do not set them."""

@@ -60,7 +60,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 GEMMA_TURNS = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3"), ("<start_of_turn>", "<end_of_turn>")),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n"), ("<start_of_turn>", "<end_of_turn>")),
     "gemma4": ("<|turn>", "<turn|>"),
 }
 GEMMA_TEMPLATE = (

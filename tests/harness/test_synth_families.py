@@ -91,6 +91,7 @@ LATER = {
     "deepseek": "d1f1ffd102444576c851b1f02ec0dcefdec162bcf396279c86927034946259bf",
     "bailingmoe": "2a97440a337a9f36e410bdcee26ce6fcaee0c6e75270e2d238bea917cafc65f0",
     "mamba2": "98cd3a3f9debbccbc6a040eb24a2389b831c3138332d9c04718a8903a22bd487",
+    "gemma3n": "bc95278df551ee04351b3cb00622267ca74b0793d5e9c162acc1ce94863ca19a",
 }
 """Digests of the files of architectures that came later."""
 

@@ -60,7 +60,7 @@ MODELS = {
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32), "gemma4-shared-kv": ("f32", F32),
-    "gemma4-per-layer-embeddings": ("q8_0", F32),
+    "gemma4-per-layer-embeddings": ("q8_0", F32), "gemma3n-shared-kv": ("q8_0", F16),
 }  # fmt: skip
 VOCAB = 320
 POOL = request_pool(VOCAB, count=8, longest=80)

@@ -38,11 +38,13 @@ from tests.model.family_parts import (
 from tests.model.latent_layers import LATENT_KEYS, deepseek2
 from tests.model.later_layers import (
     APERTUS_KEYS,
+    GEMMA3N_KEYS,
     LAYER_NORMED,
     LAYER_NORMED_KEYS,
     LIKE_LLAMA,
     LLAMA4_KEYS,
     apertus,
+    gemma3n,
     llama4,
 )
 from tests.model.mixture_layers import afmoe, bailingmoe2, dots1, ernie_moe, soft_routed
@@ -160,6 +162,7 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "gemma2": {"attention.sliding_window": WINDOW, "attn_logit_softcapping": 5.0},
     "gemma3": {"attention.sliding_window": WINDOW, "attention.sliding_window_pattern": 2,
                "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    "gemma3n": GEMMA3N_KEYS,
     "gemma4": {"attention.sliding_window": WINDOW,
                "attention.sliding_window_pattern": [True, False, True, False],
                "attention.head_count_kv": [KV_HEADS, FULL_KV_HEADS] * 2,
@@ -376,6 +379,7 @@ _LAYERS = {
     "gemma": _llama,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "gemma3n": gemma3n,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,
     "deepseek2": deepseek2,

@@ -102,6 +102,26 @@ SQUARED = {
     "matmul": 3 * LAYERS,
 }
 """A feed forward without gates."""
+SPARSE = OWN = HALF
+"""Layers of Gemma 3n that keep the largest gates, and those with keys and values of their own."""
+GEMMA3N = {
+    **STEP,
+    "embed": 2,
+    "flash_attn_batched": LAYERS,
+    "rms_norm_fused_rope_kv_write": OWN,
+    "rope": LAYERS - OWN,
+    "barrier": OWN + 1,
+    "scale_columns": LAYERS,
+    # All pairs of four streams, and one beside four; the matrices of three at both ends.
+    "head_product": 2 * LAYERS + 2,
+    "soft_cap": 2 * LAYERS + 1,
+    "bias_add": LAYERS + SPARSE,
+    "rms_norm": 8 * LAYERS + LAYERS + SPARSE + 2 * 2 + 2,
+    "add": (4 + 13 + 6) * LAYERS + 3 * SPARSE + 6,
+    "swiglu": (8 + 8 + 2) * LAYERS + 3 * SPARSE + 2 * 3,
+    "scale": 9 * LAYERS + 5 * SPARSE + 4 + 4 + 2 * 3 + 1,
+    "matmul": 13 * LAYERS + 2 * OWN + 4 * SPARSE + 2 * 2 + 1,
+}
 COMPOSITION: dict[str, dict[str, int]] = {
     **dict.fromkeys(("llama", "ernie4_5", "baichuan", "exaone"), DENSE_DECODER),
     "arcee": SQUARED,
@@ -335,6 +355,7 @@ COMPOSITION: dict[str, dict[str, int]] = {
     "gemma": {**DENSE_DECODER, "scale": 1},
     "gemma2": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1, "soft_cap": 1},
     "gemma3": {**DENSE_DECODER, "rms_norm": 2 * LAYERS + 1, "scale": 1},
+    "gemma3n": GEMMA3N,
     "gemma4": {
         **DENSE_DECODER,
         "rms_norm_fused_qkv": HALF,

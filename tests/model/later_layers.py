@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests.model.family_parts import (
     EXPERTS,
     FEED_FORWARD,
     HEAD_DIM,
+    WINDOW,
     add_attention,
     add_biases,
     add_dense,
@@ -138,6 +140,48 @@ LIKE_LLAMA: Mapping[str, Callable[[FamilyFile, int], None]] = {
     "baichuan": llama,
     "chatglm": chatglm,
     "exaone": llama,
+}
+
+
+EMBEDDED = 40
+"""The width of Gemma 3n's per-layer embeddings."""
+
+
+def gemma3n(file: FamilyFile, layer: int) -> None:
+    """Four streams, matrices of rank 64 beside attention, per-layer embeddings; the last two layers
+    have keys and values that nothing reads."""
+    prefix, streams, rank = f"blk.{layer}", 4, 64
+    llama(file, layer)
+    for side in "qk":
+        file.vector(f"{prefix}.attn_{side}_norm", HEAD_DIM)
+    names = ("post_attention_norm", "post_ffw_norm", "laurel_post_norm", "altup_router_norm")
+    for name in (*names, "altup_correct_scale", "post_norm"):
+        file.vector(f"{prefix}.{name}")
+    file.rows(f"{prefix}.altup_correct_coef", streams, streams)
+    file.rows(f"{prefix}.altup_predict_coef", streams * streams, streams)
+    file.rows(f"{prefix}.altup_router", streams)
+    file.rows(f"{prefix}.laurel_l", rank)
+    file.rows(f"{prefix}.laurel_r", HIDDEN, rank)
+    file.rows(f"{prefix}.inp_gate", EMBEDDED)
+    file.rows(f"{prefix}.proj", HIDDEN, EMBEDDED)
+    if layer == 0:
+        total = file.keys["block_count"] * EMBEDDED
+        file.rows("per_layer_token_embd", VOCAB, total)
+        file.rows("per_layer_model_proj", total)
+        file.vector("per_layer_proj_norm", EMBEDDED)
+        for name in ("altup_proj", "altup_unembd_proj"):
+            file.add(f"{name}.weight", streams - 1, HIDDEN, HIDDEN)
+
+
+GEMMA3N_KEYS: dict[str, Any] = {
+    "attention.sliding_window": WINDOW,
+    "attention.sliding_window_pattern": [True, False, True, False],
+    "attention.shared_kv_layers": 2,
+    "rope.freq_base": 1e6,
+    "embedding_length_per_layer_input": EMBEDDED,
+    "activation_sparsity_scale": [1.5, -math.inf, -math.inf, 0.5],
+    "altup.num_inputs": 4,
+    "altup.active_idx": 0,
 }
 PARTLY = {"rope.dimension_count": HEAD_DIM // 4}
 LAYER_NORMED_KEYS: Mapping[str, dict[str, Any]] = {

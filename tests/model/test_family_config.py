@@ -53,6 +53,8 @@ def test_the_least_metadata(architecture: str, tmp_path: Path) -> None:
             del file.keys[key]
     if architecture == "gemma4":
         file.keys["rope.dimension_count_swa"] = HEAD_DIM
+    if architecture == "gemma3n":
+        file.keys["attention.shared_kv_layers"] = 0
     config = config_of(file, tmp_path)
     assert config.layers == config.blocks == LAYERS
     full = config.attention_layers[-1]
@@ -192,6 +194,7 @@ QWEN3MOE, QWEN35, NEXT, GEMMA3, GEMMA4 = "qwen3moe", "qwen35", "qwen3next", "gem
 SECTIONS = "rope.dimension_sections"
 WINDOW_KEY, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 SHARED = "attention.shared_kv_layers"
+GEMMA3N, SPARSITY = "gemma3n", "activation_sparsity_scale"
 
 
 @pytest.mark.parametrize(
@@ -240,6 +243,12 @@ SHARED = "attention.shared_kv_layers"
         (GEMMA4, SHARED, 4, "is 4, must be 0 to 3"),
         (GEMMA4, SHARED, 3, "is 3: layer 1 would read layer 0, which is not a full-attention"),
         (GEMMA4, SHARED, 1, "is 1: layer 3 would read layer 2, which is not a full-attention"),
+        (GEMMA3N, SPARSITY, None, "is missing"),
+        (GEMMA3N, SPARSITY, [0.5, 0.5], "has 2 float32 entries, must be 4 numbers"),
+        (GEMMA3N, SPARSITY, [0.5, math.nan, 0.5, 0.5], "must be -inf or -64 to 64"),
+        (GEMMA3N, SPARSITY, [0.5, math.inf, 0.5, 0.5], "must be -inf or -64 to 64"),
+        (GEMMA3N, "altup.num_inputs", 2, "is 2"),
+        (GEMMA3N, "altup.active_idx", 1, "is 1"),
     ],
 )
 def test_bad_metadata_names_its_key(

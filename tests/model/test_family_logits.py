@@ -329,6 +329,16 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "no shared expert of Ling": ("bailingmoe-experts", without("blk.1.ffn_gate_shexp.weight")),
     "no Mamba-2": ("mamba2", lambda oracle: setattr(oracle, "_mamba", lambda h, prefix: 0.0 * h)),
+    "gates of Gemma 3n all kept": (
+        "gemma3n", spoil_key("activation_sparsity_scale", lambda kept: [-np.inf] * len(kept)),
+    ),
+    "streams that are not predicted": (
+        "gemma3n", lambda oracle: setattr(oracle, "_predict", lambda prefix: np.zeros((16, 4))),
+    ),
+    "streams of another size": (
+        "gemma3n", lambda oracle: setattr(oracle, "_as_large", lambda x, like: x),
+    ),
+    "the keys of another layer of Gemma 3n": ("gemma3n-shared-kv", spoil_donor),
     "scores without a bound": ("gemma2", lambda oracle: setattr(oracle, "score_cap", 0.0)),
     "a window of Gemma 2 one position too wide": ("gemma2", spoil_window),
     "embeddings of another width": ("gemma", lambda oracle: setattr(oracle, "hidden", 64)),

@@ -52,7 +52,7 @@ BY_TENSORS = {("stablelm", "use_parallel_residual")}
 OF_IMAGES = {(name, "n_deepstack_layers") for name in SEEING}
 """Keys that matter for images only, which are not read."""
 WINDOWED = (
-    *("gemma2", "gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2"),
+    *("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2"),
     *("exaone4", "exaone-moe", "afmoe", "llama4"),
 )
 

@@ -9,6 +9,7 @@ from tests.peer.float64_cohere import Float64Cohere
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_falcon_h1 import Float64FalconH1
 from tests.peer.float64_gemma import Float64Gemma
+from tests.peer.float64_gemma3n import Float64Gemma3n
 from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid, Float64Mamba2
 from tests.peer.float64_hybrid import Float64Hybrid
@@ -42,7 +43,7 @@ ORACLES = {
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Float64Nemotron),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4"), Float64Gemma),
-    "gpt-oss": Float64GptOss, "falcon-h1": Float64FalconH1,
+    "gemma3n": Float64Gemma3n, "gpt-oss": Float64GptOss, "falcon-h1": Float64FalconH1,
 }  # fmt: skip
 
 

@@ -52,7 +52,7 @@ MODELS = {
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox-parallel"), Limit()),
     **dict.fromkeys(("exaone", "chatglm", "arcee", "falcon", "nemotron", "olmo"), Limit()),
     **dict.fromkeys(("stablelm-head-norms", "deepseek-experts", "bailingmoe-experts"), Limit()),
-    "mamba2-groups": Limit(),
+    "mamba2-groups": Limit(), "gemma3n": Limit(),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }  # fmt: skip

@@ -88,6 +88,7 @@ MODELS = {
     "gemma": ("q4_k_m", F16),
     "gemma2": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0),
+    "gemma3n-shared-kv": ("q4_k_m", F16),
     "gemma4-per-layer-embeddings": ("q8_0", F16),
     "gemma4-shared-kv": ("f16", F32),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F16),
@@ -117,7 +118,7 @@ ON_OPENCL = (
     *ON_VULKAN,
     *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
     *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
-    *("gemma4-per-layer-embeddings", "deepseek2", "stablelm-head-norms"),
+    *("gemma4-per-layer-embeddings", "deepseek2", "stablelm-head-norms", "gemma3n-shared-kv"),
 )
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {

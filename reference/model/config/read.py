@@ -30,7 +30,13 @@ from reference.model.config.experts import (
     read_mixtral_experts,
     read_plain_weights,
 )
-from reference.model.config.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
+from reference.model.config.gemma import (
+    read_gemma,
+    read_gemma2,
+    read_gemma3,
+    read_gemma3n,
+    read_gemma4,
+)
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
     read_delta_net,
@@ -217,6 +223,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "gemma": read_gemma,
     "gemma2": read_gemma2,
     "gemma3": read_gemma3,
+    "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,
     "command-r": read_command_r,

@@ -78,6 +78,7 @@ FAMILIES: Mapping[str, Family] = {
     "gemma": Decoder(activation=GELU).build,
     "gemma2": Decoder(post_norms=True, activation=GELU).build,
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
+    "gemma3n": _later("gemma3n"),
     "gemma4": _later("gemma4"),
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
     "command-r": _later("cohere"),

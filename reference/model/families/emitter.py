@@ -158,9 +158,9 @@ class Emitter:
         means = emit(Opcode.MATMUL, label(f"{name}_means", layer), x=mean, weight=column)
         return self.add(f"{name}_centred", layer, x, means)
 
-    def add(self, name: str, layer: int | None, x: View, y: View) -> View:
-        """x + y."""
-        return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
+    def add(self, name: str, layer: int | None, x: View, y: View, to: View | None = None) -> View:
+        """x + y, written to ``to`` if given."""
+        return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y, y=to)
 
     def add_scaled(self, name: str, layer: int, x: View, y: View) -> View:
         """x + y, y times the factor of the model's residuals if it has one."""
