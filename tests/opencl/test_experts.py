@@ -9,31 +9,18 @@ from itertools import zip_longest
 
 import pytest
 
-from accel.packets.layouts import LANES, TILE_ROWS, WeightLayout
+from accel.packets.layouts import TILE_ROWS
 from accel.packets.ops import SLOTS
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers
-from contract.dtypes import (
-    F32,
-    I32,
-    Q4_K,
-    Q5_0,
-    Q5_K,
-    Q6_K,
-    Q8_0,
-    WEIGHT_DTYPES,
-    DType,
-    StorageClass,
-)
+from contract.dtypes import F32, I32, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from harness.parity.cases import Case, generate
 from harness.parity.execute import compare
 from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
-from tests.opencl.lanes import arranged
 from tests.opencl.test_schedule import KEYS, WORKERS, _races
-from tests.quant.samples import random_blocks
 
 
 def expert_layers(
@@ -179,31 +166,6 @@ def test_every_way_gives_the_bits_of_the_definition(
     cases = sampled_cases()
     for case in cases if whole else each_shape_once(cases):
         assert compare(tier, case) == {}, str(case)
-
-
-@pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 16, 19, 48])
-def test_experts_share_no_row_group(dtype: DType, rows: int) -> None:
-    """Each expert is arranged as if it were alone, padded on its own."""
-    experts = 3
-    blocks = random_blocks(dtype, experts * rows, 256, 1)
-    weight = arranged(dtype, blocks, experts)
-    assert weight.rows == experts * rows
-    if dtype.storage is StorageClass.FLOAT:
-        assert weight.layout is WeightLayout.STORED
-        assert weight.bytes is blocks
-        return
-    groups = -(-rows // LANES)
-    assert len(weight.bytes) == experts * groups
-    for expert in range(experts):
-        alone = arranged(dtype, blocks[expert * rows : (expert + 1) * rows])
-        assert (weight.bytes[expert * groups : (expert + 1) * groups] == alone.bytes).all()
-
-
-def test_straddling_groups_would_be_noticed() -> None:
-    """The negative control: without the number of experts the rows of two share a group."""
-    blocks = random_blocks(Q8_0, 3 * 19, 256, 2)
-    assert arranged(Q8_0, blocks).bytes.shape != arranged(Q8_0, blocks, 3).bytes.shape
 
 
 @pytest.mark.parametrize("key", KEYS, ids=str)
