@@ -13,7 +13,12 @@ from numpy.typing import NDArray
 from accel.amd.sim import arithmetic as a
 from accel.packets.samples import sample_pairs
 
+U32 = st.integers(0, 2**32 - 1)
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+def word(value: int) -> NDArray[np.uint32]:
+    return np.array([[value]], np.uint32)
 
 
 def single(value: float) -> NDArray[np.float32]:
@@ -84,6 +89,16 @@ def test_the_division_covers_all_exponents() -> None:
         expected, found = x / y, quotient(x, y, 0)
     normal = (np.abs(expected) >= 2.0**-126) | ~np.isfinite(expected) | (x == 0) | np.isinf(y)
     assert np.array_equal(found[normal], expected[normal], equal_nan=True)
+
+
+@given(U32, U32, st.booleans())
+def test_bits_and_carries(x: int, y: int, carry: bool) -> None:
+    """What few kernels have, for rare operands."""
+    c = np.array([[carry]])
+    assert bool(a.carried(word(x), word(y), c)[0, 0]) == (x + y + carry > 2**32 - 1)
+    assert bool(a.borrowed(word(x), word(y), c)[0, 0]) == (x < y + carry)
+    assert int(a.reversed_bits(word(x))[0, 0]) == int(f"{x:032b}"[::-1], 2)
+    assert int(a.leading_zeros(word(x | 1))[0, 0]) == 32 - (x | 1).bit_length()
 
 
 @given(FLOATS, FLOATS)
