@@ -139,7 +139,7 @@ def layer(
 ) -> Case:
     """Norm and three products; two products, gate and a product with a residual. Without gate the
     last product is that of the second norm. ``alone``: the format of the values is that of all."""
-    width, rows = 96, {"q": 64, "k": 32, "v": 48}
+    width, rows = 96, {"q": 120 if alone else 64, "k": 72 if alone else 32, "v": 48}
     builder = GraphBuilder("layer")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
     usual, last = (value_format, value_format) if alone else (dtypes.Q4_K, dtypes.Q6_K)

@@ -20,7 +20,6 @@ from harness.parity.cases import Case, generate
 from harness.parity.execute import compare
 from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
 
-
 WORKERS = 3
 
 
