@@ -21,15 +21,17 @@ from harness.host.submissions import EngineStopped
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import as_api_error, internal_error, unsupported
-from harness.serve.openapi import Route
 from harness.serve.random_pool import random_bytes
+from harness.serve.route import Route
 from harness.serve.routes import ROUTES
 from harness.serve.service import FailedWhileRunning, Service
 from harness.serve.streams import CLIENT_LEFT
 from harness.serve.strict_json import known_type
 
-BATCH_ROUTES = {route.path: route for route in ROUTES if route.answer is not None}
-"""The routes that a line may name, by path."""
+BATCH_ROUTES = {
+    route.path: route for route in ROUTES if route.generates and not route.path.startswith("/api/")
+}
+"""The routes that a line may name, by path; Ollama's stream unless told otherwise."""
 MARK = b"\xef\xbb\xbf"
 """What some editors write before the first line."""
 EXAMPLE = (

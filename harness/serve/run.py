@@ -21,7 +21,7 @@ from harness.host.engine_thread import EngineThread
 from harness.host.options import Recording
 from harness.progress import SILENT, Progress
 from harness.serve.accounts import Accounts
-from harness.serve.app import AppOptions, make_app
+from harness.serve.app import App, AppOptions
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
@@ -123,7 +123,7 @@ def running(
         if responses is not None:
             models.service.responses = responses
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
-        app = make_app(
+        app = App(
             models,
             pulls,
             AppOptions(
@@ -138,7 +138,7 @@ def running(
         engines = options.replicas or 1
         at_once = engines * (models.service.model.limits.slots + options.model.session.queue_depth)
         listen = ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES)
-        http = HttpServer(app.wsgi_app, listen)
+        http = HttpServer(app, listen)
         about_to_listen()
         http.start()
         host = reachable_host(options.host)
