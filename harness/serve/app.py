@@ -140,7 +140,8 @@ class App:
         if incoming.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
             return HttpAnswer(b"", "", HTTPStatus.NO_CONTENT)
-        if incoming.path not in KEYLESS_PATHS and incoming.path not in self._options.page:
+        page = header("PATH_INFO") in self._options.page
+        if not page and incoming.path not in KEYLESS_PATHS:
             models.refresh()
             keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
             incoming.account = models.accounts.of(*keys)
