@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
 from harness.host.faults import log_fault
 from harness.host.submissions import EngineStopped
@@ -81,23 +81,20 @@ def read_batch(path: Path, max_body: int) -> Iterator[BatchRequest]:
     seen: dict[str, int] = {}
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: is no file, which can be read more than once; write one")
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                text = raw.removeprefix(MARK) if number == 1 else raw
-                if not text.strip():
-                    continue
-                try:
-                    request = _request_of(text, max_body)
-                    if request.custom_id in seen:
-                        first = seen[request.custom_id]
-                        raise ValueError(f"custom_id {request.custom_id!r} is that of line {first}")
-                except ValueError as problem:
-                    raise ConfigError(f"{path}: line {number}: {problem}") from None
-                seen[request.custom_id] = number
-                yield request
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    with system_errors_as(f"{path}: cannot read"), path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            text = raw.removeprefix(MARK) if number == 1 else raw
+            if not text.strip():
+                continue
+            try:
+                request = _request_of(text, max_body)
+                if request.custom_id in seen:
+                    first = seen[request.custom_id]
+                    raise ValueError(f"custom_id {request.custom_id!r} is that of line {first}")
+            except ValueError as problem:
+                raise ConfigError(f"{path}: line {number}: {problem}") from None
+            seen[request.custom_id] = number
+            yield request
 
 
 def _request_of(raw: bytes, max_body: int) -> BatchRequest:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from contract.errors import CatalogError, ConfigError, RequestError, ZincError
+from contract.errors import CatalogError, ConfigError, RequestError, ZincError, system_errors_as
 from harness import catalog
 from harness.host.disk import forgetting
 from harness.host.engine_thread import EngineThread
@@ -238,10 +238,8 @@ def _replicas(options: ServeOptions) -> Opener:
 
 def _new_trace(folder: Path, name: str) -> Path:
     """The path of a new trace file of a model. Raises ConfigError."""
-    try:
+    with system_errors_as(f"{folder}: cannot record there"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot record there: {error.strerror}") from None
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[-80:]
     began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return folder / f"{began}-{os.getpid()}-{time.monotonic_ns()}-{stem}.trace"
