@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 
 from contract.cached_files import replacing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 
 
 class AnswerFile:
@@ -107,10 +107,8 @@ def open_answers(
         raise ConfigError(
             f"{flag}: {path} is there; --resume goes on with it, or name another file"
         )
-    try:
+    with system_errors_as(f"{flag}: {path} cannot be written"):
         file = FileIO(path, "ab")
-    except OSError as error:
-        raise ConfigError(f"{flag}: {path} cannot be written: {error.strerror}") from None
     with file:
         if not _locked(file):
             raise ConfigError(f"{flag}: {path} is written by another process")
