@@ -14,7 +14,6 @@ from pathlib import Path
 from contract.cached_files import replacing
 from contract.errors import ConfigError
 
-
 BEGIN = b'{"id":"batch_req_'
 """How a line of answers begins."""
 
