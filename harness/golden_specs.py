@@ -41,6 +41,12 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "falcon": ({"quant": "q4_k_m"}, {"quant": "q8_0", "parallel": True}),
     "nemotron": ({"quant": "q4_k_m"},),
     "olmo": ({"quant": "q4_k_m"},),
+    "gpt2": ({"quant": "q4_k_m"},),
+    "starcoder": ({"quant": "q8_0"},),
+    "mistral4": ({"quant": "q4_k_m", "rope_scaling": "yarn", "tied": False},),
+    "hy_v3": ({"quant": "q4_k_m", "experts": {"shared_width": 128}},),
+    "mellum": ({"quant": "q4_k_m", "layers": 5, "window": 12},),
+    "smallthinker": ({"quant": "q4_k_m", "layers": 5, "window": 12},),
     "starcoder2": ({"quant": "q4_k_m"},),
     "stablelm": (
         {"quant": "q4_k_m", "qkv_bias": True},

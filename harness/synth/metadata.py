@@ -178,7 +178,10 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
     if spec.architecture == "bailingmoe":
         keys["expert_weights_norm"] = True
-    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", *ROUTED):
+    if spec.architecture == "smallthinker":
+        keys["expert_gating_func"] = SIGMOID_GATING
+        keys["feed_forward_length"] = experts.width
+    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", "hy_v3", *ROUTED):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys

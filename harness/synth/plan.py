@@ -40,9 +40,9 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 """Tensors of frequency divisors for contexts beyond the original one, and up to it."""
 
 FILE_ORDER = (
-    "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm", "altup_proj", "altup_unembd_proj", "token_embd_norm",
-    "attn_norm", "attn_norm.bias",
+    "token_embd", "position_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd",
+    "per_layer_model_proj", "per_layer_proj_norm", "altup_proj", "altup_unembd_proj",
+    "token_embd_norm", "attn_norm", "attn_norm.bias",
     "attn_norm_2", "attn_norm_2.bias", "attn_q", "attn_q.bias", "attn_k",
     "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
     "attn_k_norm", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm",
@@ -51,7 +51,8 @@ FILE_ORDER = (
     "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
     "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_norm.bias",
     "ffn_gate", "ffn_up", "ffn_up.bias", "ffn_down", "ffn_down.bias",
-    "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b.bias", "ffn_gate_exps",
+    "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b", "exp_probs_b.bias",
+    "ffn_gate_exps",
     "ffn_gate_exps.bias", "ffn_up_exps", "ffn_up_exps.bias", "ffn_gate_up_exps", "ffn_down_exps",
     "ffn_down_exps.bias", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
@@ -108,6 +109,8 @@ class PlannedTensors(ModelTensors):
             case "ffn_norm" if name.endswith(".weight"):
                 joined = spec.architecture == "stablelm" and spec.parallel
                 return spec.architecture not in ("phi2", "falcon") and not joined
+            case "exp_probs_b":  # without a suffix
+                return spec.architecture == "hy_v3"
             case "ffn_norm":  # without a suffix
                 return spec.architecture == FALCON_H1
             case "ssm_norm":
@@ -216,7 +219,7 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
             return -3.0, 0.5
         case "ssm_a":  # always negative, since values lie within 3.5 deviations
             return -4.0, 1.0
-        case "exp_probs_b.bias":  # as wide as the differences of sigmoids
+        case "exp_probs_b" | "exp_probs_b.bias":  # as wide as the differences of sigmoids
             return 0.0, CHOICE_DEVIATION
         case "ffn_gate_exps.bias" | "ffn_up_exps.bias":
             return 0.0, GATE_BIAS_DEVIATION

@@ -183,6 +183,14 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "2.7b": _shape(32, 2560, 32, kv_heads=32, head_dim=80, feed_forward=10240, vocab=51200)
         | {"context": 2048, "tied": False}
     },
+    "exaone": {
+        "7.8b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=14336, vocab=102400)
+        | {"context": 32768, "rope_base": 1e6, "rope_freqs": True, "tied": False}
+    },
+    "mamba2": {
+        "7b": _shape(64, 4096, 1, kv_heads=1, vocab=32768, context=1 << 20, tied=False)
+        | {"mamba": {"state": 128, "heads": 128, "groups": 8}}
+    },
     "falcon-h1": {
         "0.5b": _shape(36, 1024, 8, kv_heads=2, head_dim=64, feed_forward=2048, vocab=32784)
         | {"context": 16384, "rope_base": 1e11}
@@ -225,6 +233,12 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "bailingmoe": {"experts": {"shared_width": 64}, "tied": False},
     "mamba2": {"mamba": {}},
+    "gpt2": {"kv_heads": 4, "fused_qkv": True},
+    "starcoder": {"kv_heads": 1, "fused_qkv": True},
+    "mistral4": {"latent": {}, "experts": {"shared_width": 64}},
+    "hy_v3": {"experts": {"shared_width": 64}, "leading_dense": 1},
+    "mellum": {"experts": {}, "tied": False},
+    "smallthinker": {"experts": {}},
     "qwen3moe": {"experts": {}},
     "qwen3vlmoe": {"experts": {}},
     "minimax-m2": {"experts": {}},

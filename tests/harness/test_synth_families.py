@@ -40,6 +40,8 @@ PUBLISHED = {
     ("ernie4_5-moe", "21b-a3b"): 21.825, ("exaone-moe", "236b-a23b"): 236.571,
     ("afmoe", "26b-a3b"): 26.124,
     ("hunyuan-dense", "7b"): 7.505, ("gemma2", "2b"): 2.614,
+    ("gemma3n", "e2b"): 4.458, ("gemma3n", "e4b"): 6.869, ("exaone", "7.8b"): 7.818,
+    ("mamba2", "7b"): 7.285,
     ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
 }  # fmt: skip
 """Billions of weights by architecture and size; 34.66, 25.2 and 30.7 are those of the models."""
@@ -92,6 +94,10 @@ LATER = {
     "bailingmoe": "2a97440a337a9f36e410bdcee26ce6fcaee0c6e75270e2d238bea917cafc65f0",
     "mamba2": "98cd3a3f9debbccbc6a040eb24a2389b831c3138332d9c04718a8903a22bd487",
     "gemma3n": "bc95278df551ee04351b3cb00622267ca74b0793d5e9c162acc1ce94863ca19a",
+    "mistral4": "4006f1516bb372bbe0da3fe73e5fa0048ebb7e7107774c8652d8bf68340fa515",
+    "hy_v3": "b523a0e3e8a462eeb543f795df384421ed2728af9554ba19a471fa5b523a89c8",
+    "mellum": "0ad02c8ee7ec990f6435b1995c9d0be766a3caceced055b786fd58202187f7cb",
+    "smallthinker": "2894dace08f3a961225ca277a5783cf6e9a8585a25f5665f4237edca94d23b92",
 }
 """Digests of the files of architectures that came later."""
 

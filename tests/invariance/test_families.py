@@ -54,7 +54,9 @@ MODELS = {
     "baichuan": ("q8_0", F16), "falcon": ("q4_k_m", F16), "nemotron": ("q8_0", F16),
     "olmo": ("f32", F32), "stablelm-head-norms": ("q4_k_m", F16),
     "deepseek-experts": ("q8_0", F16), "bailingmoe-experts": ("q8_0", F16),
-    "mamba2-groups": ("q4_k_m", F16),
+    "mamba2-groups": ("q4_k_m", F16), "gpt2": ("q8_0", F16), "starcoder": ("q4_k_m", F16),
+    "mistral4-experts": ("q4_k_m", F16), "hy_v3-experts": ("q8_0", F16),
+    "mellum-experts": ("q8_0", F16), "smallthinker-experts-windows": ("q4_k_m", F16),
     "starcoder2": ("q8_0", F16), "stablelm": ("q8_0", F16), "phi2": ("q8_0", F16),
     "gptneox-parallel": ("f32", F32), "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
@@ -90,7 +92,7 @@ SHORT = ("qwen3moe", "qwen35")
 DENSE = (
     *("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2"),
     *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel", "exaone", "chatglm", "arcee"),
-    *("baichuan", "falcon", "nemotron", "olmo", "stablelm-head-norms"),
+    *("baichuan", "falcon", "nemotron", "olmo", "stablelm-head-norms", "starcoder"),
 )
 """What tells them apart has no state from token to token but pages, which others have as well."""
 

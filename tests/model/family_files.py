@@ -47,7 +47,7 @@ from tests.model.later_layers import (
     gemma3n,
     llama4,
 )
-from tests.model.mixture_layers import afmoe, bailingmoe2, dots1, ernie_moe, soft_routed
+from tests.model.mixture_layers import MIXTURES
 from tests.model.recurrent_layers import (
     falcon_h1,
     granitehybrid,
@@ -132,6 +132,10 @@ _KEYS: Mapping[str, dict[str, Any]] = {
     "command-r": {"logit_scale": 0.5},
     **LAYER_NORMED_KEYS,
     "deepseek2": {**EXPERT_KEYS, **LATENT_KEYS},
+    "mistral4": {**EXPERT_KEYS, **LATENT_KEYS},
+    "mellum": EXPERT_KEYS,
+    "smallthinker": EXPERT_KEYS,
+    "hy_v3": _ROUTED_KEYS,
     "glm4moe": {**EXPERT_KEYS, "leading_dense_block_count": 1, "expert_shared_count": 1,
                 "expert_weights_norm": True, "rope.dimension_count": HEAD_DIM // 2},
     "cohere2": {"logit_scale": 0.5, "attention.sliding_window": WINDOW},
@@ -367,11 +371,6 @@ _LAYERS = {
     "falcon-h1": falcon_h1,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h_moe,
-    "dots1": dots1,
-    "ernie4_5-moe": ernie_moe,
-    "bailingmoe2": bailingmoe2,
-    "exaone-moe": dots1,
-    "afmoe": afmoe,
     "internlm2": _llama,
     "minicpm": _llama,
     "hunyuan-dense": _qwen3,
@@ -390,6 +389,8 @@ _LAYERS = {
     "cohere2": _cohere,
     **LAYER_NORMED,
     **LIKE_LLAMA,
-    **dict.fromkeys(("deepseek", "bailingmoe"), soft_routed),
+    **MIXTURES,
+    "mellum": _qwen3moe,
+    "mistral4": deepseek2,
     "mamba2": mamba2,
 }

@@ -61,6 +61,16 @@ BIASES_EVERYWHERE = {
     "bias_add": 9 * LAYERS + 1,
 }
 """Norms of four nodes and a bias; ones for what has no gate, of a factor and a bias."""
+POSITIONED = {
+    **BIASES_EVERYWHERE,
+    "matmul": 8 * LAYERS + 2,
+    "bias_add": 7 * LAYERS + 2,
+    "scale": 3 * LAYERS + 3,
+    "rope": 1,
+    "add": 4 * LAYERS + 2,
+}
+"""Queries, keys and values are one product; embeddings of positions are a rotation."""
+MIXTURE = {**STEP, **PROJECTED, **EXPERTS}
 WHOLE_NORMS = {
     **STEP,
     **PROJECTED,
@@ -102,6 +112,22 @@ SQUARED = {
     "matmul": 3 * LAYERS,
 }
 """A feed forward without gates."""
+LATENT = {
+    **STEP,
+    **{name: count - 1 for name, count in EXPERTS.items()},
+    "shared_expert": LAYERS - 1,
+    "rms_norm_fused_mlp_gate_up": 1,
+    "swiglu": 1,
+    "add": 2,
+    "rms_norm": 3 * LAYERS + 1,
+    "matmul": 6 * LAYERS + 1,
+    "rope": 2 * LAYERS,
+    "scale": 2 * LAYERS,
+    "kv_write_batched": LAYERS,
+    "flash_attn_batched": LAYERS,
+    "head_product": 2 * LAYERS,
+    "barrier": LAYERS + 1,
+}
 SPARSE = OWN = HALF
 """Layers of Gemma 3n that keep the largest gates, and those with keys and values of their own."""
 GEMMA3N = {
@@ -176,8 +202,7 @@ COMPOSITION: dict[str, dict[str, int]] = {
     **dict.fromkeys(("minimax-m2", "olmoe"), WHOLE_NORMS),
     **dict.fromkeys(("qwen2", "qwen2vl", "seed_oss"), BIASED),
     **dict.fromkeys(("qwen3", "qwen3vl"), DENSE_DECODER),
-    "qwen3moe": {**STEP, **PROJECTED, **EXPERTS},
-    "qwen3vlmoe": {**STEP, **PROJECTED, **EXPERTS},
+    **dict.fromkeys(("qwen3moe", "qwen3vlmoe", "mellum", "smallthinker"), MIXTURE),
     "qwen2moe": {
         **STEP,
         **PROJECTED,
@@ -190,6 +215,7 @@ COMPOSITION: dict[str, dict[str, int]] = {
     },
     **dict.fromkeys(("command-r", "cohere2"), COHERE),
     **dict.fromkeys(("starcoder2", "gptneox"), BIASES_EVERYWHERE),
+    **dict.fromkeys(("gpt2", "starcoder"), POSITIONED),
     "stablelm": {
         **LAYER_NORMED,
         "matmul": 11 * LAYERS + 2,
@@ -232,22 +258,7 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "bias_add": 3 * LAYERS,
         "matmul": 4 * LAYERS + 1,
     },
-    "deepseek2": {
-        **STEP,
-        **{name: count - 1 for name, count in EXPERTS.items()},
-        "shared_expert": LAYERS - 1,
-        "rms_norm_fused_mlp_gate_up": 1,
-        "swiglu": 1,
-        "add": 2,
-        "rms_norm": 3 * LAYERS + 1,
-        "matmul": 6 * LAYERS + 1,
-        "rope": 2 * LAYERS,
-        "scale": 2 * LAYERS,
-        "kv_write_batched": LAYERS,
-        "flash_attn_batched": LAYERS,
-        "head_product": 2 * LAYERS,
-        "barrier": LAYERS + 1,
-    },
+    **dict.fromkeys(("deepseek2", "mistral4"), LATENT),
     "gpt-oss": {
         **STEP,
         **PROJECTED,
@@ -324,7 +335,7 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "swiglu": 1 + HALF,
         "matmul": 2 + 1 + 2 * HALF,
     },
-    **dict.fromkeys(("dots1", "exaone-moe", "ernie4_5-moe"), ROUTED),
+    **dict.fromkeys(("dots1", "exaone-moe", "ernie4_5-moe", "hy_v3"), ROUTED),
     "bailingmoe2": {
         **ROUTED,
         "rms_norm_fused_qkv": 0,

@@ -80,6 +80,15 @@ def phi2(file: FamilyFile, layer: int) -> None:
     file.add("output.bias", VOCAB)
 
 
+def gpt2(file: FamilyFile, layer: int) -> None:
+    """The same, and embeddings of positions; queries, keys and values are one tensor."""
+    starcoder2(file, layer)
+    file.stack_qkv(layer)
+    file.stack_qkv(layer, "bias")
+    if layer == 0:
+        file.rows("position_embd", file.keys["context_length"])
+
+
 def nemotron(file: FamilyFile, layer: int) -> None:
     """No gates."""
     stablelm(file, layer)
@@ -134,6 +143,8 @@ LAYER_NORMED: Mapping[str, Callable[[FamilyFile, int], None]] = {
     "falcon": falcon,
     "nemotron": nemotron,
     "olmo": olmo,
+    "gpt2": gpt2,
+    "starcoder": gpt2,
 }
 LIKE_LLAMA: Mapping[str, Callable[[FamilyFile, int], None]] = {
     "arcee": arcee,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 from tests.model.family_file import FamilyFile
 from tests.model.family_parts import (
     EXPERT_WIDTH,
@@ -32,6 +34,21 @@ def bailingmoe2(file: FamilyFile, layer: int) -> None:
     file.stack_qkv(layer)
 
 
+def hy_v3(file: FamilyFile, layer: int) -> None:
+    """The bias of the choice has no suffix."""
+    dots1(file, layer)
+    prefix = f"blk.{layer}.exp_probs_b"
+    if f"{prefix}.bias" in file.values:
+        file.values[prefix] = file.values.pop(f"{prefix}.bias")
+
+
+def smallthinker(file: FamilyFile, layer: int) -> None:
+    """Experts, and no norms of heads."""
+    add_attention(file, layer)
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_experts(file, layer)
+
+
 def soft_routed(file: FamilyFile, layer: int) -> None:
     """Experts that a softmax chooses."""
     _routed(file, layer, EXPERT_WIDTH, norms=False)
@@ -55,3 +72,16 @@ def _routed(file: FamilyFile, layer: int, shared_width: int, norms: bool) -> Non
     add_experts(file, layer)
     add_shared_expert(file, layer, shared_width)
     file.add(f"blk.{layer}.exp_probs_b.bias", EXPERTS)
+
+
+MIXTURES: Mapping[str, Callable[[FamilyFile, int], None]] = {
+    "dots1": dots1,
+    "ernie4_5-moe": ernie_moe,
+    "bailingmoe2": bailingmoe2,
+    "exaone-moe": dots1,
+    "afmoe": afmoe,
+    "deepseek": soft_routed,
+    "bailingmoe": soft_routed,
+    "hy_v3": hy_v3,
+    "smallthinker": smallthinker,
+}

@@ -139,3 +139,14 @@ def test_sizes_of_an_older_file_that_contradict_each_other(
 ) -> None:
     with pytest.raises(ModelFileError, match=key):
         config_of(older({key: value}), tmp_path)
+
+
+@pytest.mark.parametrize(("multiplier", "read"), [(0.1, True), (0.0, True), (0.0707, False)])
+def test_the_multiplier_of_mistral_4(multiplier: float, read: bool, tmp_path: Path) -> None:
+    """Of another one its files do not say how rotated channels grow."""
+    file = with_keys("mistral4", {"rope.scaling.yarn_log_multiplier": multiplier})
+    if read:
+        assert config_of(file, tmp_path).latent is not None
+        return
+    with pytest.raises(UnsupportedModel, match=r"mistral4\.rope\.scaling\.yarn_log_multiplier"):
+        config_of(file, tmp_path)

@@ -20,10 +20,11 @@ PARALLEL = "use_parallel_residual"
 
 @pytest.mark.parametrize("architecture", LAYER_NORMED)
 def test_halves_of_a_part_rotate(architecture: str, tmp_path: Path) -> None:
-    """But for OLMo, where neighbours do."""
+    """But for OLMo, where neighbours do, and those with embeddings of positions."""
     rope = config_of(with_keys(architecture, {}), tmp_path).ropes[0]
     assert rope.neox is (architecture != "olmo")
-    parts = {"starcoder2": 1, "falcon": 1, "olmo": 1, "nemotron": 2}
+    assert rope.rotates is (architecture not in ("gpt2", "starcoder"))
+    parts = {"starcoder2": 1, "falcon": 1, "olmo": 1, "nemotron": 2, "gpt2": 1, "starcoder": 1}
     assert rope.dims == HEAD_DIM // parts.get(architecture, 4)
 
 

@@ -19,7 +19,13 @@ from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_llama4 import Float64Llama4
 from tests.peer.float64_mistral import Float64Mistral
-from tests.peer.float64_mixture import Float64Ernie, Float64Mixture, Float64Routed
+from tests.peer.float64_mixture import (
+    Float64Ernie,
+    Float64Grouped,
+    Float64Mixture,
+    Float64Routed,
+    Float64Windowed,
+)
 from tests.peer.float64_nemotron import Float64Nemotron
 
 ORACLES = {
@@ -35,7 +41,9 @@ ORACLES = {
     "apertus": Float64Apertus,
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
-    "deepseek2": Float64Latent,
+    **dict.fromkeys(("deepseek2", "mistral4"), Float64Latent),
+    **dict.fromkeys(("gpt2", "starcoder"), Float64LayerNorms), "hy_v3": Float64Grouped,
+    **dict.fromkeys(("mellum", "smallthinker"), Float64Windowed),
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox"), Float64LayerNorms),
     **dict.fromkeys(("falcon", "nemotron", "olmo"), Float64LayerNorms), "mamba2": Float64Mamba2,
     "ernie4_5-moe": Float64Ernie,

@@ -36,7 +36,7 @@ NOT_IN_PEER = (
 """llama.cpp takes the first layer's width for all layers of a llama, leaves out Phi's window, and
 EXAONE's but for 64 layers, and has chunks of 8,192 positions for all of Llama 4. It ends for a
 Baichuan of other layers than published sizes have, and shares keys of Gemma 3n from layer 20 on."""
-GELUS = ("gemma", "starcoder2", "phi2", "gptneox", "falcon")
+GELUS = ("gemma", "starcoder", "phi2", "gptneox", "falcon", "gpt2")
 """Beginnings of the names of models with GELU."""
 ENTRIES = {**FAMILIES, **DEEP}
 EPSILON_UNREAD = ("qwen2vl",)
@@ -44,11 +44,16 @@ EPSILON_UNREAD = ("qwen2vl",)
 
 
 def for_peer(path, architecture):
-    """The file with the numbers that llama.cpp has, whatever the file says: no epsilon, and for
-    gates kept above their mean a deviation that is divided by one gate less."""
+    """The file with the numbers that llama.cpp has, whatever the file says: no epsilon, a window of
+    4,096, and for gates kept above their mean a deviation that is divided by one gate less."""
     target = path.with_name(f"{path.stem}-for-peer.gguf")
     if architecture in EPSILON_UNREAD:
         return rewrite(path, target, {f"{architecture}.attention.layer_norm_rms_epsilon": 0.0})
+    if architecture == "smallthinker":
+        with open_gguf(path) as file:
+            windowed = "smallthinker.attention.sliding_window" in file.metadata
+        changed = {"smallthinker.attention.sliding_window": 4096} if windowed else {}
+        return rewrite(path, target, changed)
     if architecture == "gemma3n":
         with open_gguf(path) as file:
             width = file.metadata["gemma3n.feed_forward_length"]

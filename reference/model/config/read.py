@@ -49,8 +49,9 @@ from reference.model.config.hybrid import (
     read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
-from reference.model.config.latent import read_deepseek2
+from reference.model.config.latent import read_deepseek2, read_mistral4
 from reference.model.config.layer_norms import (
+    read_gpt2,
     read_gptneox,
     read_layer_normed,
     read_olmo,
@@ -62,6 +63,9 @@ from reference.model.config.mixtures import (
     read_bailingmoe2,
     read_ernie_moe,
     read_exaone_moe,
+    read_hy_v3,
+    read_mellum,
+    read_smallthinker,
     read_soft_routed,
 )
 from reference.model.config.records import ModelConfig
@@ -190,11 +194,15 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "exaone4": read_exaone4,
     "glm4": read_glm4,
     "deepseek2": read_deepseek2,
+    "mistral4": read_mistral4,
     "glm4moe": _glm4moe,
     "dots1": _glm4moe,
     "ernie4_5-moe": read_ernie_moe,
     "bailingmoe2": read_bailingmoe2,
     "exaone-moe": read_exaone_moe,
+    "hy_v3": read_hy_v3,
+    "mellum": read_mellum,
+    "smallthinker": read_smallthinker,
     "afmoe": read_afmoe,
     "minimax-m2": _minimax_m2,
     "phi3": read_phi3,
@@ -229,6 +237,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "command-r": read_command_r,
     "cohere2": read_cohere2,
     **dict.fromkeys(("starcoder2", "phi2", "falcon", "nemotron"), read_layer_normed),
+    **dict.fromkeys(("gpt2", "starcoder"), read_gpt2),
     "olmo": read_olmo,
     "stablelm": read_stablelm,
     "gptneox": read_gptneox,

@@ -182,7 +182,8 @@ class ModelConfig:
     ``query_growth`` multiplies rotated queries; None leaves them as they are. With ``parallel`` the
     feed forward reads the layer's input as attention does. ``bare_norms`` over the residual width
     have no weights. Gates of Gemma 3n's feed forwards lose what lies below ``sparsity`` standard
-    deviations above their mean; minus infinity is off."""
+    deviations above their mean; minus infinity is off. With ``positions`` the file has an embedding
+    of every position."""
 
     architecture: str
     name: str
@@ -218,6 +219,7 @@ class ModelConfig:
     parallel: bool = False
     bare_norms: bool = False
     sparsity: tuple[float, ...] = ()
+    positions: bool = False
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state, mostly instead of attending."""

@@ -1,5 +1,6 @@
-"""``starcoder2``, ``stablelm``, ``phi2``, ``gptneox``, ``falcon``, ``nemotron``: norms that
-subtract the mean and have biases; ``olmo``: such norms without weights."""
+"""``starcoder2``, ``stablelm``, ``phi2``, ``gptneox``, ``falcon``, ``nemotron``, ``gpt2``,
+``starcoder``: norms that subtract the mean and have biases; ``olmo``: such norms without
+weights."""
 
 from __future__ import annotations
 
