@@ -62,6 +62,7 @@ engine/test_starvation: a_long_prompt_beside_a_flood_ends_within_its_bound
 harness/test_draft_model: answers_are_those_without_it
 harness/test_session: a_cancelled_generation_leaves_nothing_behind
 harness/test_synth: every_architecture_and_type_computes every_dense_variant_computes
+harness/test_synth: every_family_variant_computes:
 invariance/test_adapters: a_schedule_changes_no_bit
 invariance/test_default_model: no_schedule_changes_a_bit
 invariance/test_load: threads_and_definitions_agree
