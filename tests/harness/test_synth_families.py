@@ -16,9 +16,10 @@ import pytest
 
 from contract.errors import ConfigError
 from harness.synth.__main__ import main
+from harness.synth.architectures import ARCHITECTURES
 from harness.synth.plan import plan_tensors
 from harness.synth.sizes import size_names, sized_spec
-from harness.synth.spec import ARCHITECTURES, SynthSpec, fields_of, spec_of
+from harness.synth.spec import SynthSpec, fields_of, spec_of
 from harness.synth.write import write_synthetic
 from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import load_tokenizer
