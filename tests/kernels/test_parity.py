@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,6 @@ from harness.parity.execute import build_graph, compare
 from harness.parity.shape import OpShape
 from harness.parity.shapes import STRATEGIES
 from tests.kernels.machines import MACHINES
-from tests.parity.test_parity import by_shape
 
 MOST = os.environ.get("ZINC_RT_PARITY_CASES", "")
 PART = os.environ.get("ZINC_RT_PARITY_PART", "1/1")
@@ -46,16 +46,22 @@ FORMATS = None, F16, Q4_K
 """Of weights F16 is read by products of many tokens, Q4_K by that of one."""
 
 
+@cache
+def grouped() -> dict[str, list[Case]]:
+    """All cases, by opcode and storage type."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in all_cases(1):
+        groups[f"{case.opcode.name}-{case.dtype}"].append(case)
+    return groups
+
+
 def chosen(most: str) -> list[Case]:
     """So many of each opcode and storage type, from all over their list, or "all"."""
-    groups: dict[tuple[Opcode, object], list[Case]] = defaultdict(list)
-    for case in all_cases(1):
-        groups[case.opcode, case.dtype].append(case)
     if most == "all":
-        return [case for group in groups.values() for case in group]
+        return [case for group in grouped().values() for case in group]
     return [
         group[len(group) * i // int(most)]
-        for group in groups.values()
+        for group in grouped().values()
         for i in range(min(int(most), len(group)))
     ]
 
@@ -155,7 +161,6 @@ REPRESENTATIVE = {
     for name, cases in CASES.items()
 }
 """Vulkan compares every opcode in every storage type from the same texts of kernels."""
-SOAK_SHAPES = by_shape(part(chosen("all"), PART))
 INTEGERS = Traits(divide=False, root=False, half=False)
 
 
@@ -266,22 +271,20 @@ def test_parity(tier: Tier, case: Case) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("machine", "cases"),
+    ("machine", "group"),
     [
-        *(
-            on(name, shape, cases)
-            for name in ("metal-simulated", "intel-simulated", "gfx1201")
-            for shape, cases in SOAK_SHAPES.items()
-        ),
-        *(on("gfx1100", str(case), [case]) for case in part(chosen("all"), "1/16")),
+        on(name, group, group)
+        for name in ("metal-simulated", "intel-simulated", "gfx1201", "gfx1100")
+        for group in grouped()
     ],
     indirect=["machine"],
     scope="module",
 )
-def test_all(tier: Tier, cases: list[Case]) -> None:
+def test_all(tier: Tier, machine: str, group: str) -> None:
     """Every case of the suite, or of the part that ZINC_RT_PARITY_PART asks for; of the older AMD
     GPU a sixteenth."""
-    assert problems_of(tier, cases) == []
+    asked = {*map(id, part(chosen("all"), "1/16" if machine == "gfx1100" else PART))}
+    assert problems_of(tier, [case for case in grouped()[group] if id(case) in asked]) == []
 
 
 @pytest.mark.parametrize(("machine", "choices", "cases"), OTHERS)
