@@ -22,7 +22,7 @@ from accel.opencl import modules, runtime
 from accel.opencl.program import module_options
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
-from contract.dtypes import F16, F32, Q4_K, WEIGHT_DTYPES
+from contract.dtypes import F16, F32, IQ4_NL, Q3_K, Q4_K, Q5_0, WEIGHT_DTYPES
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
@@ -44,6 +44,8 @@ SLOW = (Opcode.SHARED_EXPERT, Opcode.FLASH_ATTN_BATCHED, Opcode.MOE_GATE_UP, Opc
 their kernels too."""
 FORMATS = None, F16, Q4_K
 """Of weights F16 is read by products of many tokens, Q4_K by that of one."""
+KINDS = *FORMATS, Q5_0, Q3_K, IQ4_NL
+"""A float format, with and without minima, of 32 and of 256, with codes of its own."""
 
 
 @cache
@@ -142,8 +144,8 @@ CASES = {
 
 
 def in_each_format(case: Case, machine: str) -> bool:
-    """Whether every run has all formats of an opcode on a machine, not one of them."""
-    return machine == "work-groups" and case.opcode is Opcode.MATMUL
+    """Whether every run has this format of an opcode on a machine, not one of all."""
+    return machine == "work-groups" and case.opcode is Opcode.MATMUL and case.dtype in KINDS
 
 
 def in_every_run(case: Case, machine: str) -> bool:
