@@ -193,8 +193,11 @@ def sampled() -> Iterator[Case]:
 
 
 BANKED = of(WORK_GROUP_CASES, FORMATS)
+OF_BANKS = Opcode.EMBED, Opcode.MATMUL, Opcode.KV_WRITE_BATCHED
+"""Rows of tables, of matrices and of pages."""
 OTHERS = [
-    on("work-groups", "banked", {"shared_addresses": False}, one_of_each(BANKED)),
+    on("work-groups", "banked", {"shared_addresses": False},
+       one_of_each(case for case in BANKED if case.opcode in OF_BANKS)),
     on("work-groups", "banked-formats", {"shared_addresses": False}, BANKED,
        marks=(pytest.mark.long,)),
     on("work-groups", "sampled", {}, [*sampled()], marks=(pytest.mark.long,)),
