@@ -9,7 +9,7 @@ from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.decoder import Decoder
-from reference.model.families.emitter import CLAMPED, GELU
+from reference.model.families.emitter import CLAMPED, GELU, RELU
 from reference.model.families.tensors import ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
@@ -30,6 +30,8 @@ FAMILIES: Mapping[str, Family] = {
     "llama4": Decoder().build,
     "apertus": Decoder(query_key_norm=True).build,
     "mistral3": Decoder().build,
+    **dict.fromkeys(("baichuan", "bailingmoe", "deepseek", "exaone"), Decoder().build),
+    "arcee": Decoder(activation=RELU, gates=False).build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,
     "granitemoe": Decoder().build,
@@ -39,7 +41,7 @@ FAMILIES: Mapping[str, Family] = {
     "ernie4_5-moe": Decoder().build,
     "exaone4": Decoder(query_key_norm=True, pre_norms=False, post_norms=True).build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
-    "phi3": Decoder(fused_gates=True).build,
+    **dict.fromkeys(("phi3", "chatglm"), Decoder(fused_gates=True).build),
     "deepseek2": Decoder().build,
     "glm4moe": Decoder(query_key_norm=None, feed_forward_norm="post_attention_norm").build,
     "dots1": Decoder(query_key_norm=True).build,
@@ -63,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": _later("hybrid", "LFM2"),
     "lfm2moe": _later("hybrid", "LFM2"),
     "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),
+    "mamba2": _later("mamba"),
     "falcon-h1": _later("hybrid", "FALCON_H1"),
     "nemotron_h": _later("hybrid", "NEMOTRON"),
     "nemotron_h_moe": _later("hybrid", "NEMOTRON"),
@@ -75,8 +78,9 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
     "command-r": _later("layer_norms", "COHERE"),
     "cohere2": _later("layer_norms", "COHERE"),
-    **dict.fromkeys(("starcoder2", "phi2", "gptneox"), _later("layer_norms", "UNGATED")),
-    "stablelm": _later("layer_norms", "GATED"),
+    **dict.fromkeys(("starcoder2", "phi2", "gptneox", "falcon"), _later("layer_norms", "UNGATED")),
+    "nemotron": _later("layer_norms", "SQUARED"),
+    **dict.fromkeys(("stablelm", "olmo"), _later("layer_norms", "GATED")),
 }
 
 

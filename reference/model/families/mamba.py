@@ -1,11 +1,13 @@
-"""Mamba-2: a recurrent layer used instead of attention."""
+"""Mamba-2: a recurrent layer used instead of attention; ``mamba2``, which has no other layers."""
 
 from __future__ import annotations
+
+from functools import partial
 
 from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
-from reference.model.families.emitter import Emitter
+from reference.model.families.emitter import Emitter, forward
 
 NORM = "ssm_norm.weight"
 
@@ -72,3 +74,11 @@ def _normed(e: Emitter, x: View, layer: int) -> View:
             y=y[part],
         )
     return y
+
+
+def _layer(e: Emitter, x: View, layer: int) -> View:
+    """x += mamba(rms(x))."""
+    return e.add("residual", layer, x, mamba(e, x, layer))
+
+
+build = partial(forward, layer=_layer)
