@@ -17,7 +17,7 @@ from reference.memory.disk import cache as cache_module
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk import folder as folder_module
 from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import PROMPT, WHOLE, files, life, lived, request
+from tests.engine.disk_engines import PROMPT, WHOLE, Life, files, life, lived, request
 from tests.families_table import DENSE
 
 
@@ -160,21 +160,71 @@ def test_a_folder_that_another_process_made_is_left_to_it(
         assert files(folder) == before
 
 
-def test_a_folder_that_vanishes_is_told_once(dense: Path, folder: Path) -> None:
+def test_a_disk_that_recovers_and_fails_again_is_told_each_time(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many writes failed, one is tried a minute after the last."""
+    now = [0.0]
+    with life(dense, folder, clock=lambda: now[0]) as first:
+        for outage in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(folder_module, "_write_all", refusing(errno.ENOSPC))
+                for turn in range(1, 9):
+                    ask(first, turn + 10 * outage)
+                assert len(first.lines) == 1 + 2 * outage
+            now[0] += 59.0
+            ask(first, 9 + 10 * outage)
+            assert first.counts.problem, "the next one is tried after 100 others"
+            now[0] += 1.0
+            ask(first, 30 + outage)
+            assert first.counts.problem == ""
+    assert ["written again" in line for line in first.lines] == [False, True] * 2
+
+
+def ask(first: Life, turn: int) -> None:
+    """A prompt that nobody asked before, and until it is written."""
+    first.ask(PROMPT[turn:])
+    assert first.engine.disk is not None
+    first.engine.disk.flush()
+
+
+def test_a_folder_that_vanishes_is_made_again(dense: Path, folder: Path) -> None:
+    """With the same secret, so pages keep their names."""
     with life(dense, folder) as first:
-        expected = first.ask()
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
-        shutil.rmtree(folder)
+        ask(first, 0)
         for turn in range(1, 4):
-            first.ask(PROMPT[turn:])
-        assert first.ask() == expected
-        first.engine.disk.flush()
-        assert first.counts.dropped
-    assert len(first.lines) == 1
+            shutil.rmtree(folder)
+            ask(first, turn)
+        expected = first.ask(PROMPT[turn:])
+        assert first.counts.dropped == 0
+        assert first.counts.used_bytes
+    (line,) = first.lines
+    assert f"{folder} was removed" in line
     with life(dense, folder) as second:
-        assert second.ask() == expected
-        assert second.from_disk == 0
+        assert second.ask(PROMPT[turn:]) == expected
+        assert second.from_disk
+
+
+def test_the_folder_of_a_disk_that_is_not_mounted_is_not_made_on_another(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with life(dense, folder) as first:
+        ask(first, 0)
+        kept = folder.rename(folder.with_name("kept"))
+        assert first.engine.disk is not None
+        opened = first.engine.disk._folder
+        assert opened is not None
+        assert not opened.is_elsewhere
+        monkeypatch.setattr(opened, "_device", -1)
+        ask(first, 1)
+        assert not folder.exists()
+        assert first.counts.dropped
+        kept.rename(folder)
+        for turn in range(2, 6):
+            ask(first, turn)
+        assert first.counts.problem == ""
+    (line,) = first.lines
+    assert "file system is gone" in line
 
 
 @pytest.fixture
