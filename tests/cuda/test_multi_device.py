@@ -152,7 +152,7 @@ def test_a_graph_without_products_needs_no_others(folder: Path) -> None:
         expected = [7, 7, 7, 0, 1, 2, 3, 4, 7]
         assert tier.read(state, 0, 9).tolist() == expected
         for one, part in zip(tier._members, state.parts, strict=True):
-            assert one._memory.staging.read(part.allocation, 0, 9).tolist() == expected
+            assert one._memory.read(part.allocation, 0, 9).tolist() == expected
 
 
 def test_a_step_waits_for_nothing_before_all_devices_have_it(folder: Path) -> None:
