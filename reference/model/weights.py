@@ -15,9 +15,9 @@ from reference.exact.rotary import growth_table, rotary_table, unrotated_table
 from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
 from reference.model.draft_head import ROPE_TABLE, STORED, TOKEN_TABLE
-from reference.model.families.emitter import POSITION_TABLE, POSITIONS
 from reference.model.families.feed_forward import XIELU
 from reference.model.families.head_products import MATRIX_OF_HEAD
+from reference.model.families.positions import POSITION_TABLE, POSITIONS
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 

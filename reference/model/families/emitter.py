@@ -29,10 +29,6 @@ SILU, GELU, SIGMOID, CLAMPED, RELU = 0, 1, 2, 3, 4
 """Values of the opcode parameter ``activation``."""
 
 
-POSITIONS, POSITION_TABLE = "position_embd.weight", "constant.positions"
-"""The embeddings of positions in files of families without rotation, and in graphs."""
-
-
 @dataclass(frozen=True, slots=True)
 class Emitter:
     """Appends the nodes of one model to ``builder``; ``final_norm`` is the norm before the head."""
@@ -281,31 +277,9 @@ class Emitter:
         table = self.weight("token_embd", None, config.vocab, config.hidden)
         open_step(self.builder, self.limits, self.query, self.resolved)
         x = self.builder.emit(Opcode.EMBED, "embed", query=self.resolved, table=table)
-        if config.positions:
-            return self.add("embed_position", None, x, self._positions(x))
         if config.embedding_scale == 1.0:
             return x
         return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
-
-    def _positions(self, x: View) -> View:
-        """The embedding of each token's position: a head of ones and zeros in halves, rotated by a
-        table that holds embeddings in place of cosines and sines."""
-        emit, half = self.builder.emit, self.config.hidden // 2
-        self.tensors.take(POSITIONS, self.config.context, self.config.hidden)
-        table = self.builder.buffer(
-            POSITION_TABLE, BufferKind.CONSTANT, F32, (self.limits.context, 2, half)
-        )
-        unit = self.builder.scratch("scratch.position_unit", "tokens", 2 * half)
-        zeros = emit(Opcode.SCALE, "position_zeros", x=x[0:half], factor=0.0)
-        emit(
-            Opcode.SCALE, "position_rest", x=x[half : 2 * half], factor=0.0, y=unit[half : 2 * half]
-        )
-        ones = self.ones("half", half)
-        emit(Opcode.BIAS_ADD, "position_ones", x=zeros, bias=ones, y=unit[0:half])
-        return emit(
-            Opcode.ROPE, "position", x=unit, rope_table=table, query=self.query, heads=1,
-            head_dim=2 * half, neox=1,
-        )  # fmt: skip
 
     def state(self, name: str, *shape: int) -> View:
         """The latest recurrent states of every slot, of this shape each."""
