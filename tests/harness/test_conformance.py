@@ -24,7 +24,6 @@ from harness.conformance.verify import verify_package
 from harness.conformance.waivers import parse_waivers
 from harness.tiers import TIERS, TierOptions, open_tier
 from reference.cpu.tier import CpuTier
-from tests.long_cases import long_except
 from tests.needs import need_device
 
 KNOWN = known_cases()
@@ -134,7 +133,7 @@ def test_package_says_what_was_run_where(package):
     assert all(f"pass {name}\n" in log for name in SAMPLE)
 
 
-@pytest.mark.parametrize("name", long_except(TIERS, *(name for name in TIERS if name != "vulkan")))
+@pytest.mark.parametrize("name", TIERS)
 def test_every_tier_passes_a_sample(name):
     _, results = run_cases(
         lambda: need_device(partial(open_tier, name, TierOptions(1))), chosen(SAMPLE)
