@@ -68,10 +68,8 @@ invariance/test_load: threads_and_definitions_agree
 invariance/test_schedules: every_depth_of_the_pipeline
 kernels/test_attention_tiles: wrong_kernels_are_noticed:
 kernels/test_fused: the_bits_are_those_of_the_ops_apart:tokens
-kernels/test_planes: planes_have_the_bits_of_packed_dots: totals_of_several_spans:
-kernels/test_planes: wrong_kernels_are_noticed:op
-kernels/test_tiles: tiles_have_the_bits_of_packed_dots:op wrong_kernels_are_noticed:op
-kernels/test_wide: wide_tiles_have_the_bits_of_packed_dots:op wrong_kernels_are_noticed:op
+kernels/test_tiles: tiles_have_the_bits_of_packed_dots:op totals_of_several_spans:
+kernels/test_tiles: wrong_kernels_are_noticed:op
 memory/test_allocation: default_model synthetic_models
 memory/test_page_copies: a_copy_has_the_bytes_its_source_has_at_that_point_of_the_queue
 memory/test_page_copies: a_page_there_is_not_is_a_broken_caller
@@ -86,7 +84,6 @@ model/test_template_forms: calls_are_printed_whatever_stands_beside_them
 model/test_template_forms: content_comes_out_in_either_form
 model/test_weights: the_first_broken_scale_is_found
 native/test_sample: cut_lists_draw_what_the_definition_draws
-opencl/test_experts: experts_share_no_row_group no_worker_meets_what_another_touched
 opencl/test_forms: every_form_gives_the_same_bits
 opencl/test_schedule: no_worker_meets_what_another_touched scratch_alive_together_does_not_overlap
 ops/test_flash_attn_batched: scalar_rule
@@ -120,7 +117,6 @@ tiers/test_families: every_result_is_the_definitions
 tiers/test_streaming: streamed_weights_give_the_bits_of_resident_ones
 trace/test_replay: a_flipped_bit_is_found what_one_tier_did_every_tier_does
 vulkan/test_matrices: every_kernel_is_compared_with_packed_dots
-vulkan/test_matrices: steps_of_more_are_multiplied_in_wide_tiles:
 vulkan/test_repeated: activations_of_many_segments: every_shape_of_heads:
 """
 """Tests of which ``ci/test`` runs each value of each parameter once, be it a tier, a format, a

@@ -12,7 +12,7 @@ from io import FileIO
 from pathlib import Path
 
 from contract.cached_files import replacing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 
 BEGIN = b'{"id":"batch_req_'
 """How a line of answers begins."""
@@ -112,10 +112,8 @@ def open_answers(
     ``resume``, that another process writes, or that ``AnswerFile`` refuses."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{flag}: {path} is no file")
-    try:
+    with system_errors_as(f"{flag}: {path} cannot be written"):
         file = FileIO(path, "ab")
-    except OSError as error:
-        raise ConfigError(f"{flag}: {path} cannot be written: {error.strerror}") from None
     with file:
         # One that ended since the file was opened may have put another in its place.
         if not (_locked(file) and os.path.samestat(os.fstat(file.fileno()), path.stat())):

@@ -58,7 +58,7 @@ class TestLibraries:
         ("missing", "words"),
         [
             ("msgspec", ("serve",)),
-            ("flask", ("verify", "a", "b")),
+            ("waitress", ("verify", "a", "b")),
             ("tomlkit", ("tenants", "add", "me", "--tenants", "t.toml")),
             ("matplotlib", ("bench", "--plot", "p.svg")),
             ("llama_cpp", ("bench", "--peer", "llama.cpp")),

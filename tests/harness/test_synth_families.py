@@ -16,9 +16,10 @@ import pytest
 
 from contract.errors import ConfigError
 from harness.synth.__main__ import main
+from harness.synth.architectures import ARCHITECTURES
 from harness.synth.plan import plan_tensors
 from harness.synth.sizes import size_names, sized_spec
-from harness.synth.spec import ARCHITECTURES, SynthSpec, fields_of, spec_of
+from harness.synth.spec import SynthSpec, fields_of, spec_of
 from harness.synth.write import write_synthetic
 from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import load_tokenizer
@@ -87,6 +88,9 @@ LATER = {
     "exaone-moe": "897595347de4cf2e40eb0bb7c08033839330d967093d010dfc61d3da3d009473",
     "afmoe": "6d5e91d5b75c8a6be69bad7d4f512d88b924d9aa293ec2be35cc182800f21022",
     "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
+    "deepseek": "d1f1ffd102444576c851b1f02ec0dcefdec162bcf396279c86927034946259bf",
+    "bailingmoe": "2a97440a337a9f36e410bdcee26ce6fcaee0c6e75270e2d238bea917cafc65f0",
+    "mamba2": "98cd3a3f9debbccbc6a040eb24a2389b831c3138332d9c04718a8903a22bd487",
 }
 """Digests of the files of architectures that came later."""
 

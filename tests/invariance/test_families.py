@@ -50,6 +50,11 @@ MODELS = {
     "nemotron_h-groups": ("q8_0", F16), "nemotron_h_moe": ("q4_k_m", F16),
     "hunyuan-dense": ("f32", F32), "hunyuan-moe-experts": ("q8_0", F16),
     "dots1-experts": ("q8_0", F16), "internlm2": ("q8_0", F16), "minicpm": ("f32", F32),
+    "exaone": ("q8_0", F16), "chatglm": ("q4_k_m", F16), "arcee": ("q8_0", F16),
+    "baichuan": ("q8_0", F16), "falcon": ("q4_k_m", F16), "nemotron": ("q8_0", F16),
+    "olmo": ("f32", F32), "stablelm-head-norms": ("q4_k_m", F16),
+    "deepseek-experts": ("q8_0", F16), "bailingmoe-experts": ("q8_0", F16),
+    "mamba2-groups": ("q4_k_m", F16),
     "starcoder2": ("q8_0", F16), "stablelm": ("q8_0", F16), "phi2": ("q8_0", F16),
     "gptneox-parallel": ("f32", F32), "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
@@ -84,7 +89,8 @@ SHORT = ("qwen3moe", "qwen35")
 
 DENSE = (
     *("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2"),
-    *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel"),
+    *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel", "exaone", "chatglm", "arcee"),
+    *("baichuan", "falcon", "nemotron", "olmo", "stablelm-head-norms"),
 )
 """What tells them apart has no state from token to token but pages, which others have as well."""
 

@@ -48,6 +48,11 @@ class FamilyFile:
         """Tensor ``name`` from ``parts``, which go, joined along ``axis``."""
         self.values[name] = np.concatenate([self.values.pop(part) for part in parts], axis)
 
+    def stack_qkv(self, layer: int, suffix: str = "weight") -> None:
+        """Queries, keys and values of a layer as one tensor."""
+        prefix = f"blk.{layer}.attn_"
+        self.stack(f"{prefix}qkv.{suffix}", *(f"{prefix}{side}.{suffix}" for side in "qkv"))
+
     def interleave(self, name: str, groups: int, *parts: str) -> None:
         """Tensor ``name``: for each of ``groups``, the rows of that group of every part."""
         pieces = [self.values.pop(part) for part in parts]

@@ -95,17 +95,26 @@ ROUTED = {
     "matmul": LAYERS + 1,
 }
 """Experts beside a shared one behind a dense layer."""
+SQUARED = {
+    **DENSE_DECODER,
+    "rms_norm_fused_mlp_gate_up": 0,
+    "rms_norm": LAYERS + 1,
+    "matmul": 3 * LAYERS,
+}
+"""A feed forward without gates."""
 COMPOSITION: dict[str, dict[str, int]] = {
-    "llama": DENSE_DECODER,
-    "ernie4_5": DENSE_DECODER,
-    "apertus": {
+    **dict.fromkeys(("llama", "ernie4_5", "baichuan", "exaone"), DENSE_DECODER),
+    "arcee": SQUARED,
+    "apertus": {**SQUARED, "swiglu": 0, "xielu": LAYERS},
+    "chatglm": {
         **DENSE_DECODER,
-        "rms_norm_fused_mlp_gate_up": 0,
-        "swiglu": 0,
-        "xielu": LAYERS,
+        "rms_norm_fused_qkv": 0,
         "rms_norm": LAYERS + 1,
+        "bias_add": LAYERS,
         "matmul": 3 * LAYERS,
     },
+    "deepseek": ROUTED,
+    "bailingmoe": {**STEP, **PROJECTED, **EXPERTS, "shared_expert": LAYERS},
     "llama4": {
         **STEP,
         **PROJECTED,
@@ -165,6 +174,21 @@ COMPOSITION: dict[str, dict[str, int]] = {
         **LAYER_NORMED,
         "matmul": 11 * LAYERS + 2,
         "scale": 2 * LAYERS + 1,
+        "bias_add": 2 * LAYERS + 1,
+    },
+    "nemotron": {
+        **LAYER_NORMED,
+        "matmul": 10 * LAYERS + 2,
+        "scale": 2 * LAYERS + 1,
+        "bias_add": 2 * LAYERS + 1,
+    },
+    "olmo": {**LAYER_NORMED, "matmul": 11 * LAYERS + 2, "scale": 2 * LAYERS + 1},
+    "falcon": {
+        **LAYER_NORMED,
+        "matmul": 6 * LAYERS + 2,
+        "scale": 2 * LAYERS + 1,
+        "add": 3 * LAYERS + 1,
+        "rms_norm": LAYERS + 1,
         "bias_add": 2 * LAYERS + 1,
     },
     "phi2": {
@@ -265,6 +289,13 @@ COMPOSITION: dict[str, dict[str, int]] = {
         "rms_norm": 2 * LAYERS + 1,
         "matmul": 7 * LAYERS,
         "add": 3 * LAYERS,
+    },
+    "mamba2": {
+        **STEP,
+        **dict.fromkeys(("ssm_conv1d", "ssm_scan", "swiglu", "add"), LAYERS),
+        "rms_norm": 2 * LAYERS + 1,
+        "matmul": 2 * LAYERS,
+        "barrier": 1,
     },
     "nemotron_h": {**NEMOTRON, "swiglu": 1 + HALF, "matmul": 2 + 1 + 2 * HALF},
     "nemotron_h_moe": {

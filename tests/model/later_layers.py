@@ -1,4 +1,4 @@
-"""Layers of Llama 4, Apertus and families of layer norms in small random-weight files."""
+"""Layers of Llama 4, Apertus, families of layer norms and others in small random-weight files."""
 
 from __future__ import annotations
 
@@ -78,14 +78,70 @@ def phi2(file: FamilyFile, layer: int) -> None:
     file.add("output.bias", VOCAB)
 
 
+def nemotron(file: FamilyFile, layer: int) -> None:
+    """No gates."""
+    stablelm(file, layer)
+    del file.values[f"blk.{layer}.ffn_gate.weight"]
+
+
+def falcon(file: FamilyFile, layer: int) -> None:
+    """One norm before both blocks, queries, keys and values in one tensor, no gates."""
+    nemotron(file, layer)
+    for suffix in ("weight", "bias"):
+        del file.values[f"blk.{layer}.ffn_norm.{suffix}"]
+    file.stack_qkv(layer)
+
+
+def olmo(file: FamilyFile, layer: int) -> None:
+    """Norms without weights."""
+    add_attention(file, layer)
+    add_dense(file, layer)
+    for name in ("output_norm", f"blk.{layer}.attn_norm"):
+        file.values.pop(f"{name}.weight", None)
+
+
+def arcee(file: FamilyFile, layer: int) -> None:
+    """No gates."""
+    apertus(file, layer)
+    for side in "qk":
+        del file.values[f"blk.{layer}.attn_{side}_norm.weight"]
+
+
+def chatglm(file: FamilyFile, layer: int) -> None:
+    """Gate rows, then up rows, are one tensor, and so are queries, keys and values with biases."""
+    llama(file, layer)
+    add_biases(file, layer)
+    prefix = f"blk.{layer}.ffn"
+    file.stack(f"{prefix}_up.weight", f"{prefix}_gate.weight", f"{prefix}_up.weight")
+    file.stack_qkv(layer)
+    file.stack_qkv(layer, "bias")
+
+
+def llama(file: FamilyFile, layer: int) -> None:
+    """Attention and a dense block."""
+    add_attention(file, layer)
+    file.vector(f"blk.{layer}.ffn_norm")
+    add_dense(file, layer)
+
+
 LAYER_NORMED: Mapping[str, Callable[[FamilyFile, int], None]] = {
     "starcoder2": starcoder2,
     "stablelm": stablelm,
     "phi2": phi2,
     "gptneox": starcoder2,
+    "falcon": falcon,
+    "nemotron": nemotron,
+    "olmo": olmo,
+}
+LIKE_LLAMA: Mapping[str, Callable[[FamilyFile, int], None]] = {
+    "arcee": arcee,
+    "baichuan": llama,
+    "chatglm": chatglm,
+    "exaone": llama,
 }
 PARTLY = {"rope.dimension_count": HEAD_DIM // 4}
 LAYER_NORMED_KEYS: Mapping[str, dict[str, Any]] = {
+    "nemotron": {"rope.dimension_count": HEAD_DIM // 2},
     "stablelm": {**PARTLY, "use_parallel_residual": False},
     "phi2": PARTLY,
     "gptneox": {**PARTLY, "use_parallel_residual": True},

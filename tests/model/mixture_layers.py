@@ -29,9 +29,13 @@ def ernie_moe(file: FamilyFile, layer: int) -> None:
 def bailingmoe2(file: FamilyFile, layer: int) -> None:
     """Queries, keys and values are one tensor."""
     dots1(file, layer)
-    prefix = f"blk.{layer}.attn"
-    parts = (f"{prefix}_{name}.weight" for name in "qkv")
-    file.stack(f"{prefix}_qkv.weight", *parts)
+    file.stack_qkv(layer)
+
+
+def soft_routed(file: FamilyFile, layer: int) -> None:
+    """Experts that a softmax chooses."""
+    _routed(file, layer, EXPERT_WIDTH, norms=False)
+    file.values.pop(f"blk.{layer}.exp_probs_b.bias", None)
 
 
 def afmoe(file: FamilyFile, layer: int) -> None:

@@ -93,7 +93,7 @@ def granitehybrid(file: FamilyFile, layer: int) -> None:
     if layer % 2:
         add_attention(file, layer)
     else:
-        _mamba(file, layer)
+        mamba2(file, layer)
 
 
 def falcon_h1(file: FamilyFile, layer: int) -> None:
@@ -101,7 +101,7 @@ def falcon_h1(file: FamilyFile, layer: int) -> None:
     file.add(f"blk.{layer}.ffn_norm", HIDDEN)
     add_dense(file, layer)
     add_attention(file, layer)
-    _mamba(file, layer)
+    mamba2(file, layer)
 
 
 def nemotron_h(file: FamilyFile, layer: int) -> None:
@@ -113,7 +113,7 @@ def nemotron_h(file: FamilyFile, layer: int) -> None:
     elif layer:
         add_attention(file, layer)
     else:
-        _mamba(file, layer)
+        mamba2(file, layer)
 
 
 def nemotron_h_moe(file: FamilyFile, layer: int) -> None:
@@ -130,7 +130,8 @@ def nemotron_h_moe(file: FamilyFile, layer: int) -> None:
     file.add(f"{prefix}.exp_probs_b.bias", EXPERTS)
 
 
-def _mamba(file: FamilyFile, layer: int) -> None:
+def mamba2(file: FamilyFile, layer: int) -> None:
+    """A Mamba-2 and nothing else."""
     prefix, inner, channels = f"blk.{layer}", 2 * HIDDEN, 2 * HIDDEN + 2 * STATE
     file.vector(f"{prefix}.attn_norm")
     file.rows(f"{prefix}.ssm_in", inner + channels + MAMBA_HEADS)

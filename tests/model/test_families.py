@@ -91,7 +91,7 @@ def test_bad_hyperparameters_name_their_key(
     assert str(path) in str(raised.value)
 
 
-@pytest.mark.parametrize("name", ["mamba", "deepseek32", "nemotron"])
+@pytest.mark.parametrize("name", ["mamba", "deepseek32", "mpt"])
 def test_an_unknown_architecture_lists_the_known_ones(
     synthetic_model: SyntheticModel, tmp_path: Path, name: str
 ) -> None:

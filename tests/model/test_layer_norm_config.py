@@ -1,5 +1,4 @@
-"""Keys of StarCoder 2, StableLM, Phi 2 and GPT-NeoX: norms, parts of heads that rotate, parallel
-blocks."""
+"""Keys of families whose norms subtract the mean: parts of heads that rotate, parallel blocks."""
 
 from __future__ import annotations
 
@@ -11,6 +10,7 @@ from contract.errors import ModelFileError, UnsupportedModel
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.model.family_file import config_of
+from tests.model.family_files import family_file
 from tests.model.family_parts import HEAD_DIM, LAYER_NORM
 from tests.model.later_layers import LAYER_NORMED
 from tests.model.test_dense_config import with_keys
@@ -20,9 +20,11 @@ PARALLEL = "use_parallel_residual"
 
 @pytest.mark.parametrize("architecture", LAYER_NORMED)
 def test_halves_of_a_part_rotate(architecture: str, tmp_path: Path) -> None:
+    """But for OLMo, where neighbours do."""
     rope = config_of(with_keys(architecture, {}), tmp_path).ropes[0]
-    assert rope.neox
-    assert rope.dims == (HEAD_DIM if architecture == "starcoder2" else HEAD_DIM // 4)
+    assert rope.neox is (architecture != "olmo")
+    parts = {"starcoder2": 1, "falcon": 1, "olmo": 1, "nemotron": 2}
+    assert rope.dims == HEAD_DIM // parts.get(architecture, 4)
 
 
 @pytest.mark.parametrize("architecture", LAYER_NORMED)
@@ -49,10 +51,23 @@ def test_windows_are_refused_by_name(architecture: str, tmp_path: Path) -> None:
         config_of(with_keys(architecture, {"attention.sliding_window": 9}), tmp_path)
 
 
-def test_norms_of_heads_are_refused_by_name(tmp_path: Path) -> None:
-    """StableLM 2 12B has some that subtract the mean."""
+def test_a_norm_of_all_heads_alike_is_refused(tmp_path: Path) -> None:
+    """Heads of StableLM 2 12B have weights of their own."""
     file = with_keys("stablelm", {})
     file.vector("blk.0.attn_q_norm", HEAD_DIM)
     model = open_model(file.write(tmp_path / "m.gguf"))
-    with model.file, pytest.raises(UnsupportedModel, match="attn_q_norm"):
+    with model.file, pytest.raises(ModelFileError, match=r"attn_q_norm.*has shape \[16\]"):
         model.graph(Limits(slots=1, context=16, pages=1))
+
+
+def test_clamped_queries_are_refused_by_name(tmp_path: Path) -> None:
+    """OLMo 1.7 has such."""
+    with pytest.raises(UnsupportedModel, match=r"attention\.clamp_kqv"):
+        config_of(with_keys("olmo", {"attention.clamp_kqv": 8.0}), tmp_path)
+
+
+def test_baichuan_13b_is_refused(tmp_path: Path) -> None:
+    """Its scores fall with the distance, of which its files say nothing."""
+    layers = {"block_count": 40, "attention.head_count": 4}
+    with pytest.raises(UnsupportedModel, match=r"block_count.*is 40"):
+        config_of(family_file("baichuan", **layers), tmp_path)

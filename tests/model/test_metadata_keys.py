@@ -40,7 +40,7 @@ def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
     assert set(CHANGING) <= set(UNUSUAL)
 
 
-RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe")
+RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe", "deepseek")
 ALWAYS = {
     "granitehybrid": {"rope.scaling.finetuned": True},
     "gptneox": {"use_parallel_residual": False},

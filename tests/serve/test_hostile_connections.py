@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 from waitress.utilities import Error
+from werkzeug.test import Client
 
 from contract.types import LOCAL_TENANT
 from harness.serve import listen
-from harness.serve.app import AppOptions, make_app
+from harness.serve.app import App, AppOptions
 from harness.serve.gate import HostCheck
 from harness.serve.pulls import Pulls
 from harness.serve.run import Running
@@ -223,7 +224,7 @@ def test_nor_by_the_application_under_another_server(server: Running, tmp_path: 
     """Waitress takes them away before; whatever else is in front may not."""
     options = AppOptions(HostCheck(), {}, 1 << 20, "0", tmp_path)
     with closing(Pulls(tmp_path)) as pulls:
-        asked = make_app(server.models, pulls, options).test_client()
+        asked = Client(App(server.models, pulls, options))
         for name in ("X-Forwarded-Host", "X-Forwarded-Server", "Forwarded", "X-Host"):
             for value in ("localhost", "host=localhost"):
                 refused = asked.get("/health", headers={"Host": "evil.example", name: value})

@@ -1,4 +1,4 @@
-"""A norm by itself on emulated blocks."""
+"""Norms and gated activations by themselves on emulated blocks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,23 @@ from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from reference.ops.rms_norm import rms_norm
+from reference.ops.swiglu import swiglu
 from tests.cuda.emulated_step import DEVICE, aligned_memory, in_device_memory, run_step
 
+WIDTH = 150
+"""No whole number of blocks."""
 EPS = 1e-6
+SIZES = ShapeKey(3, 0), ShapeKey(5, 0)
+"""Fewer tokens than the form has."""
+
+
+def gated(activation: int) -> Graph:
+    builder = GraphBuilder("gated")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 2 * WIDTH))
+    parts = {"gate": x[0:WIDTH], "up": x[WIDTH : 2 * WIDTH]}
+    y = builder.output("y", "tokens", WIDTH)
+    builder.emit(Opcode.SWIGLU, **parts, y=y, activation=activation)
+    return builder.build()
 
 
 def normed(width: int, weighted: bool, at: int = 0) -> Graph:
@@ -34,10 +48,20 @@ def normed(width: int, weighted: bool, at: int = 0) -> Graph:
     return builder.build()
 
 
+@pytest.mark.parametrize("activation", range(5))
+def test_every_activation(activation: int, folder: Path) -> None:
+    x = np.random.default_rng(4).standard_normal((3, 2 * WIDTH)).astype(np.float32) * 9
+    y = aligned_memory(5 * WIDTH * 4).view(np.float32).reshape(5, WIDTH)
+    run_step(gated(activation), SIZES, {"x": x}, {"y": y}, {}, folder)
+    want = swiglu(gate=x[:, :WIDTH], up=x[:, WIDTH:], activation=activation)
+    assert np.array_equal(y[:3], want)
+    assert np.isnan(y[3:]).all()
+
+
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("width", [64, 256, 1100, 4096, 4100, 16384])
 def test_every_width(width: int, weighted: bool, folder: Path) -> None:
-    """Fewer tokens than the form has, columns behind others, values of all sizes and NaN."""
+    """Columns behind others, values of all sizes and NaN."""
     random = np.random.default_rng(4)
     x = random.standard_normal((3, 8 + width)).astype(np.float32)
     x *= np.float32(10.0) ** random.integers(-9, 9, x.shape)
@@ -45,8 +69,7 @@ def test_every_width(width: int, weighted: bool, folder: Path) -> None:
     weight = in_device_memory(random.standard_normal(width).astype(np.float32))
     y = aligned_memory(5 * (8 + width) * 4).view(np.float32).reshape(5, 8 + width)
     kept = {"y": y} | ({"w": weight} if weighted else {})
-    sizes = ShapeKey(3, 0), ShapeKey(5, 0)
-    run_step(normed(width, weighted, 8), sizes, {"x": x}, kept, {}, folder)
+    run_step(normed(width, weighted, 8), SIZES, {"x": x}, kept, {}, folder)
     for columns, of in ((slice(8), None), (slice(8, None), weight if weighted else None)):
         want = rms_norm(x=x[:, columns], weight=of, eps=EPS)
         assert np.array_equal(y[:3, columns], want, equal_nan=True)
@@ -54,9 +77,16 @@ def test_every_width(width: int, weighted: bool, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "width", "at"), [(MAX_TOKENS + 1, 256, 8), (4, 255, 0), (4, 256, 2), (4, 20480, 0)]
+    ("tokens", "graph"),
+    [
+        (MAX_TOKENS + 1, gated(0)),
+        (MAX_TOKENS + 1, normed(256, True, 8)),
+        *((4, normed(width, True, at)) for width, at in ((255, 0), (256, 2), (20480, 0))),
+    ],
+    ids=["gates", "tokens", "width", "start", "length"],
 )
-def test_other_rows_are_the_plain_kernels(tokens: int, width: int, at: int) -> None:
-    """Many tokens, rows that are not read 16 bytes at a time, and rows that are too long."""
-    step = lower_graph(normed(width, True, at), ShapeKey(tokens, 0), 1, "cuda")
-    assert plain_ops(plan_launches(step.ops, DEVICE, step.scratch)) == list(range(1 + (at > 0)))
+def test_other_rows_are_the_plain_kernels(tokens: int, graph: Graph) -> None:
+    """Many tokens, which are blocks enough, rows that are not read 16 bytes at a time, and rows
+    that are too long."""
+    step = lower_graph(graph, ShapeKey(tokens, 0), 1, "cuda")
+    assert plain_ops(plan_launches(step.ops, DEVICE, step.scratch)) == [*range(len(step.ops))]
