@@ -77,6 +77,11 @@ class Life:
         assert self.engine.disk is not None
         return self.engine.disk.statistics
 
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        assert self.engine.disk is not None
+        self.engine.disk.flush()
+
 
 @contextmanager
 def life(

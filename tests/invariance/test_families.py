@@ -84,22 +84,28 @@ SOAK = {(model, tier) for model in VARIANTS for tier in TIERS}
 SOAK |= {("qwen3next", tier) for tier in ("late", "opencl")}
 """Tiers have its ops from qwen35, and itself on the CPU."""
 SHORT = ("qwen3moe", "qwen35")
-"""Experts and states on every tier; most families on the native one."""
+"""Experts and states on every tier; every kind of layer on the native one."""
 
 
-DENSE = (
-    *("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2"),
-    *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel", "exaone", "chatglm", "arcee"),
-    *("baichuan", "falcon", "nemotron", "olmo", "stablelm-head-norms"),
+ALIKE = (
+    *("smollm3", "granite", "glm4-biases", "command-r", "cohere2", "internlm2", "minicpm", "gemma"),
+    *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel", "starcoder2", "apertus"),
+    *("seed_oss", "ernie4_5", "hunyuan-dense", "phi3-window", "exaone4-windows"),
+    *("exaone", "chatglm", "arcee", "baichuan", "falcon", "nemotron", "olmo"),
+    *("stablelm-head-norms", "deepseek-experts", "bailingmoe-experts"),
+    *("qwen2moe-experts", "olmoe-experts", "granitemoe-experts-shared", "minimax-m2-experts"),
+    *("glm4moe-experts", "ernie4_5-moe-experts", "bailingmoe2-experts", "dots1-experts"),
+    *("qwen3vlmoe-experts", "hunyuan-moe-experts", "exaone-moe-experts"),
 )
-"""What tells them apart has no state from token to token but pages, which others have as well."""
+"""What tells them apart has no state from token to token but pages, windows and experts, which
+others have as well."""
 
 
 def marks_of(model: str, tier: str) -> list[pytest.MarkDecorator]:
     """Whether soak tests, ``ci/test --all`` or every run has a model on a tier."""
     if (model, tier) in SOAK:
         return [pytest.mark.soak]
-    in_every_run = (tier == "native" and model not in DENSE) or model in SHORT
+    in_every_run = (tier == "native" and model not in ALIKE) or model in SHORT
     return [] if in_every_run else [pytest.mark.long]
 
 
