@@ -11,7 +11,8 @@ from accel.cuda.plan import layout_of
 from accel.cuda.runtime import Runtime
 from accel.cuda.streamed_weights import StreamedWeights
 from accel.cuda.upload import Arrived
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer
+from accel.packets.layouts import grouped_bytes, matrices_of
 from contract.arrays import Bytes
 from contract.dtypes import StorageClass
 from contract.ir.nodes import BufferDecl
@@ -63,12 +64,12 @@ class Weights:
 
     def arranged_bytes(self, decl: BufferDecl) -> int:
         """Bytes of a weight in the layout of products."""
-        if not matrices_of(decl) or decl.dtype.storage is StorageClass.FLOAT:
-            return 0
-        *matrices, rows, columns = (int(dim) for dim in decl.shape)
         layout = layout_of(decl, self.runtime.device)
-        groups = -(-rows // group_rows(layout)) * (matrices[0] if matrices else 1)
-        return groups * arranged_row_bytes(decl.dtype, layout, columns)
+        return grouped_bytes(
+            decl,
+            group_rows(layout),
+            lambda dtype, columns: arranged_row_bytes(dtype, layout, columns),
+        )
 
 
 def is_share_of_stack(decl: BufferDecl, data: Bytes) -> bool:

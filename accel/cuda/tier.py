@@ -29,9 +29,9 @@ from accel.cuda.submissions import (
 )
 from accel.cuda.upload import Arrived
 from accel.packets.binding import bind_step
-from accel.packets.buffers import matrices_of, outputs_of
+from accel.packets.buffers import outputs_of
 from accel.packets.build import Progress
-from accel.packets.layouts import WeightLayout
+from accel.packets.layouts import WeightLayout, matrices_of
 from accel.packets.packet import aligned
 from accel.packets.shares import Share
 from accel.packets.step_memory import StepAddresses

@@ -22,10 +22,10 @@ from accel.native.arrange import (
 from accel.native.mapped_files import MappedFiles
 from accel.native.names import sources_digest
 from accel.native.weight_cache import Entry, entry_of, open_entry, write_entry
-from accel.packets.buffers import DeviceBuffer, matrices_of
+from accel.packets.buffers import DeviceBuffer
 from accel.packets.build import Progress
 from accel.packets.host_memory import AddressRange
-from accel.packets.layouts import LANES, group_bytes
+from accel.packets.layouts import LANES, group_bytes, matrices_of
 from accel.packets.packet import aligned
 from accel.packets.stacks import Stack
 from contract.arrays import Bytes

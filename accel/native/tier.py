@@ -21,11 +21,12 @@ from accel.native.names import TIER
 from accel.native.pool import MAX_WORKERS, Copies, Job, WorkerPool, copies_of
 from accel.native.stored_steps import StepCache
 from accel.native.variants import Variant
-from accel.packets.buffers import DeviceBuffer, matrices_of
+from accel.packets.buffers import DeviceBuffer
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import StepMemory, lanes_bytes, worker_footprint
+from accel.packets.footprint import StepMemory, worker_footprint
 from accel.packets.host_memory import AddressRange, SharedMemory, aligned_bytes
+from accel.packets.layouts import lanes_bytes, matrices_of
 from accel.packets.packet_tier import BoundStep, PacketTier, packets_of
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_workers

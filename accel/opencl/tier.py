@@ -13,12 +13,11 @@ from accel.opencl.device import TIER, find_device, import_binding
 from accel.opencl.launcher import LaunchContext, Mode, Recording, WorkersLost
 from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.runtime import Choices, open_runtime
-from accel.packets.buffers import matrices_of
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
-from accel.packets.footprint import MemoryCache, StepMemory, lanes_bytes, worker_footprint
+from accel.packets.footprint import MemoryCache, StepMemory, worker_footprint
 from accel.packets.host_memory import AddressRange, aligned_bytes
-from accel.packets.layouts import planes_bytes
+from accel.packets.layouts import lanes_bytes, matrices_of, planes_bytes
 from accel.packets.packet_tier import BoundStep
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches, schedule_workers

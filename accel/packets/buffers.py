@@ -77,13 +77,6 @@ class DeviceBuffer(Generic[A]):
         return matrix
 
 
-def matrices_of(decl: BufferDecl) -> int:
-    """The number of matrices in a buffer: those of a stack, 1 for a single matrix, else 0."""
-    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
-        return 0
-    return int(decl.shape[0]) if len(decl.shape) == 3 else 1
-
-
 def outputs_of(graph: Graph, stored: Callable[[str], A]) -> Mapping[str, tuple[BufferDecl, A]]:
     """The OUTPUT buffers of ``graph``, and the memory of each."""
     return {decl.name: (decl, stored(decl.name)) for decl in graph.of_kind(BufferKind.OUTPUT)}

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from accel.packets.binding import stored_operands
-from accel.packets.layouts import arranged_bytes, planes_bytes
+from accel.packets.layouts import lanes_bytes, planes_bytes
 from accel.packets.packet import PACKET, aligned
 from accel.packets.shape_buckets import shape_buckets
 from accel.packets.step import Op, Schedule, Step
@@ -197,11 +196,3 @@ def _has_host_copy(decl: BufferDecl, nbytes: int) -> bool:
     if decl.kind in (BufferKind.WEIGHT, BufferKind.CONSTANT):
         return owns_upload(decl)
     return decl.kind is BufferKind.REQUEST
-
-
-def lanes_bytes(decl: BufferDecl) -> int:
-    """Bytes of a buffer in groups of 16 rows, 0 if it stays as stored."""
-    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
-        return 0
-    *matrices, rows, columns = (int(dim) for dim in decl.shape)
-    return math.prod(matrices) * arranged_bytes(decl.dtype, rows, columns)

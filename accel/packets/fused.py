@@ -7,7 +7,7 @@ call ``fuse``. A product fused with a bias or a residual is a ``matmul`` with th
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from accel.packets.fused_ops import FUSED
@@ -74,8 +74,7 @@ def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
         count, op = found or (1, step.ops[start])
         ops.append(op)
         start += count
-    used = {t.buffer for op in ops for t in op.operands if t is not None}
-    return Step(ops, {name: size for name, size in step.scratch.items() if name in used})
+    return Step.of(ops, step.scratch)
 
 
 def operands_of(op: Op) -> dict[str, Tensor | None]:
@@ -83,15 +82,19 @@ def operands_of(op: Op) -> dict[str, Tensor | None]:
     return dict(zip(op.device.index_of, op.operands, strict=True))
 
 
-def _fused_op(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
-    """A fused op with the count of ``like`` and no reals."""
+def fused_op(
+    like: Op,
+    name: str,
+    tensors: Mapping[str, Tensor | None],
+    sizes: Mapping[str, int],
+    reals: tuple[float, ...] = (),
+) -> Op:
+    """The fused op of this name, with the count and the format of ``like``."""
     device = FUSED[name]
+    operands = tuple(map(tensors.get, device.index_of))
+    own = tuple(sizes[size] for size in device.sizes[1:])
     return Op(
-        device,
-        tuple(tensors.get(operand.name) for operand in device.operands),
-        device.splits,
-        like.count,
-        tuple(sizes[size] for size in device.sizes[1:]),
+        device, operands, device.splits, like.count, own, reals, like.dtype, matrix=device.matrix
     )
 
 
@@ -116,8 +119,7 @@ def _norm(rest: _Ops) -> Fused | None:
     tensors = {"x": norm["x"], "factors": norm["weight"], **_integers(ops[1])}
     if not rest.between(norm["y"], quantize["x"]):
         tensors["y"] = norm["y"]
-    made = _fused_op(ops[0], "rms_norm_quantize", tensors, width=sizes["width"])
-    return 2, replace(made, reals=ops[0].reals)
+    return 2, fused_op(ops[0], "rms_norm_quantize", tensors, sizes, ops[0].reals)
 
 
 def _swiglu(rest: _Ops) -> Fused | None:
@@ -130,8 +132,7 @@ def _swiglu(rest: _Ops) -> Fused | None:
         return None
     tensors = {"gate": gated["gate"], "up": gated["up"], **_integers(ops[1])}
     sizes = ops[0].max_sizes()
-    fields = {"columns": sizes["width"], "activation": sizes["activation"]}
-    return 2, _fused_op(ops[0], "swiglu_quantize", tensors, **fields)
+    return 2, fused_op(ops[0], "swiglu_quantize", tensors, sizes | {"columns": sizes["width"]})
 
 
 def _attention(rest: _Ops) -> Fused | None:
@@ -145,8 +146,7 @@ def _attention(rest: _Ops) -> Fused | None:
     if not whole or not rest.between(y, quantize["x"]):
         return None
     tensors = {name: merge[name] for name in ("parts", "query", "sinks")} | _integers(ops[1])
-    del sizes["tokens"]
-    return 2, _fused_op(ops[0], "flash_attn_quantize", tensors, **sizes)
+    return 2, fused_op(ops[0], "flash_attn_quantize", tensors, sizes)
 
 
 def _product(rest: _Ops) -> Fused | None:
@@ -170,9 +170,7 @@ def _product(rest: _Ops) -> Fused | None:
     sizes = product.max_sizes()
     special = _special_product(product.count.maximum, rest.matrices)
     if special is not None and not sizes["row_pairs"] and tensors["scale"] is not None:
-        shape = {name: sizes[name] for name in ("rows", "columns")}
-        made = _fused_op(product, special, tensors, **shape)
-        return count, replace(made, dtype=product.dtype, matrix=made.device.matrix)
+        return count, fused_op(product, special, tensors, sizes)
     return (count, replace(product, operands=tuple(tensors.values()))) if count > 1 else None
 
 
@@ -225,15 +223,8 @@ def _head_rows(rest: _Ops, ops: Sequence[Op]) -> Fused | None:
                 return None
             tensors |= {name: found["x"], f"{name}_weight": found["weight"]}
         reals = ops[0].reals[0], ops[2].reals[0]
-    made = _fused_op(write, "head_rows", tensors, **shape_of(shape, heads, kv_heads))
-    return len(ops), replace(made, reals=reals, dtype=write.dtype)
-
-
-def shape_of(rope: dict[str, int], heads: int, kv_heads: int) -> dict[str, int]:
-    """The sizes of ``head_rows`` from those of a rotation."""
-    return {"heads": heads, "kv_heads": kv_heads} | {
-        name: rope[name] for name in ("head_dim", "neox", "rotary_pairs")
-    }
+    sizes = shape | {"heads": heads, "kv_heads": kv_heads}
+    return len(ops), fused_op(write, "head_rows", tensors, sizes, reals)
 
 
 def _attention_tiles(rest: _Ops) -> Fused | None:

@@ -9,7 +9,7 @@ and two bytes per super-block of Q3_K. Float matrices stay as stored."""
 from __future__ import annotations
 
 import functools
-import math
+from collections.abc import Callable
 from enum import IntEnum
 
 from contract.dtypes import IQ4_XS, MXFP4, Q2_K, Q3_K, Q4_1, Q4_K, Q5_1, Q5_K, DType, StorageClass
@@ -37,11 +37,28 @@ class WeightLayout(IntEnum):
     """Tiles of 32 rows, see ``accel/kernels/formats.k``."""
 
 
-def arranged_bytes(dtype: DType, rows: int, columns: int) -> int:
-    """Bytes of a matrix in groups of 16 rows, 0 if it stays as stored."""
-    if dtype.storage is StorageClass.FLOAT:
+def matrices_of(decl: BufferDecl) -> int:
+    """The number of matrices in a buffer: those of a stack, 1 for a single matrix, else 0."""
+    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
         return 0
-    return -(-rows // LANES) * group_bytes(dtype, columns)
+    return int(decl.shape[0]) if len(decl.shape) == 3 else 1
+
+
+def grouped_bytes(
+    decl: BufferDecl, group_rows: int, group_bytes: Callable[[DType, int], int]
+) -> int:
+    """Bytes of a buffer in groups of ``group_rows`` rows, 0 if it stays as stored.
+    ``group_bytes`` gives those of a group from its format and columns."""
+    matrices = matrices_of(decl)
+    if not matrices or decl.dtype.storage is StorageClass.FLOAT:
+        return 0
+    rows, columns = (int(dim) for dim in decl.shape[-2:])
+    return matrices * -(-rows // group_rows) * group_bytes(decl.dtype, columns)
+
+
+def lanes_bytes(decl: BufferDecl) -> int:
+    """Bytes of a buffer in groups of 16 rows, 0 if it stays as stored."""
+    return grouped_bytes(decl, LANES, group_bytes)
 
 
 def tile_bytes(dtype: DType, columns: int) -> int:
@@ -52,12 +69,7 @@ def tile_bytes(dtype: DType, columns: int) -> int:
 
 def planes_bytes(decl: BufferDecl) -> int:
     """Bytes of a buffer in planes, 0 if it stays as stored."""
-    if decl.kind is not BufferKind.WEIGHT or len(decl.shape) not in (2, 3):
-        return 0
-    *matrices, rows, columns = (int(dim) for dim in decl.shape)
-    if decl.dtype.storage is StorageClass.FLOAT:
-        return 0
-    return math.prod(matrices) * -(-rows // TILE_ROWS) * tile_bytes(decl.dtype, columns)
+    return grouped_bytes(decl, TILE_ROWS, tile_bytes)
 
 
 def header_bytes(dtype: DType, columns: int) -> int:

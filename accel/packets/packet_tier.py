@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol
 import numpy as np
 
 from accel.packets.binding import bind_step
-from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, matrices_of, outputs_of
+from accel.packets.buffers import ArrangedMatrix, DeviceBuffer, outputs_of
 from accel.packets.footprint import MemoryCache, PlannedSteps, StepMemory, device_footprint
-from accel.packets.layouts import WeightLayout, planes_bytes
+from accel.packets.layouts import WeightLayout, matrices_of, planes_bytes
 from accel.packets.packet import ALIGNMENT
 from accel.packets.step import Schedule, Step
 from accel.packets.step_memory import WorkerScratch

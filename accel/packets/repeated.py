@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 from accel.packets.device_op import pieces
-from accel.packets.fused import operands_of
-from accel.packets.fused_ops import FUSED
+from accel.packets.fused import fused_op, operands_of
 from accel.packets.layouts import TILE_ROWS
 from accel.packets.step import Op, Step, Tensor
 from contract.arithmetic import SEGMENT
@@ -46,9 +45,7 @@ class _Changes:
 
     def applied(self, step: Step) -> Step:
         ops = [self.made.get(id(op), op) for op in step.ops if id(op) not in self.dropped]
-        used = {t.buffer for op in ops for t in op.operands if t is not None}
-        scratch = step.scratch | self.scratch
-        return Step(ops, {name: size for name, size in scratch.items() if name in used})
+        return Step.of(ops, step.scratch | self.scratch)
 
 
 def repeat_small(step: Step) -> Step:
@@ -91,11 +88,8 @@ def _fits_attention(heads: Op, parts: Op) -> bool:
 def _attention(heads: Op, parts: Op) -> Op:
     tensors = operands_of(heads) | {"parts": operands_of(parts)["parts"]}
     sizes = heads.max_sizes() | parts.max_sizes()
-    device = FUSED["flash_attn_row_wide" if sizes["head_dim"] >= WIDE_FROM else "flash_attn_row"]
-    return replace(
-        _fused_op(parts, device.name, tensors, (parts.reals[0], heads.reals[0])),
-        sizes=tuple(sizes[name] for name in device.sizes[1:]),
-    )
+    name = "flash_attn_row_wide" if sizes["head_dim"] >= WIDE_FROM else "flash_attn_row"
+    return fused_op(parts, name, tensors, sizes, (parts.reals[0], heads.reals[0]))
 
 
 def _with_gates(step: Step) -> Step:
@@ -207,27 +201,13 @@ def _alike(gate: Op, up: Op) -> bool:
     )
 
 
-def _fused_op(
-    like: Op, name: str, tensors: dict[str, Tensor | None], reals: tuple[float, ...]
-) -> Op:
-    device = FUSED[name]
-    return replace(
-        like,
-        device=device,
-        operands=tuple(tensors.get(operand.name) for operand in device.operands),
-        splits=device.splits,
-        reals=reals,
-        matrix=device.matrix,
-    )
-
-
 def _product(x: dict[str, Tensor | None], reals: tuple[float, ...], product: Op) -> Op:
     """A product that makes the integers of ``x`` itself."""
     read = {name: x.get(name) for name in ("x", "factors")}
-    return _fused_op(product, "norm_row", operands_of(product) | read, reals)
+    return fused_op(product, "norm_row", operands_of(product) | read, product.max_sizes(), reals)
 
 
 def _gate(integers: Op, gate: Op, up: Op, activation: int, y: Tensor) -> Op:
     weights = {"gate": operands_of(gate)["weight"], "up": operands_of(up)["weight"]}
-    made = _fused_op(up, "gate_row", operands_of(integers) | weights | {"y": y}, _eps(integers))
-    return replace(made, sizes=(*up.sizes, activation))
+    tensors, sizes = operands_of(integers) | weights | {"y": y}, up.max_sizes()
+    return fused_op(up, "gate_row", tensors, sizes | {"activation": activation}, _eps(integers))

@@ -173,6 +173,12 @@ class Step:
     ops: list[Op] = field(default_factory=list)
     scratch: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, ops: list[Op], scratch: Mapping[str, int]) -> Step:
+        """The step with those buffers of ``scratch`` that its ops use."""
+        used = {tensor.buffer for op in ops for tensor in op.operands if tensor is not None}
+        return cls(ops, {name: size for name, size in scratch.items() if name in used})
+
 
 class OpSchedule(NamedTuple):
     """How one op runs. ``wait``: at a barrier before it. ``everyone``: every worker computes the

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from accel.packets.buffers import matrices_of
+from accel.packets.layouts import matrices_of
 from accel.packets.ops import TABLE
 from accel.packets.packet import ALIGNMENT, aligned
 from accel.packets.step import Count, Op, Per, Step, Tensor

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from harness.host.dialect import harmony
 from harness.host.dialect.base import Dialect
-from harness.host.dialect.calls import ValueScanner, inside_string
+from harness.host.dialect.calls import StringScanner, ValueScanner
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, ReasoningText
 
@@ -153,9 +153,9 @@ class HarmonyParser(ReplyParser):
     def _call_of(self, message: _Message, final: bool) -> Iterator[Part]:
         """The parts of a call: once its arguments are complete, or as they come if a grammar
         enforces them."""
-        body = message.body + self._held
+        body, strings = message.body + self._held, message.strings
         marks = ENDS.finditer(body, message.searched)
-        found = next((one for one in marks if not inside_string(body[: one.start()])), None)
+        found = next((one for one in marks if not strings.is_inside(body, one.start())), None)
         message.searched = max(message.searched, len(body) - LONGEST_MARK + 1)
         end = len(body) if found is None else found.start()
         if self._form.enforced:
@@ -207,7 +207,8 @@ class HarmonyParser(ReplyParser):
 class _Message:
     """An open message: text of a ``kind``, or a call of ``function``. ``header`` is text too,
     unless it was recognised. ``begun``: some of its text was returned. The end of a call is
-    searched in ``body`` from ``searched`` on; its ``arguments`` are scanned from ``scanned`` on."""
+    searched in ``body`` from ``searched`` on, outside of its ``strings``; its ``arguments`` are
+    scanned from ``scanned`` on."""
 
     kind: type[Content] | type[ReasoningText]
     header: str = ""
@@ -217,6 +218,7 @@ class _Message:
     searched: int = 0
     scanned: int = 0
     arguments: ValueScanner | None = field(default=None)
+    strings: StringScanner = field(default_factory=StringScanner)
 
     def take_header(self) -> str:
         """The header at the first call, then ""."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.context_manager import ContextManager
-from contract.errors import RequestError, TemplateError, TemplateRefused
+from contract.errors import PromptTooLong, RequestError, TemplateError, TemplateRefused
 from contract.lazy_dataclass import dataclass
 from reference.model.template_forms import TemplateForms
 from reference.model.tokenizer import Tokenizer
@@ -155,7 +155,8 @@ class ChatTemplate(ContextManager):
         ``enable_thinking`` and ``reasoning_effort`` None leave the template's default; ``now`` is
         the time a template may print, None for the present. Raises RequestError for messages that
         are not JSON objects with a known role, TemplateError when the template fails, exceeds a
-        limit or tries to leave its sandbox, and TemplateRefused when it refuses the messages."""
+        limit or tries to leave its sandbox, PromptTooLong when that limit is less than the
+        messages, and TemplateRefused when it refuses them."""
         conversation = _conversation(
             self._forms_of(bool(tools)).adapted(_checked_messages(messages)),
             tools or (),
@@ -194,6 +195,9 @@ class ChatTemplate(ContextManager):
         with self._lock:
             reply = self._ask(request)
         if "error" in reply:
+            longest = reply.get("longer", len(request))
+            if len(request) > longest:
+                raise PromptTooLong("messages", f"{len(request):,} bytes", longest)
             raise self._failure(reply)
         return RenderedChat(reply["text"], tuple(map(tuple, reply["template_spans"])))
 

@@ -247,7 +247,9 @@ class Renderer:
         for piece in template.generate(variables):
             size += len(piece)
             if size > limit:
-                return _failed(f"it writes more than {limit:,} characters", None)
+                return _failed(f"it writes more than {limit:,} characters", None) | {
+                    "longer": limit
+                }
             pieces.append(piece)
         text = concat(pieces)
         spans = [match.span() for match in re.finditer(rb"\x01+", trusted_characters(text))]

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,10 @@ class Result:
     code: int
     out: str
     err: str
+
+
+Zinc = Callable[..., Result]
+"""A way to run a command line."""
 
 
 @pytest.fixture(scope="session")
@@ -60,11 +65,18 @@ def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def zinc(capsys: pytest.CaptureFixture[str]) -> Callable[..., Result]:
-    """Runs a command line in this process."""
+def zinc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Zinc:
+    """Runs a command line in this process, with ``stdin`` piped in, if it is given."""
 
-    def run(*words: object) -> Result:
-        code = main([str(word) for word in words])
+    def run(*words: object, stdin: bytes | None = None) -> Result:
+        with ExitStack() as cleanup:
+            if stdin is not None:
+                reading, writing = os.pipe()
+                piped = cleanup.enter_context(open(reading, encoding="utf-8"))
+                with open(writing, "wb") as pipe:
+                    pipe.write(stdin)
+                cleanup.enter_context(monkeypatch.context()).setattr("sys.stdin", piped)
+            code = main([str(word) for word in words])
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 

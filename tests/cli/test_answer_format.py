@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.cli.main import main
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, Zinc
 
-Zinc = Callable[..., Result]
 SCHEMA = '{"enum": ["yes", "no"]}'
 GRAMMAR = 'root ::= "yes" | "no"'
 
 
 @pytest.fixture
-def hold(zinc: Zinc, tiny_model: Path) -> Callable[..., Result]:
+def hold(zinc: Zinc, tiny_model: Path) -> Zinc:
     """Runs a short prompt with further flags."""
 
     def run(*words: object) -> Result:

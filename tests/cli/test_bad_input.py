@@ -17,9 +17,8 @@ from harness.cli.main import main
 from reference.model import chat_template
 from reference.model.chat_template import TemplateLimits
 from tests.changed_models import Change
-from tests.cli.conftest import Result, zinc_process
+from tests.cli.conftest import Result, Zinc, zinc_process
 
-Zinc = Callable[..., Result]
 TEMPLATE = "tokenizer.chat_template"
 OUTPUT_NORM = "output_norm.weight"
 QUERY = "blk.1.attn_q.weight"
@@ -144,8 +143,8 @@ def test_file_that_is_not_utf8(zinc: Zinc, tmp_path: Path) -> None:
     refused(zinc("run", "-f", path), str(path), "byte 3")
 
 
-def test_pipe_and_argument_that_are_not_utf8(tiny_model: Path) -> None:
-    result = zinc_process("run", "--model", tiny_model, stdin=b"ab\xff")
+def test_pipe_and_argument_that_are_not_utf8(zinc: Zinc, tiny_model: Path) -> None:
+    result = zinc("run", "--model", tiny_model, stdin=b"ab\xff")
     refused(result, "standard input", "byte 2")
     words = ("run", "--model", str(tiny_model), os.fsdecode(b"a\xff"))
     refused(zinc_process(*words), "argument", "byte 1")
@@ -160,7 +159,7 @@ def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
     empty.write_text("\n")
     refused(zinc("run", ""), "prompt", "empty")
     refused(zinc("run", "-f", empty), "prompt", "empty")
-    refused(zinc_process("run", "--model", tiny_model), "prompt", "empty", "zinc-rt chat")
+    refused(zinc("run", "--model", tiny_model, stdin=b""), "prompt", "empty", "zinc-rt chat")
     refused(zinc("logits", "--prompt", "", "--model", tiny_model), "prompt", "empty")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from contract.types import SamplingParams
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from tests.cli.conftest import Change, zinc_process
+from tests.cli.conftest import Change, Zinc, zinc_process
 from tests.cli.terminal import terminal
 from tests.patience import PATIENCE_SECONDS
 
@@ -42,38 +42,40 @@ def test_piped_lines_are_turns_with_history(tiny_model: Path) -> None:
     assert result.err.count("prompt tokens") == 2
 
 
-def test_a_prompt_can_open_the_conversation(tiny_model: Path) -> None:
+def test_a_prompt_can_open_the_conversation(zinc: Zinc, tiny_model: Path) -> None:
     words = ("run", "hello", "--chat", "--model", tiny_model, "--max-tokens", 5)
-    result = zinc_process(*words, stdin=b"and then?\n")
+    result = zinc(*words, stdin=b"and then?\n")
     assert result.out == lines_of(expected_answers(tiny_model, ["hello", "and then?"], 5))
 
 
-def test_reset_and_exit(tiny_model: Path) -> None:
+def test_reset_and_exit(zinc: Zinc, tiny_model: Path) -> None:
     words = ("chat", "--model", tiny_model, "--max-tokens", 5)
-    result = zinc_process(*words, stdin=b"hello\n/reset\nhello\n/exit\nunread\n")
+    result = zinc(*words, stdin=b"hello\n/reset\nhello\n/exit\nunread\n")
     once = lines_of(expected_answers(tiny_model, ["hello"], 5))
     assert (result.code, result.out) == (0, once * 2)
 
 
-def test_system_prompt_starts_again(tiny_model: Path) -> None:
+def test_system_prompt_starts_again(zinc: Zinc, tiny_model: Path) -> None:
     words = ("chat", "--model", tiny_model, "--max-tokens", 5)
-    by_command = zinc_process(*words, stdin=b"hello\n/system Be brief.\nhello\n")
-    by_flag = zinc_process(*words, "--system", "Be brief.", stdin=b"hello\n")
+    by_command = zinc(*words, stdin=b"hello\n/system Be brief.\nhello\n")
+    by_flag = zinc(*words, "--system", "Be brief.", stdin=b"hello\n")
     assert by_command.out.endswith(by_flag.out)
     assert by_command.out != by_flag.out * 2
 
 
-def test_bad_bytes_in_a_pipe(tiny_model: Path) -> None:
+def test_bad_bytes_in_a_pipe(zinc: Zinc, tiny_model: Path) -> None:
     words = ("chat", "--model", tiny_model, "--max-tokens", 2)
-    result = zinc_process(*words, stdin=b"hi\nx\xff\n")
+    result = zinc(*words, stdin=b"hi\nx\xff\n")
     assert result.code == 2
     assert result.err.splitlines()[-1].startswith("error: ")
     assert "line at byte 3: byte 1" in result.err
 
 
-def test_a_model_without_template_cannot_chat(variant: Callable[[Change], Path]) -> None:
+def test_a_model_without_template_cannot_chat(
+    zinc: Zinc, variant: Callable[[Change], Path]
+) -> None:
     path = variant(lambda metadata, tensors: metadata.pop("tokenizer.chat_template"))
-    result = zinc_process("chat", "--model", path, stdin=b"hi\n")
+    result = zinc("chat", "--model", path, stdin=b"hi\n")
     assert (result.code, result.out) == (2, "")
     assert result.err.count("\n") == 1
     assert "--raw" in result.err

@@ -20,7 +20,7 @@ from harness.cli.conversation_file import read_conversation, save_conversation
 from harness.cli.prompt import Messages
 from harness.cli.sessions import RUN_SETTINGS
 from harness.settings import Settings, resolve
-from tests.cli.conftest import Result, zinc_process
+from tests.cli.conftest import Result, Zinc
 from tests.full_disk import largest_file
 
 DRAWN = ("--temperature", 1.5, "--max-tokens", 5)
@@ -45,26 +45,28 @@ class Echo:
         return str(messages[-1]["content"]), False
 
 
-def talk(model: Path, text: str, *words: object) -> Result:
-    result = zinc_process("chat", "--model", model, *(words or DRAWN), stdin=text.encode())
+def talk(zinc: Zinc, model: Path, text: str, *words: object) -> Result:
+    result = zinc("chat", "--model", model, *(words or DRAWN), stdin=text.encode())
     assert result.code == 0, result.err
     return result
 
 
-def test_retry_draws_with_the_next_seed_and_undo_takes_a_turn_back(tiny_model: Path) -> None:
+def test_retry_draws_with_the_next_seed_and_undo_takes_a_turn_back(
+    zinc: Zinc, tiny_model: Path
+) -> None:
     """The history behind both is that of a conversation without them."""
-    again = talk(tiny_model, "a\nb\n/retry\nc\n/undo\n/undo\n/set seed 0\nb\n").out
-    plain = talk(tiny_model, "a\nb\n").out
-    shifted = talk(tiny_model, "a\n/set seed 1\nb\nc\n").out
-    first = talk(tiny_model, "a\n").out
+    again = talk(zinc, tiny_model, "a\nb\n/retry\nc\n/undo\n/undo\n/set seed 0\nb\n").out
+    plain = talk(zinc, tiny_model, "a\nb\n").out
+    shifted = talk(zinc, tiny_model, "a\n/set seed 1\nb\nc\n").out
+    first = talk(zinc, tiny_model, "a\n").out
     second = plain.removeprefix(first)
     assert again == plain + shifted.removeprefix(first) + second
 
 
-def test_retry_at_temperature_0(tiny_model: Path) -> None:
+def test_retry_at_temperature_0(zinc: Zinc, tiny_model: Path) -> None:
     """The same answer is not computed again, unless a setting changed."""
     lines = "/retry\nhello\n/retry\n/set max-tokens 3\n/regenerate\n"
-    result = talk(tiny_model, lines, "--max-tokens", 5)
+    result = talk(zinc, tiny_model, lines, "--max-tokens", 5)
     assert result.err.count("prompt tokens") == 2
     assert "no message to answer again" in result.err
     assert "at temperature 0" in result.err
@@ -72,27 +74,29 @@ def test_retry_at_temperature_0(tiny_model: Path) -> None:
     assert long.startswith(short)
 
 
-def test_a_conversation_goes_on_where_it_was_saved(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_conversation_goes_on_where_it_was_saved(
+    zinc: Zinc, tiny_model: Path, tmp_path: Path
+) -> None:
     saved = tmp_path / "talk.json"
-    whole = talk(tiny_model, f"/system Be brief.\na\n/save {saved}\nb\n").out
-    first = talk(tiny_model, "/system Be brief.\na\n").out
-    assert talk(tiny_model, f"/load {saved}\nb\n").out == whole.removeprefix(first)
+    whole = talk(zinc, tiny_model, f"/system Be brief.\na\n/save {saved}\nb\n").out
+    first = talk(zinc, tiny_model, "/system Be brief.\na\n").out
+    assert talk(zinc, tiny_model, f"/load {saved}\nb\n").out == whole.removeprefix(first)
     roles = [message["role"] for message in json.loads(saved.read_text("utf-8"))["messages"]]
     assert roles == ["system", "user", "assistant"]
 
 
-def test_a_message_of_several_lines(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_message_of_several_lines(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
     """It is one turn, never a command, whether its fences have lines of their own or not."""
     for number, fenced in enumerate((f'"""\n{BEHIND}\n"""', f'"""{BEHIND}"""')):
         saved = tmp_path / f"{number}.json"
-        result = talk(tiny_model, f"{fenced}\n/save {saved}\n/bye\nunread\n")
+        result = talk(zinc, tiny_model, f"{fenced}\n/save {saved}\n/bye\nunread\n")
         assert read_conversation(str(saved))[0] == {"role": "user", "content": BEHIND}
         assert result.err.count("prompt tokens") == 1
 
 
-def test_what_answers_is_shown(tiny_model: Path) -> None:
+def test_what_answers_is_shown(zinc: Zinc, tiny_model: Path) -> None:
     """And ollama's way of naming a parameter is taken."""
-    result = talk(tiny_model, "/show info\nhello\n/context\n/set parameter seed 4\n")
+    result = talk(zinc, tiny_model, "/show info\nhello\n/context\n/set parameter seed 4\n")
     shown = [
         line for line in result.err.splitlines() if line.startswith(("model ", "tier ", "context "))
     ]
@@ -140,8 +144,8 @@ def test_what_is_forgotten_is_the_older_half_behind_the_system_prompt() -> None:
         assert [one["content"] for one in chat.messages[2::2]] == list(left)
 
 
-def test_a_text_that_is_never_closed(tiny_model: Path) -> None:
-    result = zinc_process("chat", "--model", tiny_model, stdin=b'"""hello\n')
+def test_a_text_that_is_never_closed(zinc: Zinc, tiny_model: Path) -> None:
+    result = zinc("chat", "--model", tiny_model, stdin=b'"""hello\n')
     assert (result.code, result.out) == (2, "")
     assert 'ends in a text that begins with """' in result.err.splitlines()[-1]
 

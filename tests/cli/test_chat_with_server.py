@@ -18,7 +18,7 @@ from harness.host.options import SessionOptions
 from harness.serve.keys import new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from tests.cli.conftest import zinc_process
+from tests.cli.conftest import Zinc
 from tests.cli.terminal import terminal
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
@@ -49,10 +49,12 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield opened
 
 
-def test_the_answers_are_those_of_a_local_chat(server: Running, tiny_model: Path) -> None:
+def test_the_answers_are_those_of_a_local_chat(
+    zinc: Zinc, server: Running, tiny_model: Path
+) -> None:
     """Turn by turn, with the commands and the flags of a local chat."""
-    local = zinc_process("chat", "--model", tiny_model, *FLAGS, stdin=TURNS)
-    remote = zinc_process("chat", "--server", server.url, *FLAGS, stdin=TURNS)
+    local = zinc("chat", "--model", tiny_model, *FLAGS, stdin=TURNS)
+    remote = zinc("chat", "--server", server.url, *FLAGS, stdin=TURNS)
     assert (remote.code, remote.out) == (local.code, local.out) == (0, local.out)
     assert remote.out.count("\n") >= 4
     assert remote.err.count(f"tiny at {server.url}") == 4
@@ -90,16 +92,19 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         assert user.process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_a_key_is_sent_and_not_shown(tiny_model: Path, tmp_path: Path) -> None:
+def test_a_key_is_sent_and_not_shown(
+    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key = new_key()
     tenants = write_tenants(tmp_path, {"alice": key})
     model = ModelOptions(SessionOptions(tier="cpu", context=64), "tiny", tmp_path / "digests.json")
     options = ServeOptions(tiny_model, model, tmp_path / "ledger.sqlite", tmp_path, tenants=tenants)
     with running(options) as keyed:
         words = ("chat", "--server", keyed.url, "--max-tokens", 2)
-        assert "key" in zinc_process(*words, stdin=b"hi\n").err
-        assert zinc_process(*words, stdin=b"hi\n", ZINC_RT_KEY=key).code == 0
-        assert zinc_process(*words, "--key", key, stdin=b"hi\n").code == 0
+        assert "key" in zinc(*words, stdin=b"hi\n").err
+        assert zinc(*words, "--key", key, stdin=b"hi\n").code == 0
+        monkeypatch.setenv("ZINC_RT_KEY", key)
+        assert zinc(*words, stdin=b"hi\n").code == 0
         assert key not in repr(ServerClient(keyed.url, key))
 
 
@@ -111,16 +116,16 @@ def test_a_key_is_sent_and_not_shown(tiny_model: Path, tmp_path: Path) -> None:
         ("http://127.0.0.1:99999", "not the address of a server"),
     ],
 )
-def test_nobody_there(url: str, said: str) -> None:
-    result = zinc_process("chat", "--server", url, stdin=b"hi\n")
+def test_nobody_there(zinc: Zinc, url: str, said: str) -> None:
+    result = zinc("chat", "--server", url, stdin=b"hi\n")
     assert result.code != 0
     assert said in result.err
     assert result.err.count("\n") == 1
 
 
-def test_recordings_are_of_a_local_model(server: Running, tmp_path: Path) -> None:
+def test_recordings_are_of_a_local_model(zinc: Zinc, server: Running, tmp_path: Path) -> None:
     words = ("chat", "--server", server.url, "--trace", tmp_path / "trace")
-    assert "--trace" in zinc_process(*words, stdin=b"hi\n").err
+    assert "--trace" in zinc(*words, stdin=b"hi\n").err
 
 
 def test_a_server_that_cuts_its_answer(tmp_path: Path) -> None:

@@ -19,10 +19,9 @@ from harness.tiers import TIERS, TierStatus, open_tier, probe
 from reference.exact import elementary
 from reference.memory.planner import MemoryPlan
 from reference.model.gguf.writer import TensorSource
-from tests.cli.conftest import Change, Result
+from tests.cli.conftest import Change, Zinc
 from tests.needs import need_device
 
-Zinc = Callable[..., Result]
 KNOWN_TIERS = pytest.mark.usefixtures("known_tiers")
 
 

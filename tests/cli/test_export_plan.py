@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 from tests.cli.test_bad_input import refused
 from tests.full_disk import largest_file
 
-Zinc = Callable[..., Result]
 SIZES = ("--context", 64, "--threads", 2)
 
 

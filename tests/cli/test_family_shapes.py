@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Result
-
-Zinc = Callable[..., Result]
+from tests.cli.conftest import Zinc
 
 PUBLISHED = {
     ("exaone4", "32b"): (32.0, 32.0, 256 << 10),

@@ -14,9 +14,7 @@ from accel.native.plan_export import _written
 from contract.errors import CatalogError, ZincError
 from harness.conformance.package import write_archive
 from reference.model.gguf.writer import write_gguf
-from tests.cli.conftest import Result
-
-Zinc = Callable[..., Result]
+from tests.cli.conftest import Zinc
 
 
 def plan(path: Path) -> None:

@@ -10,7 +10,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,8 @@ from harness.cli.config_command import example
 from harness.serve.presence import Presence
 from harness.settings import resolve
 from harness.settings_table import SETTINGS
-from tests.cli.conftest import Result, command, environment, zinc_process
+from tests.cli.conftest import Zinc, command, environment, zinc_process
 from tests.cli.terminal import terminal
-
-Zinc = Callable[..., Result]
 
 
 class TestPiped:
@@ -268,11 +266,11 @@ def test_card_test_without_a_card_writes_nothing(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_the_rate_of_a_prompt_counts_what_was_computed(tiny_model: Path) -> None:
+def test_the_rate_of_a_prompt_counts_what_was_computed(zinc: Zinc, tiny_model: Path) -> None:
     """The second turn of a conversation finds the first one in the cache."""
     lines = b"a first turn of some length, longer than a page of tokens\nand then?\n"
     words = ("chat", "--model", tiny_model, "-n", 4)
-    first, second = zinc_process(*words, stdin=lines).err.splitlines()
+    first, second = zinc(*words, stdin=lines).err.splitlines()
     assert "cached" not in first
     prompt, cached = second.partition(" cached)")[0].removeprefix("[").split(" prompt tokens (")
     assert 0 < int(cached) < int(prompt)

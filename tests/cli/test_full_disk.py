@@ -6,18 +6,16 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from accel.amd.tools.trace import Trace
 from contract.cached_files import LONGEST_NAME, writing
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 from tests.full_disk import largest_file
 from tests.needs import machine_lacks
 
-Zinc = Callable[..., Result]
 COMMANDS = {
     "graph": ("graph", "{model}", "-o"),
     "logits": ("logits", "--tier", "cpu", "--tokens", "1,2,3", "--model", "{model}", "--out"),

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from tests.changed_models import Change
-from tests.cli.conftest import Result
-
-Zinc = Callable[..., Result]
+from tests.cli.conftest import Result, Zinc
 
 
 @pytest.fixture

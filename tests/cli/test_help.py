@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
@@ -13,9 +13,8 @@ from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import Parser, commands, named_parser
 from harness.cli.tools_command import TOOLS
 from harness.settings_table import GROUPS, SETTINGS
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 
-Zinc = Callable[..., Result]
 COLUMNS = 80
 OWN = [name for name in COMMANDS if name not in TOOLS]
 METAVARS = {

@@ -22,9 +22,7 @@ from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model
 from tests.changed_models import Change
-from tests.cli.conftest import Result, script_process, zinc_process
-
-Zinc = Callable[..., Result]
+from tests.cli.conftest import Result, Zinc, script_process, zinc_process
 
 
 def json_of(result: Result) -> Any:

@@ -12,10 +12,8 @@ import pytest
 
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 from tests.families_table import FAMILIES
-
-Zinc = Callable[..., Result]
 
 
 @pytest.fixture

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import pwd
-from collections.abc import Callable
 from typing import NoReturn
 
 import pytest
 
-from tests.cli.conftest import Result
-
-Zinc = Callable[..., Result]
+from tests.cli.conftest import Zinc
 
 
 def nobody(user: int) -> NoReturn:

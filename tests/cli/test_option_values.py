@@ -14,7 +14,8 @@ from harness.cli.parser import Parser, actions
 from harness.cli.tools_command import TOOLS
 from harness.named_adapters import named_adapters
 from harness.settings_table import SETTINGS
-from tests.cli.test_bad_input import Zinc, refused
+from tests.cli.conftest import Zinc
+from tests.cli.test_bad_input import refused
 
 NO_NUMBERS = ("", " ", "x", "nan", "inf", "-inf", "1e400", "0x10", "1_000", " 5", "5 ", "٥", "1,,2")
 NO_WHOLE_NUMBERS = (*NO_NUMBERS, "1.5", "1e3", "4Kx", "9" * 30, "-" + "9" * 30)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,10 +15,8 @@ from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import commands, flags_of, named_parser
 from harness.cli.suggestions import COMMAND_ADVICE, SAME_COMMANDS, names_model
 from harness.settings_table import SETTINGS
-from tests.cli.conftest import Result, zinc_process
+from tests.cli.conftest import Zinc
 from tests.cli.terminal import terminal
-
-Zinc = Callable[..., Result]
 
 
 def settings_of(*words: str) -> dict[str, object]:
@@ -133,7 +130,7 @@ class TestModelArgument:
         assert zinc("run", tiny_model, "hi", *words).out == answer
         assert zinc("run", tiny_model, *words, "hi").out == answer
         assert zinc("run", *words, tiny_model, "-p", "hi").out == answer
-        assert zinc_process("run", tiny_model, *words, stdin=b"hi\n").out == answer
+        assert zinc("run", tiny_model, *words, stdin=b"hi\n").out == answer
 
     def test_alone_on_a_terminal_it_begins_a_conversation(self, tiny_model: Path) -> None:
         with terminal("run", tiny_model, "-n", 4) as shown:
@@ -141,14 +138,14 @@ class TestModelArgument:
             shown.type("hi\n")
             shown.wait_for("tok/s")
 
-    def test_of_a_conversation(self, tiny_model: Path) -> None:
+    def test_of_a_conversation(self, zinc: Zinc, tiny_model: Path) -> None:
         words = ("-n", 4, "--quiet")
-        named = zinc_process("chat", "--model", tiny_model, *words, stdin=b"hi\n")
-        assert zinc_process("chat", tiny_model, *words, stdin=b"hi\n") == named
+        named = zinc("chat", "--model", tiny_model, *words, stdin=b"hi\n")
+        assert zinc("chat", tiny_model, *words, stdin=b"hi\n") == named
         assert named.code == 0
 
-    def test_a_name_of_another_library_is_no_prompt(self) -> None:
-        result = zinc_process("run", "llama3.2:1b", stdin=b"hi\n")
+    def test_a_name_of_another_library_is_no_prompt(self, zinc: Zinc) -> None:
+        result = zinc("run", "llama3.2:1b", stdin=b"hi\n")
         assert result.code == 2
         assert result.err.startswith("error: no file or catalog entry named 'llama3.2:1b'")
 

@@ -19,9 +19,7 @@ from reference.limits import whole_contexts
 from reference.memory.planner import plan_memory
 from reference.model.gguf.file import GgufFile
 from reference.model.open import open_model
-from tests.cli.conftest import Result
-
-Zinc = Callable[..., Result]
+from tests.cli.conftest import Zinc
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPES = {"35b-a3b": "qwen35moe", "26b-a4b": "gemma4", "31b": "gemma4"}

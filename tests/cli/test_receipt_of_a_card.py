@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +15,9 @@ from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Result
+from tests.cli.conftest import Result, Zinc
 from tests.paths import ROOT
 
-Zinc = Callable[..., Result]
 RECEIPT = ROOT / "goldens" / "receipt-h200.json"
 """256 tokens of a model of 0.6 billion weights, made on an NVIDIA H200. Its model is written by
 ``python -m harness.synth --arch qwen3 --size 0.6b --quant q4_k_m --out 0.6b.gguf``, the receipt by

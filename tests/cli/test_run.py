@@ -23,12 +23,11 @@ from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from tests.cli.conftest import Change, Result, command, environment, zinc_process
+from tests.cli.conftest import Change, Zinc, command, environment, zinc_process
 from tests.harness.catalog_tools import MEMBER, build_wheel, offline_pip, wheel_entry
 from tests.needs import need_device
 from tests.patience import PATIENCE_SECONDS
 
-Zinc = Callable[..., Result]
 CLOSING = re.compile(
     r"\[\d+ prompt tokens [\d.]+ tok/s · \d+ tokens [\d.]+ tok/s( · \d+ of \d+ drafts accepted)?"
     r" · cpu · exact-2( · [a-z -]+)?\]\n"

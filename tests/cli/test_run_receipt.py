@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 
 pytestmark = pytest.mark.usefixtures("cpu_is_quick")
-Zinc = Callable[..., Result]
 
 
 @pytest.fixture

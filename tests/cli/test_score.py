@@ -6,7 +6,6 @@ import io
 import json
 import math
 import struct
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ import numpy as np
 import pytest
 
 from reference.ops.log_probabilities import log_probabilities
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 
-Zinc = Callable[..., Result]
 TEXT = "the quick brown fox"
 
 

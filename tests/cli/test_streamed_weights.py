@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from contract.tier import Tier
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from harness.tiers import TierOptions
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 from tests.needs import need_device
 from tests.opencl_parts import SOME, holding
 
-Zinc = Callable[..., Result]
 SAID = "of weights stay in host memory; every step copies them to the device, at most "
 
 

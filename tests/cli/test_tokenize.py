@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from reference.model.open import open_model
-from tests.cli.conftest import Result
+from tests.cli.conftest import Zinc
 
-Zinc = Callable[..., Result]
 TEXT = "two words é <|im_end|>"
 
 

@@ -47,24 +47,15 @@ def changed(dim: Dim, step: int) -> Dim:
 
 
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_well_formed_nodes_verify(opcode: Opcode, data: st.DataObject) -> None:
-    """Whatever sizes are drawn, a node whose operands agree builds, verifies and has a cost."""
-    drawn = data.draw(well_formed(opcode))
-    graph = drawn.build()
-    cost = graph_cost(graph, ShapeKey(5, 3), 40)
-    assert cost.bytes_moved > 0
-    assert cost.flops >= 0
-
-
-@pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
-@settings(max_examples=25)
-@given(data=st.data())
-def test_outputs_are_inferred(opcode: Opcode, data: st.DataObject) -> None:
-    """The rule gives every omitted output the shape a full node would have had. An output whose
+    """Whatever sizes are drawn, a node whose operands agree builds, verifies and has a cost. The
+    rule gives every omitted output the shape a full node would have had. An output whose
     size is no product of others has to be named, in the one size that the constraint takes."""
     drawn = data.draw(well_formed(opcode))
+    cost = graph_cost(drawn.build(), ShapeKey(5, 3), 40)
+    assert cost.bytes_moved > 0 <= cost.flops
     inputs = {
         operand.name: drawn.shapes[operand.name]
         for operand in drawn.spec.inputs
@@ -102,7 +93,7 @@ def test_bindings_belong_to_whoever_asked() -> None:
 
 
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_one_wrong_dimension_is_rejected(opcode: Opcode, data: st.DataObject) -> None:
     """Changing any single determined dimension breaks the shape rule, at the node's name."""
@@ -117,7 +108,7 @@ def test_one_wrong_dimension_is_rejected(opcode: Opcode, data: st.DataObject) ->
 
 
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_one_wrong_rank_is_rejected(opcode: Opcode, data: st.DataObject) -> None:
     """An operand with a dimension too many breaks the shape rule."""

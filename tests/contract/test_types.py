@@ -43,16 +43,12 @@ def test_defaults_are_greedy_and_valid() -> None:
     ("field", "values"),
     [
         ("temperature", (-0.1, 100.1, MIN_TEMPERATURE / 2, 5e-324)),
-        ("top_p", (0.0, -0.5, 1.01, MIN_TOP_P / 2)),
-        ("min_p", (-0.01, 1.01)),
-        ("repeat_penalty", (0.0, -1.0, 101.0)),
-        ("presence_penalty", (-2.1, 2.1)),
-        ("frequency_penalty", (-2.1, 2.1)),
-        ("top_k", (-1, 2**31, 1.0)),
-        ("repeat_last_n", (-1, 2**31, 1.0)),
-        ("seed", (-1, 2**64, 1.0)),
+        ("top_p", (0.0, -0.5, 1.01, MIN_TOP_P / 2)), ("min_p", (-0.01, 1.01)),
+        ("repeat_penalty", (0.0, -1.0, 101.0)), ("presence_penalty", (-2.1, 2.1)),
+        ("frequency_penalty", (-2.1, 2.1)), ("top_k", (-1, 2**31, 1.0)),
+        ("repeat_last_n", (-1, 2**31, 1.0)), ("seed", (-1, 2**64, 1.0)),
     ],
-)
+)  # fmt: skip
 def test_a_parameter_out_of_range_is_named(field: str, values: tuple[float, ...]) -> None:
     for value in (*values, math.nan, math.inf, -math.inf, True, None, "1"):
         with pytest.raises(RequestError) as caught:
@@ -62,18 +58,13 @@ def test_a_parameter_out_of_range_is_named(field: str, values: tuple[float, ...]
 
 @given(
     st.builds(
-        SamplingParams,
-        temperature=st.just(0.0) | st.floats(MIN_TEMPERATURE, 100),
-        top_k=st.integers(0, 2**31 - 1),
-        top_p=st.floats(MIN_TOP_P, 1),
-        min_p=st.floats(0, 1),
-        repeat_penalty=st.floats(0.01, 100),
-        repeat_last_n=st.integers(0, 4096),
-        presence_penalty=st.floats(-2, 2),
-        frequency_penalty=st.integers(-2, 2),
+        SamplingParams, temperature=st.just(0.0) | st.floats(MIN_TEMPERATURE, 100),
+        top_k=st.integers(0, 2**31 - 1), top_p=st.floats(MIN_TOP_P, 1), min_p=st.floats(0, 1),
+        repeat_penalty=st.floats(0.01, 100), repeat_last_n=st.integers(0, 4096),
+        presence_penalty=st.floats(-2, 2), frequency_penalty=st.integers(-2, 2),
         seed=st.integers(0, 2**64 - 1),
     )
-)
+)  # fmt: skip
 def test_everything_in_range_is_accepted(sampling: SamplingParams) -> None:
     sampling.validate()
 
@@ -124,27 +115,13 @@ def test_a_full_queue_says_how_deep_it_is_and_when_to_return() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("id", -1),
-        ("id", 2**32),
-        ("name", ""),
-        ("name", "a\nb"),
-        ("weight", 0.0),
-        ("weight", math.nan),
-        ("weight", math.inf),
-        ("max_slots", 0),
-        ("max_kv_pages", 0),
-        ("max_kv_pages", True),
-        ("max_kv_pages", 2**31),
-        ("isolation_group", -1),
-        ("qos", "batch"),
-        ("decode_tokens_per_s", 0),
-        ("decode_tokens_per_s", 10.5),
-        ("prefill_tokens_per_s", 0),
-        ("max_context", 0),
-        ("reserved_pages", -1),
-        ("reserved_pages", 4097),
+        ("id", -1), ("id", 2**32), ("name", ""), ("name", "a\nb"), ("weight", 0.0),
+        ("weight", math.nan), ("weight", math.inf), ("max_slots", 0), ("max_kv_pages", 0),
+        ("max_kv_pages", True), ("max_kv_pages", 2**31), ("isolation_group", -1), ("qos", "batch"),
+        ("decode_tokens_per_s", 0), ("decode_tokens_per_s", 10.5), ("prefill_tokens_per_s", 0),
+        ("max_context", 0), ("reserved_pages", -1), ("reserved_pages", 4097),
     ],
-)
+)  # fmt: skip
 def test_a_tenant_field_out_of_range_is_named(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=field):
         dataclasses.replace(Tenant(1, "team"), **{field: value}).validate()

@@ -58,23 +58,6 @@ def test_barriers_write_nothing_and_stay() -> None:
     assert without_outputs(graph, LOG_PROBABILITIES) is graph
 
 
-def test_each_group_of_outputs_is_left_out_by_itself() -> None:
-    """Two groups give four kinds of steps, of which each is lowered once."""
-    builder = GraphBuilder("g")
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
-    for name in ("y", "one", "two"):
-        builder.emit(Opcode.SCALE, name, x=x, factor=2.0, y=builder.output(name, "tokens", 4))
-    graph = builder.build()
-    with CpuTier() as tier:
-        buffers = {decl.name: tier.alloc(decl, 32) for decl in graph.of_kind(BufferKind.OUTPUT)}
-        executable = ExecutableGraph(tier, graph, buffers, STEP, [["one"], ["two"], ["none"]])
-        inputs = pack_inputs(executable.inputs, STEP, {"x": np.zeros((2, 4), np.float32)})
-        for requested in ((), ("one",), ("two",), ("two", "one")):
-            batch = executable.batch(inputs, requested)
-            assert batch.packets == 1 + len(requested)
-            assert executable.batch(inputs, ("y", *requested)) is batch
-
-
 def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) -> None:
     """A model's graph with log-probabilities is, without them, the one that never had any."""
     limits = Limits(2, 64, 8, step_rows=2)
@@ -123,6 +106,7 @@ def test_a_seldom_group_is_lowered_ahead_by_itself_only() -> None:
             batch = executable.batch(inputs, requested)
             assert batch.packets == 1 + len(requested)
             assert (batch in ahead) == (requested != ("rare", "one"))
+            assert executable.batch(inputs, ("y", *requested)) is batch
 
 
 @pytest.mark.parametrize("requested", [(), ("more",)])

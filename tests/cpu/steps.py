@@ -36,18 +36,10 @@ class Step:
         shape = self.shape
         with np.errstate(all="ignore"):
             return flash_attn_batched(
-                q=self.q,
-                kv=self.kv,
-                page_table=self.page_table,
-                query=self.query,
-                heads=shape.heads,
-                kv_heads=shape.kv_heads,
-                head_dim=shape.head_dim,
-                scale=shape.scale,
-                window=shape.window,
-                soft_cap=shape.soft_cap,
-                sinks=self.sinks,
-            )
+                q=self.q, kv=self.kv, page_table=self.page_table, query=self.query,
+                heads=shape.heads, kv_heads=shape.kv_heads, head_dim=shape.head_dim,
+                scale=shape.scale, window=shape.window, soft_cap=shape.soft_cap, sinks=self.sinks,
+            )  # fmt: skip
 
     def by_kernel(self, threads: int = 1) -> NDArray[np.float32]:
         """The output of the CPU tier's kernel, into memory full of NaN."""

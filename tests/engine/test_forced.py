@@ -109,7 +109,7 @@ def test_company_and_chunks_change_no_bit(
     assert scored.bits == by_definition(tiny_model_path, start=4)
 
 
-@pytest.mark.parametrize("scoring", QUICK, indirect=True)
+@pytest.mark.parametrize("scoring", ["late", "native"], indirect=True)
 def test_preempted_and_shared_ones_have_the_same_bits(
     scoring: ModelRunner, tiny_model_path: Path
 ) -> None:

@@ -254,19 +254,21 @@ def test_quantized_values_leave_the_peer_no_choice():
 
 
 def test_busy_processes_are_said_and_end(tiny_model_path, monkeypatch):
-    started = []
+    """Not during a whole benchmark: they take a processor as long as they are there."""
+    with busy_processes(1) as ids:
+        assert [psutil.pid_exists(one) for one in ids] == [True]
+    assert not psutil.pid_exists(ids[0])
+    beside = []
 
     @contextlib.contextmanager
-    def watched(count):
-        with busy_processes(count) as ids:
-            started.extend(ids)
-            yield ids
+    def counted(count):
+        beside.append(count)
+        yield [0] * count
 
-    monkeypatch.setattr("harness.bench.measure.busy_processes", watched)
+    monkeypatch.setattr("harness.bench.measure.busy_processes", counted)
     report = run_json(tiny_model_path, "--beside", "1", "--decode-tokens", "2", "--repeat", "1")
-    assert report["settings"]["beside"] == len(started) == 1
+    assert beside == [report["settings"]["beside"]] == [1]
     assert "beside 1 busy processes" in render(report)
-    assert not psutil.pid_exists(started[0])
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])

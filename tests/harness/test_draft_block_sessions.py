@@ -33,6 +33,7 @@ from reference.engine.output_processor import OutputProcessor
 from reference.hidden_rows import SHARED_STATES
 from tests.engine.headed_models import head_of
 from tests.engine.test_draft_block import drafting_model
+from tests.long_cases import long_except
 from tests.named_tiers import open_by_name
 from tests.needs import need_installed
 from tests.serve.http import Http
@@ -53,7 +54,7 @@ def options(model: Path, tier: str, draft: int, **more: object) -> SessionOption
 
 
 @pytest.mark.parametrize(
-    "tier", ["cpu", "native", "opencl", pytest.param("vulkan", marks=pytest.mark.long), "cuda"]
+    "tier", long_except(("cpu", "native", "opencl", "vulkan", "cuda"), "native", "cuda")
 )
 def test_answers_are_those_without_it(model: Path, tier: str) -> None:
     """Greedy, sampled, and cut at a stop string."""

@@ -22,6 +22,7 @@ from harness.host.session import Session
 from harness.serve.model import ModelOptions
 from harness.serve.run import ServeOptions, running
 from reference.memory.planner import MemoryPlan
+from tests.long_cases import long_except
 from tests.serve.http import Http
 from zinc_rt import LLM
 from zinc_rt import SamplingParams as Sampling
@@ -63,7 +64,7 @@ def answer(path: Path, with_options: SessionOptions, sampling: SamplingParams) -
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("tier", long_except(TIERS, "native"))
 def test_answers_are_those_without_it(
     target: Path, drafts: dict[str, Path], tier: str, sampling: SamplingParams
 ) -> None:

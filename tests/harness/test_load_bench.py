@@ -324,6 +324,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.peer
+@pytest.mark.long
 @pytest.mark.usefixtures("tiny_requests")
 def test_beside_the_peer(
     model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,

@@ -27,9 +27,9 @@ TEXTS = {
 }
 
 
-ON_REAL_WEIGHTS = [tier for tier in TIERS if tier not in ("late", "vulkan")]
-"""Steps computed late are the CPU's. A processor that plays a graphics card takes minutes for each:
-it has synthetic models."""
+ON_REAL_WEIGHTS = [tier for tier in TIERS if tier not in ("cpu", "late", "vulkan")]
+"""The CPU tier, steps computed late, which are the CPU's, and a processor that plays a graphics
+card have synthetic models."""
 
 
 @pytest.fixture(scope="module", params=ON_REAL_WEIGHTS)
@@ -51,14 +51,10 @@ def requests_(bench: Bench) -> list[Request]:
 SCHEDULES = {
     "together, small chunks": Schedule(chunk_tokens=5, steps_ahead=1),
     "joining, leaving, permuted slots and pages": Schedule(
-        chunk_tokens=9,
-        steps_ahead=3,
-        slot_order=(2, 0, 3, 1),
-        page_order=(7, 2, 9, 0, 4, 1, 8, 3, 6, 5),
-        joins={1: 2, 2: 0, 3: 3},
-        cancels={2: 6},
+        chunk_tokens=9, steps_ahead=3, slot_order=(2, 0, 3, 1),
+        page_order=(7, 2, 9, 0, 4, 1, 8, 3, 6, 5), joins={1: 2, 2: 0, 3: 3}, cancels={2: 6},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -26,8 +26,7 @@ AT_ONCE = 256
 TRICKLE = 24
 RUNS = [
     *(("quick", quant) for quant in ("q4_k_m", "f32")),
-    ("cpu", "f32"),
-    pytest.param("cpu", "q4_k_m", marks=pytest.mark.soak),
+    *(pytest.param("cpu", quant, marks=pytest.mark.soak) for quant in ("q4_k_m", "f32")),
 ]
 """Rows of integers and of numbers."""
 

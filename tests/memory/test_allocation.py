@@ -226,7 +226,6 @@ def test_experts_are_kept_up_to_a_limit(
 @pytest.mark.parametrize(
     ("tier", "kv_dtype"),
     [
-        ("cpu", F16),
         *(pytest.param(tier, Q8_0, marks=pytest.mark.long) for tier in ("cpu", "opencl")),
         ("native", Q8_0),
         ("opencl-banked", F16),

@@ -342,13 +342,8 @@ def test_a_broken_memory_is_found_out(broken: type[KvMemory]) -> None:
         run_state_machine_as_test(
             Broken,
             settings=settings(
-                max_examples=300,
-                stateful_step_count=30,
-                deadline=None,
-                derandomize=True,
-                database=None,
-                report_multiple_bugs=False,
-                suppress_health_check=list(HealthCheck),
+                max_examples=300, stateful_step_count=30, deadline=None, derandomize=True,
+                database=None, report_multiple_bugs=False, suppress_health_check=list(HealthCheck),
                 phases=settings.default.phases[:3],
             ),
-        )
+        )  # fmt: skip

@@ -75,14 +75,10 @@ def planned(asked: Limits) -> MemoryPlan:
 @pytest.mark.parametrize(
     ("dtype", "row"),
     [
-        (F32, 128 * 4),
-        (F16, 128 * 2),
-        (Q8_0, 4 * 34),
-        (I12, 128 * 3 // 2 + 2),
-        (I4R, 4 * 19 + 2),
+        (F32, 128 * 4), (F16, 128 * 2), (Q8_0, 4 * 34), (I12, 128 * 3 // 2 + 2), (I4R, 4 * 19 + 2),
         (I3R, 4 * 15 + 2),
     ],
-)
+)  # fmt: skip
 def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
     dtype: DType, row: int
 ) -> None:

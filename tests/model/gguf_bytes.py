@@ -80,16 +80,10 @@ def tensor(
 
 
 def gguf(
-    entries: Sequence[Pieces] = (),
-    tensors: Sequence[Pieces] = (),
-    data: bytes = b"",
-    *,
-    magic: bytes = b"GGUF",
-    version: int = 3,
-    key_count: int | None = None,
-    tensor_count: int | None = None,
-    alignment: int = 32,
-) -> Pieces:
+    entries: Sequence[Pieces] = (), tensors: Sequence[Pieces] = (), data: bytes = b"", *,
+    magic: bytes = b"GGUF", version: int = 3, key_count: int | None = None,
+    tensor_count: int | None = None, alignment: int = 32,
+) -> Pieces:  # fmt: skip
     """A whole file, ``data`` beginning at the next multiple of ``alignment``."""
     pieces = [
         Piece(magic),

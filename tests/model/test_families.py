@@ -21,13 +21,9 @@ LIMITS = Limits(slots=2, context=64, pages=8)
 
 
 def rewrite(
-    source: Path,
-    target: Path,
-    metadata: Mapping[str, Any] | None = None,
-    drop: str = "",
-    tensors: Mapping[str, Any] | None = None,
-    data: Any = None,
-) -> Path:
+    source: Path, target: Path, metadata: Mapping[str, Any] | None = None, drop: str = "",
+    tensors: Mapping[str, Any] | None = None, data: Any = None,
+) -> Path:  # fmt: skip
     """A copy of a model with keys changed (None removes), one tensor dropped, some replaced (None
     drops), or ``data`` in place of all."""
     with open_gguf(source) as file:

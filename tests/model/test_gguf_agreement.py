@@ -18,19 +18,11 @@ from tests.needs import need_file
 from tests.paths import VOCAB
 
 SCALARS = {
-    GgufType.UINT8: 255,
-    GgufType.INT8: -128,
-    GgufType.UINT16: 65535,
-    GgufType.INT16: -32768,
-    GgufType.UINT32: 4294967295,
-    GgufType.INT32: -2147483648,
-    GgufType.FLOAT32: 0.15625,
-    GgufType.BOOL: True,
-    GgufType.STRING: "héllo",
-    GgufType.UINT64: 18446744073709551615,
-    GgufType.INT64: -9223372036854775808,
-    GgufType.FLOAT64: -1e300,
-}
+    GgufType.UINT8: 255, GgufType.INT8: -128, GgufType.UINT16: 65535, GgufType.INT16: -32768,
+    GgufType.UINT32: 4294967295, GgufType.INT32: -2147483648, GgufType.FLOAT32: 0.15625,
+    GgufType.BOOL: True, GgufType.STRING: "héllo", GgufType.UINT64: 18446744073709551615,
+    GgufType.INT64: -9223372036854775808, GgufType.FLOAT64: -1e300,
+}  # fmt: skip
 
 
 def test_every_tensor_type_of_the_package_is_known() -> None:

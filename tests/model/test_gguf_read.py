@@ -19,18 +19,10 @@ from tests.model import gguf_bytes as raw
 from tests.needs import machine_lacks
 
 SCALARS = {
-    raw.U8: 255,
-    raw.I8: -128,
-    raw.U16: 65535,
-    raw.I16: -32768,
-    raw.U32: 4294967295,
-    raw.I32: -2147483648,
-    raw.F32: 0.15625,
-    raw.BOOL: 1,
-    raw.U64: 18446744073709551615,
-    raw.I64: -9223372036854775808,
-    raw.F64: -1e300,
-}
+    raw.U8: 255, raw.I8: -128, raw.U16: 65535, raw.I16: -32768, raw.U32: 4294967295,
+    raw.I32: -2147483648, raw.F32: 0.15625, raw.BOOL: 1, raw.U64: 18446744073709551615,
+    raw.I64: -9223372036854775808, raw.F64: -1e300,
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -120,24 +120,14 @@ def test_round_trip(tmp_path_factory, metadata: dict, sources: dict, alignment: 
 @pytest.mark.parametrize(
     ("value", "kind"),
     [
-        (0, GgufType.UINT32),
-        (2**32 - 1, GgufType.UINT32),
-        (2**32, GgufType.UINT64),
-        (2**64 - 1, GgufType.UINT64),
-        (-1, GgufType.INT64),
-        (1.5, GgufType.FLOAT32),
-        (True, GgufType.BOOL),
-        ("s", GgufType.STRING),
-        ([1, 2], np.uint32),
-        ([1, 2**40], np.uint64),
-        ([-1, 2], np.int64),
-        ([1, 2.5], np.float32),
-        ((True, False), np.bool_),
-        (["a", b"\xff"], GgufType.STRING),
-        (np.array([1, 2], ">i2"), np.int16),
+        (0, GgufType.UINT32), (2**32 - 1, GgufType.UINT32), (2**32, GgufType.UINT64),
+        (2**64 - 1, GgufType.UINT64), (-1, GgufType.INT64), (1.5, GgufType.FLOAT32),
+        (True, GgufType.BOOL), ("s", GgufType.STRING), ([1, 2], np.uint32), ([1, 2**40], np.uint64),
+        ([-1, 2], np.int64), ([1, 2.5], np.float32), ((True, False), np.bool_),
+        (["a", b"\xff"], GgufType.STRING), (np.array([1, 2], ">i2"), np.int16),
         (np.arange(6)[::2], np.int64),
     ],
-)
+)  # fmt: skip
 def test_default_types(value: object, kind: object, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     write_gguf(path, {"k": value}, {})
@@ -155,27 +145,18 @@ def test_default_types(value: object, kind: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("value", "part"),
     [
-        (2**64, "cannot be stored: "),
-        (-(2**63) - 1, "cannot be stored: "),
-        ([-1, 2**63], "cannot be stored: "),
-        (1e39, "cannot be stored: "),
-        ([1e39], "cannot be stored: "),
-        (Typed(GgufType.UINT8, 256), "cannot be stored: "),
+        (2**64, "cannot be stored: "), (-(2**63) - 1, "cannot be stored: "),
+        ([-1, 2**63], "cannot be stored: "), (1e39, "cannot be stored: "),
+        ([1e39], "cannot be stored: "), (Typed(GgufType.UINT8, 256), "cannot be stored: "),
         (Typed(GgufType.UINT32, 1.5), "cannot be stored: "),
         (Typed(GgufType.UINT32, "1"), "cannot have the type uint32"),
         (Typed(GgufType.STRING, 1), "cannot have the type string"),
-        (Typed(GgufType.ARRAY, 1), "cannot have the type array"),
-        ([], "empty array"),
-        ([1, "a"], "mixes"),
-        ([[1]], "mixes"),
-        ([True, 1], "mixes"),
-        ({"a": 1}, "has no GGUF"),
-        (None, "has no GGUF"),
-        (np.zeros((2, 2), "f4"), "2-dimensional array of float32"),
-        (np.zeros(2, "f2"), "1-dimensional array of float16"),
-        ("\ud800", "surrogates not allowed"),
+        (Typed(GgufType.ARRAY, 1), "cannot have the type array"), ([], "empty array"),
+        ([1, "a"], "mixes"), ([[1]], "mixes"), ([True, 1], "mixes"), ({"a": 1}, "has no GGUF"),
+        (None, "has no GGUF"), (np.zeros((2, 2), "f4"), "2-dimensional array of float32"),
+        (np.zeros(2, "f2"), "1-dimensional array of float16"), ("\ud800", "surrogates not allowed"),
     ],
-)
+)  # fmt: skip
 def test_value_that_cannot_be_stored(value: object, part: str, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     with pytest.raises(ModelFileError) as caught:

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from contract.errors import RequestError, TemplateError
+from contract.errors import PromptTooLong, RequestError, TemplateError
 from reference import worker_process
 from reference.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, TemplateLimits
 from reference.worker_process import WorkerEnded, WorkerProcess
@@ -105,6 +105,13 @@ def test_a_template_cannot_use_more_than_its_limits(source, message):
         with pytest.raises(TemplateError, match=message):
             template.render([{"role": "user", "content": "go"}])
         assert template.render(TURNS).text == "ok"
+
+
+def test_a_conversation_longer_than_the_limit_is_no_fault_of_the_template():
+    with ChatTemplate("{{ messages[0].content }}", source="m.gguf", limits=LIMITS) as template:
+        with pytest.raises(PromptTooLong, match=r"is too long: 70,... bytes > 65536 maximum"):
+            template.render([{"role": "user", "content": "go" * 35_000}])
+        assert template.render(TURNS).text == TURNS[0]["content"]
 
 
 @pytest.mark.parametrize(

@@ -37,29 +37,14 @@ def test_an_unknown_kind_is_unsupported_and_the_known_ones_are_named(key, known)
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("model", 7),
-        ("tokens", []),
-        ("tokens", 7),
-        ("tokens", [1, 2]),
-        ("tokens", "abc"),
-        ("token_type", [1]),
-        ("token_type", [1] * 300),
-        ("token_type", [99] * 256),
-        ("token_type", [-1] * 256),
-        ("token_type", "normal"),
-        ("merges", 7),
-        ("merges", [1]),
-        ("scores", [0.5]),
-        ("scores", [float("nan")] * 256),
-        ("bos_token_id", 256),
-        ("eos_token_id", -1),
-        ("eot_token_id", "eot"),
-        ("fim_pad_token_id", True),
-        ("add_bos_token", "yes"),
-        ("suppress_tokens", [256]),
-        ("suppress_tokens", [[1]]),
+        ("model", 7), ("tokens", []), ("tokens", 7), ("tokens", [1, 2]), ("tokens", "abc"),
+        ("token_type", [1]), ("token_type", [1] * 300), ("token_type", [99] * 256),
+        ("token_type", [-1] * 256), ("token_type", "normal"), ("merges", 7), ("merges", [1]),
+        ("scores", [0.5]), ("scores", [float("nan")] * 256), ("bos_token_id", 256),
+        ("eos_token_id", -1), ("eot_token_id", "eot"), ("fim_pad_token_id", True),
+        ("add_bos_token", "yes"), ("suppress_tokens", [256]), ("suppress_tokens", [[1]]),
     ],
-)
+)  # fmt: skip
 def test_a_value_that_makes_no_sense(key, value):
     _refused(byte_level_metadata([], []) | {f"tokenizer.ggml.{key}": value}, key)
 

@@ -254,16 +254,11 @@ def _without_byte(letter: str, **named_ids: int) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("named_ids", "expected"),
     [
-        ({}, []),
-        ({"unknown": 256}, []),
-        ({"unknown": 262}, []),
-        ({"unknown": 257, "bos": 257}, []),
-        ({"unknown": 257, "eos": 257}, []),
-        ({"unknown": 257, "eot": 257}, []),
-        ({"unknown": 257}, [257]),
-        ({"unknown": 261}, [261]),
+        ({}, []), ({"unknown": 256}, []), ({"unknown": 262}, []),
+        ({"unknown": 257, "bos": 257}, []), ({"unknown": 257, "eos": 257}, []),
+        ({"unknown": 257, "eot": 257}, []), ({"unknown": 257}, [257]), ({"unknown": 261}, [261]),
     ],
-)
+)  # fmt: skip
 def test_a_byte_without_a_token_becomes_the_unknown_one_unless_that_is_a_control_token(
     letter, named_ids, expected
 ):

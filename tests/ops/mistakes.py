@@ -69,14 +69,9 @@ def contracted(a: Float32, b: Float32, c: Float32) -> Float32:
 
 
 def contracted_rope(
-    *,
-    x: Float32,
-    rope_table: Float32,
-    query: NDArray[np.int32],
-    heads: int,
-    head_dim: int,
+    *, x: Float32, rope_table: Float32, query: NDArray[np.int32], heads: int, head_dim: int,
     neox: int,
-) -> Float32:
+) -> Float32:  # fmt: skip
     """The rotation with the first product of each line contracted into the sum."""
     y = x.reshape(len(x), heads, head_dim).copy()
     pairs = rope_table.shape[-1]
@@ -283,13 +278,9 @@ def likeliest_from_the_last(row: Float32, top: int) -> NDArray[np.intp]:
 
 
 def last_of_equals(
-    *,
-    logits: Float32,
-    sampling: NDArray[np.int32],
-    recent: NDArray[np.int32],
-    allowed: NDArray[np.int32] | None = None,
-    bias: NDArray[np.int32] | None = None,
-) -> NDArray[np.int32]:
+    *, logits: Float32, sampling: NDArray[np.int32], recent: NDArray[np.int32],
+    allowed: NDArray[np.int32] | None = None, bias: NDArray[np.int32] | None = None,
+) -> NDArray[np.int32]:  # fmt: skip
     """Ties broken by the higher id where nothing is drawn."""
     token = sample(logits=logits, sampling=sampling, recent=recent, allowed=allowed, bias=bias)
     for row, record in enumerate(np.ascontiguousarray(sampling).view(SAMPLING)[:, 0]):

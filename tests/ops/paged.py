@@ -53,13 +53,9 @@ def pool_of(sequences: list[Sequence], seed: int = 0) -> tuple[NDArray[Any], NDA
 
 
 def softmax_attention(
-    q: NDArray[np.float32],
-    keys: NDArray[Any],
-    values: NDArray[Any],
-    scale: float,
-    soft_cap: float = 0.0,
-    sink: float = -np.inf,
-) -> NDArray[np.float64]:
+    q: NDArray[np.float32], keys: NDArray[Any], values: NDArray[Any], scale: float,
+    soft_cap: float = 0.0, sink: float = -np.inf,
+) -> NDArray[np.float64]:  # fmt: skip
     """One query and one head in binary64: softmax(cap(scale q k^T)) v, with a score of no value."""
     scores = keys.astype(np.float64) @ q.astype(np.float64) * scale
     if soft_cap:
@@ -80,14 +76,9 @@ class Tile:
 
 
 def scalar_attention(
-    q: NDArray[np.float32],
-    keys: NDArray[Any],
-    values: NDArray[Any],
-    first: int,
-    scale: float,
-    soft_cap: float = 0.0,
-    sink: float | None = None,
-) -> list[np.float32]:
+    q: NDArray[np.float32], keys: NDArray[Any], values: NDArray[Any], first: int, scale: float,
+    soft_cap: float = 0.0, sink: float | None = None,
+) -> list[np.float32]:  # fmt: skip
     """Rule R6 for one query and one head, one rounding at a time, from position ``first``.
 
     NaN everywhere where the rule says that the query is broken."""

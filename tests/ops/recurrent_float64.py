@@ -58,14 +58,9 @@ def unit(x: Float64, eps: float, mistake: str) -> Float64:
 
 
 def delta_head(
-    q: Float64,
-    k: Float64,
-    v: Float64,
-    rates: tuple[Float64, Float64],
-    decay: float,
-    eps: float,
+    q: Float64, k: Float64, v: Float64, rates: tuple[Float64, Float64], decay: float, eps: float,
     mistake: str = "",
-) -> Float64:
+) -> Float64:  # fmt: skip
     """One value head over a whole sequence; q, k, v are [tokens, S], ``rates`` alpha + dt, beta.
 
     The state is [key, value]."""
@@ -94,13 +89,9 @@ def delta_head(
 
 
 def scan_head(
-    v: Float64,
-    b: Float64,
-    c: Float64,
-    rate: Float64,
-    parameters: tuple[float, float],
+    v: Float64, b: Float64, c: Float64, rate: Float64, parameters: tuple[float, float],
     mistake: str = "",
-) -> Float64:
+) -> Float64:  # fmt: skip
     """One head of Mamba-2 over a whole sequence; v is [tokens, values], b and c are [tokens,
     state], ``rate`` is dt + dt_bias, ``parameters`` are decay and passing."""
     decay, passing = parameters

@@ -49,15 +49,10 @@ def attend(q: Float32, keys: Float32, values: Float32, positions: list[int], **p
     kv, page_table = pool_of([Sequence(keys, values)])
     heads, head_dim = q.shape
     out = definition.flash_attn_batched(
-        q=np.tile(q.reshape(1, -1), (len(positions), 1)),
-        kv=kv,
-        page_table=page_table,
-        query=np.array([(0, 0, position, 0) for position in positions], np.int32),
-        heads=heads,
-        kv_heads=keys.shape[1],
-        head_dim=head_dim,
-        **params,
-    )
+        q=np.tile(q.reshape(1, -1), (len(positions), 1)), kv=kv, page_table=page_table,
+        query=np.array([(0, 0, position, 0) for position in positions], np.int32), heads=heads,
+        kv_heads=keys.shape[1], head_dim=head_dim, **params,
+    )  # fmt: skip
     return out.reshape(len(positions), heads, head_dim)
 
 

@@ -17,17 +17,11 @@ def operands(tokens: list[tuple[int, int]]) -> dict[str, Any]:
     kv, page_table = pool_of([random_sequence(seed, 70, 1, 24) for seed in range(2)])
     rng = np.random.default_rng(1)
     return {
-        "q": rng.standard_normal((len(tokens), 48), dtype=np.float32),
-        "kv": kv,
+        "q": rng.standard_normal((len(tokens), 48), dtype=np.float32), "kv": kv,
         "page_table": page_table,
         "query": np.array([(0, slot, position, 0) for slot, position in tokens], np.int32),
-        "heads": 2,
-        "kv_heads": 1,
-        "head_dim": 24,
-        "scale": 0.2,
-        "window": 66,
-        "soft_cap": 9.0,
-    }
+        "heads": 2, "kv_heads": 1, "head_dim": 24, "scale": 0.2, "window": 66, "soft_cap": 9.0,
+    }  # fmt: skip
 
 
 def test_same_bits_as_batched() -> None:

@@ -28,15 +28,9 @@ def attend(
     _, kv_heads, head_dim = sequences[0].keys.shape
     query = np.array([(0, slot, position, 0) for slot, position in tokens], np.int32)
     out = flash_attn_batched(
-        q=q.reshape(len(tokens), -1),
-        kv=kv,
-        page_table=page_table,
-        query=query,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        **params,
-    )
+        q=q.reshape(len(tokens), -1), kv=kv, page_table=page_table, query=query, heads=heads,
+        kv_heads=kv_heads, head_dim=head_dim, **params,
+    )  # fmt: skip
     return out.reshape(len(tokens), heads, head_dim)
 
 
@@ -75,15 +69,10 @@ def test_q8_0_pages_read_as_scale_times_integer() -> None:
     ]
     widened = np.array(products, np.float32).reshape(kv.shape)
     params = {
-        "q": queries(5, 3, 4, 64).reshape(3, -1),
-        "page_table": page_table,
-        "query": np.array([(0, 1, 129, 0), (0, 0, 0, 0), (0, 1, 64, 0)], np.int32),
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 64,
-        "scale": 0.125,
-        "window": 70,
-    }
+        "q": queries(5, 3, 4, 64).reshape(3, -1), "page_table": page_table,
+        "query": np.array([(0, 1, 129, 0), (0, 0, 0, 0), (0, 1, 64, 0)], np.int32), "heads": 4,
+        "kv_heads": 2, "head_dim": 64, "scale": 0.125, "window": 70,
+    }  # fmt: skip
     got = flash_attn_batched(kv=blocks, **params)
     assert np.isfinite(got).all()
     assert (got == flash_attn_batched(kv=widened, **params)).all()

@@ -36,14 +36,9 @@ def write_one(value: float, dtype: type[np.floating]) -> np.floating:
     kv = np.zeros((1, 2, PAGE, 1, 1), dtype)
     x = np.array([[value]], np.float32)
     kv_write_batched(
-        k=x,
-        v=x,
-        query=np.array([[0, 0, 3, 0]], np.int32),
-        page_table=np.zeros((1, 1), np.int32),
-        kv=kv,
-        kv_heads=1,
-        head_dim=1,
-    )
+        k=x, v=x, query=np.array([[0, 0, 3, 0]], np.int32), page_table=np.zeros((1, 1), np.int32),
+        kv=kv, kv_heads=1, head_dim=1,
+    )  # fmt: skip
     np.testing.assert_array_equal(kv[0, 0], kv[0, 1])
     return kv[0, 0, 3, 0, 0]
 
@@ -57,17 +52,11 @@ def test_half_is_nearest_even_and_saturates(value: float) -> None:
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
-        (65504.0, 65504.0),
-        (65519.0, 65504.0),
-        (65520.0, 65504.0),
-        (-1e30, -65504.0),
-        (np.inf, 65504.0),
-        (2.0**-24, 2.0**-24),
-        (2.0**-25, 0.0),
-        (1.0 + 2.0**-11, 1.0),
+        (65504.0, 65504.0), (65519.0, 65504.0), (65520.0, 65504.0), (-1e30, -65504.0),
+        (np.inf, 65504.0), (2.0**-24, 2.0**-24), (2.0**-25, 0.0), (1.0 + 2.0**-11, 1.0),
         (1.0 + 3 * 2.0**-11, 1.0 + 2.0**-9),
     ],
-)
+)  # fmt: skip
 def test_half_special_points(value: float, expected: float) -> None:
     """Saturation, the smallest subnormal, ties."""
     assert write_one(value, np.float16) == expected
@@ -108,18 +97,11 @@ def test_q8_0_is_within_a_step_of_the_value(values: list[float]) -> None:
 @pytest.mark.parametrize(
     ("largest", "d", "q"),
     [
-        (0.0, 0.0, 0),
-        (127.0, 1.0, 127),
-        (-127.0, 1.0, -127),
-        (127 * 2.0**-25, 0.0, 0),
-        (127 * 2.0**-24, 2.0**-24, 127),
-        (127 * 1.4 * 2.0**-24, 2.0**-24, 127),
-        (1e30, 65504.0, 127),
-        (np.nan, np.nan, 0),
-        (np.inf, np.nan, 0),
-        (-np.inf, np.nan, 0),
+        (0.0, 0.0, 0), (127.0, 1.0, 127), (-127.0, 1.0, -127), (127 * 2.0**-25, 0.0, 0),
+        (127 * 2.0**-24, 2.0**-24, 127), (127 * 1.4 * 2.0**-24, 2.0**-24, 127),
+        (1e30, 65504.0, 127), (np.nan, np.nan, 0), (np.inf, np.nan, 0), (-np.inf, np.nan, 0),
     ],
-)
+)  # fmt: skip
 def test_q8_0_special_points(largest: float, d: float, q: int) -> None:
     """Nothing, exact blocks, the edge of binary16's subnormals, saturation, broken values."""
     block = stored(np.array([largest] + [0.0] * 31, np.float32), BYTES)

@@ -28,14 +28,9 @@ def test_every_bit(dtype: DType, scaled: bool, added: bool, biased: bool) -> Non
     residual = rng.standard_normal((tokens, hidden), dtype=np.float32)
     bias = rng.standard_normal((experts, hidden), dtype=np.float32)
     got = moe_down_acc(
-        x=x,
-        down_weight=down,
-        ids=ids,
-        weights=weights,
-        bias=bias if biased else None,
-        expert_scale=scale if scaled else None,
-        residual=residual if added else None,
-    )
+        x=x, down_weight=down, ids=ids, weights=weights, bias=bias if biased else None,
+        expert_scale=scale if scaled else None, residual=residual if added else None,
+    )  # fmt: skip
     for token in range(tokens):
         total = list(residual[token]) if added else [F(0.0)] * hidden
         for rank, expert in enumerate(ids[token]):

@@ -20,13 +20,9 @@ def test_every_bit() -> None:
         for dtype, rows in ((dtypes.Q4_K, 4), (dtypes.Q8_0, 2), (dtypes.Q6_K, 2))
     ]
     got = rms_norm_fused_qkv(
-        x=x,
-        norm_weight=norm,
-        q_weight=weights[0],
-        k_weight=weights[1],
-        v_weight=weights[2],
+        x=x, norm_weight=norm, q_weight=weights[0], k_weight=weights[1], v_weight=weights[2],
         eps=1e-5,
-    )
+    )  # fmt: skip
     h = np.array([rms_norm_row(row, norm, 1e-5) for row in x], np.float32)
     for output, weight in zip(got, weights, strict=True):
         assert fractions(output) == exact_product(h, weight)

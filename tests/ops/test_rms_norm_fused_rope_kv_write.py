@@ -36,19 +36,9 @@ def test_scalar_rule(neox: int, normed: bool) -> None:
     kv = np.full((5, 2, 16, KV_HEADS, HEAD_DIM), np.nan, np.float16)
     query = np.array([(0, slot, position, 0) for slot, position in TOKENS], np.int32)
     q = rms_norm_fused_rope_kv_write(
-        qkv=qkv,
-        rope_table=table,
-        query=query,
-        page_table=page_table,
-        kv=kv,
-        heads=HEADS,
-        kv_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        neox=neox,
-        eps=EPS,
-        q_norm=norms[0],
-        k_norm=norms[1],
-    )
+        qkv=qkv, rope_table=table, query=query, page_table=page_table, kv=kv, heads=HEADS,
+        kv_heads=KV_HEADS, head_dim=HEAD_DIM, neox=neox, eps=EPS, q_norm=norms[0], k_norm=norms[1],
+    )  # fmt: skip
     written = np.zeros(kv.shape, bool)
     for token, (slot, position) in enumerate(TOKENS):
         heads = qkv[token].reshape(-1, HEAD_DIM)

@@ -68,11 +68,7 @@ def test_operand_is_not_changed() -> None:
     """The rotation is not in place."""
     x = np.ones((1, 16), np.float32)
     rope(
-        x=x,
-        rope_table=rotary_table(8, 10_000.0, 16),
-        query=query_at(5),
-        heads=1,
-        head_dim=16,
+        x=x, rope_table=rotary_table(8, 10_000.0, 16), query=query_at(5), heads=1, head_dim=16,
         neox=1,
-    )
+    )  # fmt: skip
     assert (x == 1).all()

@@ -25,13 +25,9 @@ def test_against_binary64() -> None:
     down = rng.standard_normal((40, 24), dtype=np.float32)
     router = rng.standard_normal(40, dtype=np.float32)
     got = shared_expert(
-        x=x,
-        gate_weight=stored(gate),
-        up_weight=stored(up),
-        down_weight=stored(down),
-        residual=residual,
-        router_weight=router,
-    )
+        x=x, gate_weight=stored(gate), up_weight=stored(up), down_weight=stored(down),
+        residual=residual, router_weight=router,
+    )  # fmt: skip
     x, gate, up, down = (v.astype(np.float64) for v in (x, gate, up, down))
     g = x @ gate.T
     exact = (g / (1 + np.exp(-g)) * (x @ up.T)) @ down.T / (1 + np.exp(-(x @ router)))[:, None]

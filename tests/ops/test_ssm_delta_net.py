@@ -69,19 +69,10 @@ def advance(state: Float32, tokens: list[Token], given: Inputs, heads: Heads) ->
     """One step."""
     with np.errstate(all="ignore"):
         return ssm_delta_net(
-            x=given.x,
-            alpha=given.alpha,
-            beta=given.beta,
-            decay=given.decay,
-            dt_bias=given.dt_bias,
-            query=queries(tokens),
-            state=state,
-            key_heads=heads.keys,
-            value_heads=heads.values,
-            state_size=heads.size,
-            grouped=heads.grouped,
-            eps=heads.eps,
-        )
+            x=given.x, alpha=given.alpha, beta=given.beta, decay=given.decay, dt_bias=given.dt_bias,
+            query=queries(tokens), state=state, key_heads=heads.keys, value_heads=heads.values,
+            state_size=heads.size, grouped=heads.grouped, eps=heads.eps,
+        )  # fmt: skip
 
 
 def broken_state(slots: int, heads: Heads) -> Float32:
@@ -106,15 +97,11 @@ def exact_sequence(given: Inputs, heads: Heads, mistake: str = "") -> NDArray[np
         rate = given.alpha[:, head].astype(np.float64) + float(given.dt_bias[head])
         outputs.append(
             recurrent_float64.delta_head(
-                parts[:, key],
-                parts[:, heads.keys + key],
-                parts[:, 2 * heads.keys + head],
-                (rate, given.beta[:, head].astype(np.float64)),
-                float(given.decay[head]),
-                heads.eps,
+                parts[:, key], parts[:, heads.keys + key], parts[:, 2 * heads.keys + head],
+                (rate, given.beta[:, head].astype(np.float64)), float(given.decay[head]), heads.eps,
                 mistake,
             )
-        )
+        )  # fmt: skip
     return np.concatenate(outputs, axis=1)
 
 
@@ -254,18 +241,11 @@ def test_shapes_the_rule_does_not_cover_are_refused(heads: Heads, problem: str) 
         return b.buffer(name, BufferKind.WEIGHT, F32, (values,), name)
 
     b.emit(
-        Opcode.SSM_DELTA_NET,
-        x=activation("x", size * (2 * heads.keys + values)),
-        alpha=activation("alpha", values),
-        beta=activation("beta", values),
-        decay=vector("decay"),
-        dt_bias=vector("dt_bias"),
-        query=b.request("query", "tokens", 4),
+        Opcode.SSM_DELTA_NET, x=activation("x", size * (2 * heads.keys + values)),
+        alpha=activation("alpha", values), beta=activation("beta", values), decay=vector("decay"),
+        dt_bias=vector("dt_bias"), query=b.request("query", "tokens", 4),
         state=b.buffer("state", BufferKind.STATE, F32, (2, values, size, size)),
-        key_heads=heads.keys,
-        value_heads=values,
-        state_size=size,
-        eps=EPS,
-    )
+        key_heads=heads.keys, value_heads=values, state_size=size, eps=EPS,
+    )  # fmt: skip
     with pytest.raises(VerifyError, match=problem):
         b.build()

@@ -70,18 +70,10 @@ def advance(state: Float32, tokens: list[Token], given: ScanInputs, sizes: Sizes
     """One step."""
     with np.errstate(all="ignore"):
         return ssm_scan(
-            x=given.x,
-            dt=given.dt,
-            decay=given.decay,
-            dt_bias=given.dt_bias,
-            skip=given.passing,
-            query=queries(tokens),
-            state=state,
-            heads=sizes.heads,
-            groups=sizes.groups,
-            head_dim=sizes.head_dim,
-            state_size=sizes.state,
-        )
+            x=given.x, dt=given.dt, decay=given.decay, dt_bias=given.dt_bias, skip=given.passing,
+            query=queries(tokens), state=state, heads=sizes.heads, groups=sizes.groups,
+            head_dim=sizes.head_dim, state_size=sizes.state,
+        )  # fmt: skip
 
 
 def broken_state(slots: int, sizes: Sizes) -> Float32:

@@ -22,13 +22,9 @@ def test_drafts_up_to_the_first_wrong_one_are_accepted(
     ring = np.full((16, 8), 7, np.int32)
     step = np.array([(10, len(rows), first, 0)], STEP).view(np.int32).reshape(1, 4)
     verify_k(
-        token=np.array(sampled[: len(rows)], np.int32),
-        output_rows=np.array(rows, np.int32),
-        query=query,
-        step=step,
-        ring=ring,
-        draft_tokens=most,
-    )
+        token=np.array(sampled[: len(rows)], np.int32), output_rows=np.array(rows, np.int32),
+        query=query, step=step, ring=ring, draft_tokens=most,
+    )  # fmt: skip
     events = ring.view(OUTPUT_EVENT)[:, 0]
     for row, token in enumerate(rows):
         accepted = 0

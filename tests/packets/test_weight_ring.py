@@ -9,9 +9,8 @@ import pytest
 
 from accel.packets import weight_ring
 from accel.packets.binding import stored_operands
-from accel.packets.buffers import matrices_of
 from accel.packets.fused import fuse
-from accel.packets.layouts import planes_bytes
+from accel.packets.layouts import matrices_of, planes_bytes
 from accel.packets.repeated import repeat_small
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels, schedule_workers

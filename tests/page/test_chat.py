@@ -14,7 +14,7 @@ from tests.page.fake_server import MARKDOWN, THINKING
 pytestmark = pytest.mark.browser
 
 
-def test_markdown_is_rendered_with_highlighted_code(chat: Chat) -> None:
+def test_markdown_is_rendered_and_its_code_is_highlighted_and_copied(chat: Chat) -> None:
     chat.fake.answers["Go"] = MARKDOWN
     chat.ask("Go")
     answer = chat.page.locator("article.answer")
@@ -24,21 +24,7 @@ def test_markdown_is_rendered_with_highlighted_code(chat: Chat) -> None:
     expect(answer.locator("pre .hljs-keyword").first).to_have_text("def")
     expect(answer.locator("li")).to_have_count(2)
     assert answer.locator("a").get_attribute("rel") == "noopener noreferrer nofollow"
-
-
-def test_there_is_nothing_to_export_before_a_message(chat: Chat) -> None:
-    export = chat.page.get_by_role("combobox", name="Export this conversation")
-    expect(export).to_be_hidden()
-    chat.ask("Go")
-    expect(export).to_be_visible()
-    chat.press("New chat")
-    expect(export).to_be_hidden()
-
-
-def test_code_is_copied_as_it_was_written(chat: Chat) -> None:
     chat.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    chat.fake.answers["Go"] = MARKDOWN
-    chat.ask("Go")
     chat.press("Copy this code")
     expect(chat.page.get_by_role("button", name="Copy this code")).to_have_text("Copied")
     code = MARKDOWN.partition("```python\n")[2].partition("```")[0]
@@ -70,6 +56,7 @@ def test_stop_keeps_what_came(chat: Chat) -> None:
 
 
 def test_regenerate_asks_the_same_with_another_seed(chat: Chat) -> None:
+    """At temperature 0 it says that nothing changes."""
     chat.ask("Go")
     chat.press("Regenerate")
     expect(chat.page.locator("article.answer")).to_have_count(1)
@@ -78,12 +65,8 @@ def test_regenerate_asks_the_same_with_another_seed(chat: Chat) -> None:
     assert first["messages"] == second["messages"] == [{"role": "user", "content": "Go"}]
     assert first["seed"] != second["seed"]
     expect(chat.page.locator("#banner")).to_be_hidden()
-
-
-def test_regenerate_at_temperature_0_says_that_nothing_changes(chat: Chat) -> None:
     chat.press("Settings")
     chat.page.get_by_label("Temperature").fill("0")
-    chat.ask("Go")
     chat.press("Regenerate")
     expect(chat.page.locator("#banner")).to_contain_text("raise it in Settings")
     chat.settled()
@@ -186,14 +169,6 @@ def test_speed_and_context_are_shown(chat: Chat) -> None:
     assert chat.page.locator("#context-meter").get_attribute("value") is not None
 
 
-def test_replay_of_the_same_seed_is_identical(chat: Chat) -> None:
-    chat.ask("Go")
-    chat.press("Replay: same bits")
-    expect(chat.page.locator(".verdict.same")).to_contain_text("Identical.")
-    first, second = chat.fake.asked
-    assert first == second
-
-
 def test_replay_says_where_the_text_first_differs(chat: Chat) -> None:
     chat.fake.answers["Go"] = "same start"
     chat.fake.drift = True
@@ -249,6 +224,8 @@ def test_the_probability_of_a_token_is_shown(chat: Chat) -> None:
     expect(chat.page.locator(".token-card")).to_contain_text("else")
     chat.press("Replay: same bits")
     expect(chat.page.locator(".verdict.same")).to_contain_text("probabilities")
+    first, second = chat.fake.asked
+    assert first == second
 
 
 def test_another_model_is_asked_and_remembered(chat: Chat) -> None:
@@ -261,16 +238,20 @@ def test_another_model_is_asked_and_remembered(chat: Chat) -> None:
     assert chat.fake.asked[0]["model"] == "other"
 
 
-@pytest.mark.parametrize("form", ["markdown", "json"])
-def test_export(chat: Chat, form: str, tmp_path: Path) -> None:
+def test_export(chat: Chat, tmp_path: Path) -> None:
+    """Once there is a message."""
+    export = chat.page.get_by_role("combobox", name="Export this conversation")
+    expect(export).to_be_hidden()
     chat.ask("Go")
-    with chat.page.expect_download() as download:
-        chat.page.locator("#export").select_option(form)
-    download.value.save_as(tmp_path / "file")
-    text = (tmp_path / "file").read_text()
-    assert "You said Go" in text
-    if form == "json":
-        assert json.loads(text)["messages"][0] == {"role": "user", "content": "Go"}
+    for form in ("markdown", "json"):
+        with chat.page.expect_download() as download:
+            export.select_option(form)
+        download.value.save_as(tmp_path / form)
+        assert "You said Go" in (tmp_path / form).read_text()
+    told = json.loads((tmp_path / "json").read_text())
+    assert told["messages"][0] == {"role": "user", "content": "Go"}
+    chat.press("New chat")
+    expect(export).to_be_hidden()
 
 
 def test_shift_enter_breaks_the_line(chat: Chat) -> None:

@@ -50,9 +50,6 @@ class TestManager:
         chat.page.keyboard.press("Escape")
         expect(chat.page.get_by_role("dialog")).to_be_hidden()
 
-    def test_the_tier_and_the_class_of_the_tenant_are_shown(self, chat: Chat) -> None:
-        expect(chat.page.locator("#badges .badge")).to_have_text(["cpu", "interactive"])
-
     def test_what_goes_wrong_is_said(self, chat: Chat) -> None:
         chat.fake.progress = [{"error": {"message": "the disk is full"}}]
         chat.press("Models")
@@ -63,15 +60,13 @@ class TestManager:
         )
         expect(chat.page.locator("#managed li")).to_have_count(3)
 
-    def test_the_second_click_deletes(self, chat: Chat) -> None:
+    def test_the_second_click_deletes_unless_the_model_answers(self, chat: Chat) -> None:
+        expect(chat.page.locator("#badges .badge")).to_have_text(["cpu", "interactive"])
         chat.press("Models")
         row = chat.page.locator("#managed li").filter(has_text="other")
         row.get_by_role("button", name="Delete").click()
         row.get_by_role("button", name="Delete?").click()
         expect(row.get_by_role("button", name="Fetch")).to_be_visible()
-
-    def test_the_model_that_answers_cannot_be_deleted(self, chat: Chat) -> None:
-        chat.press("Models")
         row = chat.page.locator("#managed li").filter(has_text="tiny")
         expect(row).to_contain_text("0.6 B · Q4_K_M · 1.0 GB")
         expect(row.get_by_role("button")).to_have_count(0)

@@ -165,17 +165,16 @@ class TestFullContext:
         expect(chat.page.locator("#empty")).to_be_visible()
 
     def test_an_answer_that_filled_it_says_so(self, chat: Chat) -> None:
-        chat.fake.finish, chat.fake.used = "length", CONTEXT
+        """Not one that is cut by another limit."""
+        chat.fake.finish = "length"
+        chat.ask("One")
+        expect(chat.page.locator("article.answer")).to_contain_text("Cut by the length limit")
+        expect(chat.page.locator(".problem")).to_have_count(0)
+        chat.press("New chat")
+        chat.fake.used = CONTEXT
         chat.ask("One")
         expect(chat.page.locator("article.answer")).to_contain_text("Cut by the length limit")
         expect(chat.page.locator(".problem")).to_contain_text("The context is full")
-
-
-def test_an_answer_cut_by_max_tokens_says_so(chat: Chat) -> None:
-    chat.fake.finish = "length"
-    chat.ask("One")
-    expect(chat.page.locator("article.answer")).to_contain_text("Cut by the length limit")
-    expect(chat.page.locator(".problem")).to_have_count(0)
 
 
 def test_a_server_that_cannot_be_reached(chat: Chat) -> None:

@@ -47,17 +47,11 @@ def by_shape(cases: Iterable[Case]) -> dict[str, list[Case]]:
 
 SHAPES = by_shape(CASES)
 PARTS = {
-    Opcode.FLASH_ATTN: 4,
-    Opcode.FLASH_ATTN_BATCHED: 4,
-    Opcode.MOE_GATE_TOPK: 3,
-    Opcode.MOE_GATE_UP: 4,
-    Opcode.MOE_DOWN_ACC: 4,
-    Opcode.SHARED_EXPERT: 2,
-    Opcode.LM_HEAD: 2,
-    Opcode.EMBED: 2,
-    Opcode.RMS_NORM_FUSED_QKV: 2,
-    Opcode.RMS_NORM_FUSED_MLP_GATE_UP: 2,
-}
+    Opcode.FLASH_ATTN: 6, Opcode.FLASH_ATTN_BATCHED: 4, Opcode.MOE_GATE_TOPK: 3,
+    Opcode.MOE_GATE_UP: 4, Opcode.MOE_DOWN_ACC: 4, Opcode.SHARED_EXPERT: 2, Opcode.LM_HEAD: 3,
+    Opcode.EMBED: 2, Opcode.HEAD_PRODUCT: 3, Opcode.RMS_NORM_FUSED_QKV: 3,
+    Opcode.RMS_NORM_FUSED_MLP_GATE_UP: 3,
+}  # fmt: skip
 """Every n-th shape of an opcode, another one to begin with for each storage type: how stored values
 are read does not depend on windows, heads, experts and how many there are of them, nor on what
 stands before or behind a product. Of MATMUL all are swept."""

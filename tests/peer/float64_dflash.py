@@ -20,14 +20,9 @@ class Float64Block(Float64Head):
         self._known: list[tuple[list[int], Float64]] = []
 
     def block_logits(
-        self,
-        tokens: list[int],
-        drafts: int,
-        *,
-        causal: bool = False,
-        kept: bool = True,
+        self, tokens: list[int], drafts: int, *, causal: bool = False, kept: bool = True,
         own_windows: bool = False,
-    ) -> Float64:
+    ) -> Float64:  # fmt: skip
         """The logits of the head's tokens at each of ``drafts`` positions after ``tokens``. A
         window is that of the block's last row, or with ``own_windows`` that of each row. The
         controls: ``causal`` rows see only rows before them, and no keys are ``kept`` of the tokens

@@ -58,13 +58,9 @@ class Peer:
         return self._child.call(head_logits, str(path), str(head), list(tokens), list(layers))
 
     def block_logits(
-        self,
-        path: Path,
-        head: Path,
-        tokens: Sequence[int],
-        layers: Sequence[int],
+        self, path: Path, head: Path, tokens: Sequence[int], layers: Sequence[int],
         block: Sequence[int],
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # fmt: skip
         """What ``llama_cpp_heads.block_logits`` gives."""
         given = str(path), str(head), list(tokens), list(layers), list(block)
         return self._child.call(block_logits, *given)

@@ -73,18 +73,12 @@ def measured(truth: np.ndarray, ours: np.ndarray, theirs: np.ndarray) -> np.ndar
     true_logs, our_logs, their_logs = map(log_softmax, (truth, ours, theirs))
     return np.stack(
         [
-            kl(true_logs, our_logs),
-            kl(true_logs, their_logs),
-            kl(our_logs, their_logs),
-            same_top1(ours, theirs),
-            same_top1(ours, truth),
-            same_top1(theirs, truth),
-            largest(ours, truth),
-            largest(theirs, truth),
-            largest(ours, theirs),
+            kl(true_logs, our_logs), kl(true_logs, their_logs), kl(our_logs, their_logs),
+            same_top1(ours, theirs), same_top1(ours, truth), same_top1(theirs, truth),
+            largest(ours, truth), largest(theirs, truth), largest(ours, theirs),
         ],
         axis=1,
-    )
+    )  # fmt: skip
 
 
 def figures_of(kv: str, rows: np.ndarray) -> Figures:

@@ -20,23 +20,14 @@ pytestmark = pytest.mark.peer
 NAMES = (
     *("afmoe", "bailingmoe2", "exaone-moe"),
     *(
-        "chatglm-bpe",
-        "dbrx",
-        "exaone",
-        "exaone4",
-        "falcon",
-        "falcon3",
-        "falcon-h1",
-        "glm4",
-        "gpt-4o",
-        "hunyuan",
-        "hunyuan-dense",
+        "chatglm-bpe", "dbrx", "exaone", "exaone4", "falcon", "falcon3", "falcon-h1", "glm4",
+        "gpt-4o", "hunyuan", "hunyuan-dense",
     ),
     *("lfm2", "llama4", "minimax-m2", "a.x-4.0", "gigachat", "kanana2", "mellum", "midm-2.0"),
     *("minerva-7b", "solar-open"),
     *("pixtral", "seed-coder", "smaug-bpe", "tekken"),
     *("deepseek-coder", "deepseek-llm", "deepseek-v3", "kimi-k2"),
-)
+)  # fmt: skip
 BY_CASE = ("gpt-4o", "llama4", "minimax-m2", "tekken", "kimi-k2", "kanana2")
 """llama.cpp knows upper and lower case of ASCII letters only, the families' own patterns all."""
 SPACED_NUMBER = regex.compile(r"\s{2}\p{N}")

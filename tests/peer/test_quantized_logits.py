@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from tests.families_table import FAMILIES
+from tests.families_table import EACH_KIND, FAMILIES
 from tests.model.test_family_logits import CHUNK, TOKENS
 from tests.peer.float64_llama import mean_kl
 from tests.peer.our_engine import our_logits
@@ -88,7 +88,12 @@ def top1(a: np.ndarray, b: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize(
-    ("name", "quant"), [(name, quant) for name, quants in QUANTS.items() for quant in quants]
+    ("name", "quant"),
+    [
+        pytest.param(name, quant, marks=[pytest.mark.long] * (name not in EACH_KIND))
+        for name, quants in QUANTS.items()
+        for quant in quants
+    ],
 )
 def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, peer, name, quant):
     fields = {**FAMILIES[name], "hidden": 256, "quant": quant, "seed": 11}

@@ -47,18 +47,14 @@ def _poisoned(x: np.ndarray) -> np.ndarray:
 
 
 ACTIVATIONS = {
-    "gaussian": lambda x: x,
-    "zeros": lambda x: x * np.float32(0),
+    "gaussian": lambda x: x, "zeros": lambda x: x * np.float32(0),
     "negative zeros": lambda x: x * np.float32(0) - np.float32(0),
-    "tiny": lambda x: x * np.float32(2.0**-66),
-    "huge": lambda x: x * np.float32(2.0**90),
+    "tiny": lambda x: x * np.float32(2.0**-66), "huge": lambda x: x * np.float32(2.0**90),
     "overflowing": lambda x: x * np.float32(2.0**124),
     "largest integers": lambda x: np.sign(x) * np.float32(2047),
-    "all largest": lambda x: np.full_like(x, 2047),
-    "outlier": _outlier,
-    "one token NaN": _poisoned,
+    "all largest": lambda x: np.full_like(x, 2047), "outlier": _outlier, "one token NaN": _poisoned,
     "every other token silent": lambda x: x * (np.arange(len(x)) % 2)[:, None].astype(np.float32),
-}
+}  # fmt: skip
 
 
 def activations(kind: str, tokens: int, columns: int, seed: int) -> np.ndarray:

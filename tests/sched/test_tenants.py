@@ -95,15 +95,11 @@ def test_no_admission_exceeds_a_quota(
 @pytest.mark.parametrize(
     ("uses", "pages", "within"),
     [
-        ({}, 20, True),
-        ({}, 21, True),
-        ({"slots": 2, "pages": 10}, 10, True),
-        ({"slots": 3}, 1, False),
-        ({"slots": 1, "pages": 20}, 1, False),
-        ({"live": 100}, 1, True),
+        ({}, 20, True), ({}, 21, True), ({"slots": 2, "pages": 10}, 10, True),
+        ({"slots": 3}, 1, False), ({"slots": 1, "pages": 20}, 1, False), ({"live": 100}, 1, True),
     ],
     ids=str,
-)
+)  # fmt: skip
 def test_slots_and_pages_are_hard_caps(uses: dict[str, int], pages: int, within: bool) -> None:
     tenants = Tenants([TEAM], clock=ManualClock())
     tenants.occupy(1, **uses)

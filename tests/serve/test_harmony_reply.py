@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,3 +179,16 @@ def test_reasoning_may_be_left_out_of_a_terminal() -> None:
     answer = FramedAnswer(parser, frozenset(), shows_reasoning=False)
     assert answer.take([ReasoningText("because"), Content("ye"), Content("s")]) == "yes"
     assert answer.content == "yes"
+
+
+def test_marks_in_a_string_are_looked_at_once() -> None:
+    """Each time from the beginning of the call, this took minutes."""
+    city = "<|end|>" * 20_000
+    began = time.process_time()
+    text = f'{ASSISTANT}<|channel|>{TO_WEATHER}<|message|>{{"city": "{city}"}}<|call|>'
+    _, said, calls = read([text[:1000], text[1000:]])
+    assert (said, [(name, json.loads(given)) for name, given in calls]) == (
+        "",
+        [("get_weather", {"city": city})],
+    )
+    assert time.process_time() - began < 20

@@ -90,7 +90,6 @@ WIDE_ROWS = {"rows": MIN_WIDE_ROWS, "most": WIDE_FROM}
         (WIDE, {"dtype": Q6_K, "most": WIDE_FROM}, "matmul_tiles"),
         (SMALL, {"dtype": Q4_K, "most": SMALL_BUCKETS[-1] + 1}, "matmul_tiles"),
     ],
-    ids=str,
 )
 def test_kernels_of_products(
     change: Callable[[Step], Step], given: dict[str, Any], name: str

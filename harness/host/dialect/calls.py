@@ -247,14 +247,28 @@ class ValueScanner:
         return len(text)
 
 
+@dataclass(slots=True)
+class StringScanner:
+    """Whether a text with JSON is within a string, as it grows: of its first ``count`` characters
+    each is looked at once."""
+
+    count: int = 0
+    inside: bool = False
+    escaped: bool = False
+
+    def is_inside(self, text: str, end: int) -> bool:
+        """Whether ``text`` is within a string before index ``end``, at least ``count``."""
+        for character in text[self.count : end]:
+            if self.escaped:
+                self.escaped = False
+            elif character == '"':
+                self.inside = not self.inside
+            elif character == "\\":
+                self.escaped = self.inside
+        self.count = end
+        return self.inside
+
+
 def inside_string(text: str) -> bool:
     """Whether a text with JSON ends within a string."""
-    inside = escaped = False
-    for character in text:
-        if escaped:
-            escaped = False
-        elif character == '"':
-            inside = not inside
-        elif character == "\\":
-            escaped = inside
-    return inside
+    return StringScanner().is_inside(text, len(text))

@@ -9,7 +9,6 @@ file is renamed when it is complete."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -18,16 +17,16 @@ import shutil
 import stat
 import struct
 from collections.abc import Iterable, Sequence
-from io import BufferedReader, BufferedWriter
+from io import BufferedReader
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import psutil
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.arrays import Bytes, Ints
-from contract.cached_files import PARTIAL, being_written, remove_abandoned
+from contract.cached_files import PARTIAL, partial_file, remove_abandoned
 from contract.errors import RequestError, ZincError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.storage import StorageProblem
@@ -95,21 +94,17 @@ class SlotFolder:
                     raise RequestError("filename", f"would be one of more than {MAX_FILES} files")
             elif not _is_saved(target):
                 raise RequestError("filename", "is a file there that is no saved slot")
-            handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            with being_written(partial):
-                with open(handle, "wb") as file:
-                    root = self._root(tenant, function)
-                    pages = self._write(file, root, parts, state, tokens)
-                    nbytes = file.tell()
+            with partial_file(partial) as file:
+                root = self._root(tenant, function)
+                pages = self._write(file, root, parts, state, tokens)
+                nbytes = file.tell()
+                file.close()
                 if not pages:
                     return 0, 0
                 os.replace(partial, target)
         except OSError as error:
             problem = f"the slot cannot be saved: {error.strerror}"
             raise StorageProblem(problem, full=True) from None
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
         return pages, nbytes
 
     def read(self, name: str, tenant: Tenant, function: str, max_pages: int) -> SavedSlot:
@@ -136,7 +131,7 @@ class SlotFolder:
         self._scopes = scopes
 
     def _write(
-        self, file: BufferedWriter, root: bytes, parts: Iterable[Bytes], state: Bytes | None,
+        self, file: BinaryIO, root: bytes, parts: Iterable[Bytes], state: Bytes | None,
         tokens: Ints,
     ) -> int:  # fmt: skip
         digest, pages, page_bytes = hashlib.sha256(self._secret), 0, 0

@@ -376,12 +376,13 @@ def forward(
     layer: Layer,
     final_norm: str = "output_norm",
     centred: bool = False,
+    embedding: Callable[[Emitter], View] = Emitter.embed,
 ) -> Graph:
-    """The graph of the forward pass: x = embed; x = layer(x) for each layer; the logits of the last
+    """The graph of the forward pass: x = embedding; x = layer(x) for each layer; logits of the last
     norm, of x without its mean if ``centred``. Raises ModelFileError or UnsupportedModel for
     tensors that do not fit ``config``."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits, final_norm)
-    x = e.embed()
+    x = embedding(e)
     for number in range(config.layers):
         e.auxiliary_state(x, number)
         x = layer(e, x, number)

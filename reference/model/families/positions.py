@@ -11,9 +11,13 @@ POSITIONS, POSITION_TABLE = "position_embd.weight", "constant.positions"
 """The embeddings in files, and in graphs."""
 
 
-def add_positions(e: Emitter, x: View) -> View:
-    """Emit x plus the embedding of each token's position: a head of ones and zeros in halves,
-    rotated by a table that holds embeddings in place of cosines and sines."""
+def embed_with_positions(e: Emitter) -> View:
+    """The residual stream of the step's tokens, with the embeddings of their positions in families
+    that have such: a head of ones and zeros in halves, rotated by a table that holds embeddings in
+    place of cosines and sines."""
+    x = e.embed()
+    if not e.config.positions:
+        return x
     emit, half = e.builder.emit, e.config.hidden // 2
     e.tensors.take(POSITIONS, e.config.context, e.config.hidden)
     shape = (e.limits.context, 2, half)
