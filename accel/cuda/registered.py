@@ -62,10 +62,19 @@ RULES: tuple[Rule, ...] = (
 BUCKET_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
 """Tokens of the buckets below the largest: those that tuned kernels for few tokens are built for,
 and those for which blocks cut for a larger bucket would leave many multiprocessors idle."""
+PROMPT_TOKENS, TOKENS_A_ROW = (16, 64), 4
+"""Tokens of buckets that come in two kinds, and the fewest for each row of a prompt's."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = {WeightLayout.UNITS: UNITS}
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
 
 def cuda_buckets(largest: ShapeKey) -> tuple[ShapeKey, ...]:
-    """The shape buckets for steps up to ``largest``."""
-    return shape_buckets(largest, BUCKET_TOKENS)
+    """The shape buckets for steps up to ``largest``. Where as many tokens may be sequences that
+    decode, or drafts, prompts have a bucket of fewer rows in front: a slot has several tokens."""
+    found = []
+    for bucket in shape_buckets(largest, BUCKET_TOKENS):
+        of_prompts = ShapeKey(bucket.tokens, bucket.tokens // TOKENS_A_ROW)
+        if bucket.tokens in PROMPT_TOKENS and of_prompts.rows < bucket.rows:
+            found.append(of_prompts)
+        found.append(bucket)
+    return tuple(found)

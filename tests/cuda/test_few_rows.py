@@ -69,6 +69,20 @@ def test_no_form_loses_a_tuned_kernel(
             assert found == late
 
 
+@pytest.mark.parametrize("tokens", [16, 64])
+def test_prompts_have_forms_of_few_rows(tokens: int, folder: Path) -> None:
+    """Beside slots that decode, as many as tokens: a delta net's state is then read for each slot
+    once, not for every few tokens."""
+    largest = ShapeKey(512, 64)
+    kinds = {bucket.rows: bucket for bucket in cuda_buckets(largest) if bucket.tokens == tokens}
+    assert list(kinds) == [tokens // 4, tokens]
+    limits = Limits(64, 64, 64, I12, step_tokens=512, step_rows=64)
+    graph = model_of("qwen35", folder, "q4_k_m").graph(limits)
+    for kind, kernel in ((tokens // 4, "delta_rows.cu"), (tokens, "delta_slots.cu")):
+        ops = lower_graph(graph, kinds[kind], ROW_PARTS, "cuda").ops
+        assert kernel in {launch.source.name for launch in plan_launches(ops, DEVICE).launches}
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_prompts_last_products_as_one_launch(rows: int, folder: Path) -> None:
     """Where a persistent step is asked for they are one in a form of a single row, and none may
