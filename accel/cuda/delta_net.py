@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import (
+    are_unread,
+    operand_indices,
+    operand_of,
+    reads_prompts,
+    result,
+    size_indices,
+)
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
@@ -64,7 +71,7 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = net.max_sizes()
     size, tokens = sizes["state_size"], sizes["tokens"]
     history = conv.max_sizes()["history"]
-    if tokens > ALONE_TOKENS and _reads_prompts(ops, tokens):
+    if tokens > ALONE_TOKENS and reads_prompts(ops, tokens):
         # A pass over the states of a slot computes few of its tokens.
         return None
     if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
@@ -82,13 +89,6 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         passing = _passing(ops, device)
         return None if passing is None else Replacement(len(RUN), (passing,))
     return Replacement(len(RUN), (_standing(ops, device),), 4 * tokens * sizes["key_heads"])
-
-
-def _reads_prompts(ops: Remaining, tokens: int) -> bool:
-    """Whether steps of a bucket of so many tokens read prompts: those that have a row for each
-    token fit in a smaller bucket."""
-    rows = [op.max_sizes()["rows"] for op in ops.step if op.name == "store_request_state"]
-    return bool(rows) and tokens >= 4 * rows[0]
 
 
 def _standing(ops: Remaining, device: Device) -> KernelLaunch:

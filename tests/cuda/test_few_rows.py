@@ -71,16 +71,26 @@ def test_no_form_loses_a_tuned_kernel(
 
 @pytest.mark.parametrize("tokens", [16, 64])
 def test_prompts_have_forms_of_few_rows(tokens: int, folder: Path) -> None:
-    """Beside slots that decode, as many as tokens: a delta net's state is then read for each slot
-    once, not for every few tokens."""
-    largest = ShapeKey(512, 64)
-    kinds = {bucket.rows: bucket for bucket in cuda_buckets(largest) if bucket.tokens == tokens}
-    assert list(kinds) == [tokens // 4, tokens]
-    limits = Limits(64, 64, 64, I12, step_tokens=512, step_rows=64)
-    graph = model_of("qwen35", folder, "q4_k_m").graph(limits)
-    for kind, kernel in ((tokens // 4, "delta_rows.cu"), (tokens, "delta_slots.cu")):
-        ops = lower_graph(graph, kinds[kind], ROW_PARTS, "cuda").ops
-        assert kernel in {launch.source.name for launch in plan_launches(ops, DEVICE).launches}
+    """A delta net's state is read for each slot once, not for every few tokens."""
+    assert {"delta_rows.cu"} <= kernels_of("qwen35", tokens, tokens // 4, folder)
+    assert {"delta_slots.cu"} <= kernels_of("qwen35", tokens, tokens, folder)
+
+
+def test_tokens_of_many_sequences_attend_by_themselves(folder: Path) -> None:
+    """Beside prompts of the same number of tokens, which share what they read."""
+    assert {"attention_tokens.cu"} <= kernels_of("qwen3", 256, 128, folder)
+    assert {"attention_groups.cu"} <= kernels_of("qwen3", 256, 64, folder)
+    assert {"attention_groups.cu"} <= kernels_of("qwen3", 512, 128, folder)
+
+
+def kernels_of(name: str, tokens: int, rows: int, folder: Path) -> set[str]:
+    """The kernels of a bucket of a session with 128 slots."""
+    bucket = ShapeKey(tokens, rows)
+    assert bucket in cuda_buckets(ShapeKey(1024, 128))
+    limits = Limits(128, 64, 128, I12, step_tokens=1024, step_rows=128)
+    graph = model_of(name, folder, "q4_k_m").graph(limits)
+    ops = lower_graph(graph, bucket, ROW_PARTS, "cuda").ops
+    return {launch.source.name for launch in plan_launches(ops, DEVICE).launches}
 
 
 @pytest.mark.parametrize("rows", [0, 1])
