@@ -5,7 +5,8 @@ under ``--debug``. A broken invariant of the project itself is an ``AssertionErr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from contract.amounts import format_bytes
@@ -209,3 +210,12 @@ class ExecutionError(TierError):
 
 class NonFiniteLogits(ZincError):
     """A sequence's logits contain NaN or infinity; other sequences are unaffected (rule R0)."""
+
+
+@contextmanager
+def system_errors_as(problem: str, kind: type[ZincError] = ConfigError) -> Iterator[None]:
+    """Raise what the system refuses as this kind of error: the problem, and the system's words."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{problem}: {system_words(error)}") from None

@@ -11,9 +11,7 @@ from contract.extras import install_command
 
 SERVER, PEER, BENCH, RAY, RECEIPTS = "server", "peer", "bench", "ray", "receipts"
 EXTRA_OF: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("flask", "llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER
-    ),
+    **dict.fromkeys(("llguidance", "msgspec", "prometheus_client", "tomlkit", "waitress"), SERVER),
     "matplotlib": BENCH,
     "ray": RAY,
     "cryptography": RECEIPTS,

@@ -103,6 +103,17 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
         "architecture": "gptneox", **SMALL, "kv_heads": 4, "tied": False, "fused_qkv": True,
         "parallel": True,
     },
+    "exaone": {"architecture": "exaone", **SMALL, "rope_freqs": True, "rope_base": 1e6},
+    "chatglm": {"architecture": "chatglm", **SMALL, "tied": False},
+    "arcee": {"architecture": "arcee", **SMALL, "tied": False},
+    "baichuan": {"architecture": "baichuan", **SMALL, "kv_heads": 4, "tied": False},
+    "falcon": {"architecture": "falcon", **SMALL, "kv_heads": 1},
+    "falcon-parallel": {"architecture": "falcon", **SMALL, "parallel": True},
+    "nemotron": {"architecture": "nemotron", **SMALL, "tied": False},
+    "olmo": {"architecture": "olmo", **SMALL, "kv_heads": 4},
+    "stablelm-head-norms": {
+        "architecture": "stablelm", **SMALL, "tied": False, "parallel": True, "head_norms": True,
+    },
     "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
 }  # fmt: skip
 
@@ -196,6 +207,14 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "afmoe", **SMALL, "layers": 5, "tied": False, "window": 20,
         "experts": {**EXPERTS, "used": 8, "shared_width": 96},
     },
+    "deepseek-experts": {
+        "architecture": "deepseek", **SMALL, "kv_heads": 4, "layers": 3, "tied": False,
+        "leading_dense": 1, "experts": {**EXPERTS, "used": 8, "shared_width": 192},
+    },
+    "bailingmoe-experts": {
+        "architecture": "bailingmoe", **SMALL, "tied": False, "rope_base": 6e5,
+        "experts": {**EXPERTS, "used": 8, "shared_width": 192},
+    },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
 }  # fmt: skip
@@ -256,6 +275,10 @@ HYBRIDS: Mapping[str, Mapping[str, Any]] = {
         "architecture": "falcon-h1", **SMALL, "tied": False,
         "mamba": {"state": 40, "heads": 4, "groups": 2, "kernel": 3},
     },
+    "mamba2": {"architecture": "mamba2", **SMALL, "layers": 3, "tied": False},
+    "mamba2-groups": {
+        "architecture": "mamba2", **SMALL, "mamba": {"state": 40, "heads": 4, "groups": 2},
+    },
     "nemotron_h": {"architecture": "nemotron_h", **SMALL, "layers": 5, "tied": False},
     "nemotron_h-groups": {
         "architecture": "nemotron_h", **SMALL, "layers": 6,
@@ -314,13 +337,21 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
         "latent": {**LATENT, "query_rank": 0, "softmax": True},
         "experts": {**EXPERTS, "width": 32, "shared_width": 64},
     },
+    "command-r-plus": {
+        "architecture": "command-r", "layers": 64, "hidden": 64, "heads": 4, "kv_heads": 2,
+        "head_dim": 16, "feed_forward": 64, "logit_scale": 0.5, "head_norms": True,
+    },
+    "baichuan-7b": {
+        "architecture": "baichuan", "layers": 32, "hidden": 64, "heads": 4, "kv_heads": 4,
+        "head_dim": 16, "feed_forward": 64, "tied": False,
+    },
     "exaone4-32b": {
         "architecture": "exaone4", "layers": 64, "hidden": 64, "heads": 4, "kv_heads": 2,
         "head_dim": 16, "feed_forward": 64, "window": 20,
     },
 }  # fmt: skip
-"""Models whose depth changes a formula (EXAONE's in llama.cpp alone), like FAMILIES; for tests of
-logits only."""
+"""Models whose depth changes a formula (but for Gemma and DeepSeek in llama.cpp alone), like
+FAMILIES; for tests of logits only."""
 
 
 EACH_KIND = (

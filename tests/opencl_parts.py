@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from accel.opencl import contents, runtime
-from accel.opencl.contents import RECURRENT, Parts
+from accel.opencl import contents, program, runtime
+from accel.opencl.contents import PARTS, RECURRENT, Parts
 from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
 from accel.opencl.program import build_step_program, module_options
@@ -19,6 +19,10 @@ SOME: Parts = frozenset(
     {"F32", "F16", "BF16", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", RECURRENT}
 )
 """What models in Q4_K_M need, with experts and delta nets, and formats of every sort beside."""
+HALF_OF_THEM: Parts = frozenset(PARTS[1::2])
+"""Formats with and without tables, minima and upper bits, and floats."""
+NEWER = ("__AVX512VNNI__", "__AVX512BW__", "__AVX512F__", "__AVX2__", "__SSSE3__")
+"""What compilers define for a processor that has such instructions."""
 
 QUICK = "-cl-opt-disable"
 """Takes half of the compiler's time off."""
@@ -44,6 +48,20 @@ def little_optimized() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runtime, "module_options", quick_options)
         patch.setattr(runtime, "build_step_program", quick_step_program)
+        yield
+
+
+@contextmanager
+def portable() -> Iterator[None]:
+    """Kernels have the code for processors without vector instructions, hardly optimized."""
+    constants, hidden = program.packet_constants, "".join(f"#undef {macro}\n" for macro in NEWER)
+
+    def quick(context: Any, device: Device, parts: Parts, options: str, *rest: Any) -> Any:
+        return build_step_program(context, device, parts, f"{options} {QUICK}", *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "packet_constants", lambda: hidden + constants())
+        patch.setattr(runtime, "build_step_program", quick)
         yield
 
 

@@ -25,7 +25,8 @@ from harness.goldens import (
     main,
     update_synthetic,
 )
-from harness.synth.spec import ARCHITECTURES, QUANTS
+from harness.synth.architectures import ARCHITECTURES
+from harness.synth.spec import QUANTS
 from tests.invariance import controls
 
 FEW = 6

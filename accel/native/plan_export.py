@@ -38,7 +38,7 @@ from accel.packets.packet import OPERANDS, PACKET, aligned
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
 from contract.arrays import Bytes, Records
 from contract.cached_files import replacing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.execution import ExecutableGraph
 from contract.lazy_dataclass import dataclass
 from contract.records import OUTPUT_EVENT
@@ -252,11 +252,8 @@ def sealed(plan: bytes) -> bytes:
 @contextmanager
 def _written(path: Path) -> Iterator[BinaryIO]:
     """A file that appears at ``path`` when it is complete. Raises ConfigError."""
-    try:
-        with replacing(path) as file:
-            yield file
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
+    with system_errors_as(f"{path}: cannot write"), replacing(path) as file:
+        yield file
 
 
 def _cut_utf8(text: str, nbytes: int) -> bytes:

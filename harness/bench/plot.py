@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.cached_files import writing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.extras import install_command
 from harness.bench.engines import PEER
 from harness.bench.report import Report, digits, label_of
@@ -58,12 +58,9 @@ def save_figure(draw_it: Callable[[], Figure], path: Path) -> None:
     with matplotlib.rc_context(STYLE):
         figure = draw_it()
         metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
-        try:
-            with writing(path) as file:
-                form = path.suffix[1:]
-                figure.savefig(file, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        with system_errors_as(f"{path}: cannot be written"), writing(path) as file:
+            form = path.suffix[1:]
+            figure.savefig(file, format=form, dpi=DOTS_PER_INCH, metadata=metadata)
 
 
 def draw(report: Report) -> Figure:

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from contract.cached_files import replacing
-from contract.errors import CatalogError
+from contract.errors import CatalogError, system_errors_as
 from contract.lazy_dataclass import dataclass
 from harness.arranged_weights import remove_arranged
 from harness.catalog import names
@@ -123,7 +123,7 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
 
     path = cache_dir / "locks" / f"{checked_path(name).replace('/', '--')}.lock"
     lock = FileLock(path)
-    try:
+    with system_errors_as(f"{path}: cannot lock", CatalogError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(blocking=False)
@@ -131,8 +131,6 @@ def locked(name: str, cache_dir: Path, progress: Progress) -> Iterator[None]:
             progress.start(f"waiting for another process busy with {name}", None, "B")
             lock.acquire()
             progress.close()
-    except OSError as error:
-        raise CatalogError(f"{path}: cannot lock: {error.strerror}") from None
     try:
         yield
     finally:
@@ -193,12 +191,10 @@ def set_active(spec: str, cache_dir: Path) -> None:
     elif not spec.isprintable():
         raise CatalogError(f"{spec!r}: a path with control characters cannot be chosen")
     path = cache_dir / "active"
-    try:
+    with system_errors_as(f"{path}: cannot write", CatalogError):
         cache_dir.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(f"{spec}\n".encode())
-    except OSError as error:
-        raise CatalogError(f"{path}: cannot write: {error.strerror}") from None
 
 
 def known_name(spec: str) -> str:

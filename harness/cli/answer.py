@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from contract.errors import ZincError
 from contract.types import FinishReason
 from harness.settings_table import names_in
 
@@ -35,7 +36,13 @@ def follow(generation: TextGeneration, show: Callable[[str], None]) -> bool:
 
 def show_answer(generation: TextGeneration) -> bool:
     """Stream the answer to standard output and end its line; returns True when Ctrl-C ended it."""
-    interrupted = follow(generation, show_text)
+    try:
+        interrupted = follow(generation, show_text)
+    except ZincError:
+        # The error is told on a line of its own.
+        if generation.text:
+            show_text("\n")
+        raise
     if not generation.text.endswith("\n"):
         show_text("\n")
     return interrupted

@@ -58,7 +58,7 @@ def asm(args: argparse.Namespace) -> int:
     from accel.amd.tools.assemble import AssemblyOptions, kernel_from
     from accel.amd.tools.listing import listing
     from contract.cached_files import writing
-    from contract.errors import ConfigError
+    from contract.errors import ConfigError, system_errors_as
     from contract.kernel import encode_kernel
 
     path: Path = args.input
@@ -73,10 +73,7 @@ def asm(args: argparse.Namespace) -> int:
     if args.list:
         print("\n".join(lines))
         return 0
-    try:
-        with writing(target) as file:
-            file.write(encode_kernel(kernel))
-    except OSError as error:
-        raise ConfigError(f"{target}: {error.strerror or error}") from None
+    with system_errors_as(str(target)), writing(target) as file:
+        file.write(encode_kernel(kernel))
     print(f"{target}: {next(lines)}")
     return 0

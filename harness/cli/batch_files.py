@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,10 @@ from io import FileIO
 from pathlib import Path
 
 from contract.cached_files import replacing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
+
+BEGIN = b'{"id":"batch_req_'
+"""How a line of answers begins."""
 
 
 class AnswerFile:
@@ -70,6 +74,10 @@ class AnswerFile:
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
+                    # Of a block that a crash left unwritten the disk may have zeros.
+                    begin = line.rstrip(b"\0")[: len(BEGIN)]
+                    if not BEGIN.startswith(begin):
+                        raise self._strange(number)
                     break
                 custom_id, is_answer = self._read_line(line, number)
                 if is_answer:
@@ -84,15 +92,16 @@ class AnswerFile:
             custom_id, status = answer["custom_id"], answer["response"]["status_code"]
             index = self._known.get(custom_id)
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise ConfigError(
-                f"{self.path}: line {number} is no answer of a batch; name another file"
-            ) from None
+            raise self._strange(number) from None
         if index is None:
             raise ConfigError(
                 f"{self.path}: line {number} answers {custom_id!r}, which is not asked now; "
                 "name another file"
             )
         return custom_id, status == HTTPStatus.OK
+
+    def _strange(self, number: int) -> ConfigError:
+        return ConfigError(f"{self.path}: line {number} is no answer of a batch; name another file")
 
 
 @contextmanager
@@ -103,17 +112,16 @@ def open_answers(
     ``resume``, that another process writes, or that ``AnswerFile`` refuses."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{flag}: {path} is no file")
-    if not resume and path.exists() and path.stat().st_size:
-        raise ConfigError(
-            f"{flag}: {path} is there; --resume goes on with it, or name another file"
-        )
-    try:
+    with system_errors_as(f"{flag}: {path} cannot be written"):
         file = FileIO(path, "ab")
-    except OSError as error:
-        raise ConfigError(f"{flag}: {path} cannot be written: {error.strerror}") from None
     with file:
-        if not _locked(file):
+        # One that ended since the file was opened may have put another in its place.
+        if not (_locked(file) and os.path.samestat(os.fstat(file.fileno()), path.stat())):
             raise ConfigError(f"{flag}: {path} is written by another process")
+        if not resume and path.stat().st_size:
+            raise ConfigError(
+                f"{flag}: {path} is there; --resume goes on with it, or name another file"
+            )
         yield AnswerFile(path, file, known)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from contract.cached_files import replacing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from harness.cli.parser import add_json_flag
 from harness.console import note, printable, table
 from harness.setting_kinds import ENV_PREFIX, Setting
@@ -61,15 +61,13 @@ def add_parser(subparsers: Any) -> None:
 def write_example(args: argparse.Namespace) -> int:
     """Write the file and print its path; an existing file stays as it is."""
     path, _ = config_path(args)
-    try:
+    with system_errors_as(f"{path}: cannot write"):
         path.parent.mkdir(parents=True, exist_ok=True)
         if os.path.lexists(path):
             problem = f"{path} exists already; edit it, or name another with --config"
             raise ConfigError(problem)
         with replacing(path) as file:
             file.write(example().encode())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot write: {error.strerror}") from None
     print(path)
     return 0
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from contract.cached_files import replacing
-from contract.errors import ConfigError, system_words
+from contract.errors import ConfigError, system_errors_as
 from harness.cli.outputs import check_writable
 from harness.cli.prompt import MAX_PROMPT_BYTES, Messages
 from harness.setting_kinds import path_of
@@ -24,12 +24,10 @@ def save_conversation(named: str, messages: Messages) -> Path:
     if path.exists() and not _may_be_replaced(path):
         raise ConfigError(f"/save: {path} is there and no conversation; name another file")
     text = json.dumps({"messages": list(messages)}, ensure_ascii=False, indent=1)
-    try:
+    with system_errors_as(f"/save: {path} cannot be written"):
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o666
         with replacing(path, mode) as file:
             file.write(f"{text}\n".encode())
-    except OSError as error:
-        raise ConfigError(f"/save: {path} cannot be written: {system_words(error)}") from None
     return path
 
 
@@ -45,11 +43,8 @@ def read_conversation(named: str) -> list[dict[str, object]]:
 
 def _json_of(path: Path) -> object:
     """The value in a file, None if it has none. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_PROMPT_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"/load: {path} cannot be read: {system_words(error)}") from None
+    with system_errors_as(f"/load: {path} cannot be read"), path.open("rb") as file:
+        raw = file.read(MAX_PROMPT_BYTES + 1)
     try:
         value: object = json.loads(raw) if len(raw) <= MAX_PROMPT_BYTES else None
     except (ValueError, RecursionError):

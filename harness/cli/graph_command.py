@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.cached_files import writing
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from harness.cli.outputs import check_output
 from harness.cli.parser import add_count, add_file
 from harness.cli.sessions import MODEL_SETTINGS, model_file
@@ -175,8 +175,5 @@ def _write(text: str, out: Path | None) -> None:
     if out is None:
         sys.stdout.write(text)
         return
-    try:
-        with writing(out) as file:
-            file.write(text.encode())
-    except OSError as error:
-        raise ConfigError(f"flag --out: {out}: cannot write: {error.strerror}") from None
+    with system_errors_as(f"flag --out: {out}: cannot write"), writing(out) as file:
+        file.write(text.encode())

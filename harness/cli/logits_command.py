@@ -8,7 +8,7 @@ import os
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from contract.cached_files import writing
-from contract.errors import ConfigError, NonFiniteLogits, RequestError, system_words
+from contract.errors import ConfigError, NonFiniteLogits, RequestError, system_errors_as
 from harness.cli.outputs import check_output
 from harness.cli.parser import add_count, add_file, add_json_flag, add_switch
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
@@ -96,11 +96,8 @@ def _stored(session: Session, tokens: list[int], out: Path | None, top: int) -> 
                 "prompt", f"needs {shape[0] * shape[1] * 4:,} bytes of memory; use --out FILE"
             ) from None
         return _document(session, tokens, values, top)
-    try:
-        with writing(out) as file:
-            return _document(session, tokens, _mapped(file, shape), top)
-    except OSError as error:
-        raise ConfigError(f"flag --out: {out}: cannot write: {system_words(error)}") from None
+    with system_errors_as(f"flag --out: {out}: cannot write"), writing(out) as file:
+        return _document(session, tokens, _mapped(file, shape), top)
 
 
 def _mapped(file: BinaryIO, shape: tuple[int, int]) -> Floats:

@@ -177,6 +177,8 @@ def _shortened(text: str) -> str:
 
 def path_argument(text: str) -> Path:
     """The path that an argument names. Raises ArgumentTypeError."""
+    if text == "-":
+        raise argparse.ArgumentTypeError("- is no file; standard input and output are not taken")
     try:
         return path_of(text)
     except (ValueError, RuntimeError) as error:

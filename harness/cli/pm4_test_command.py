@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ConfigError
+from contract.errors import system_errors_as
 from harness.cli.parser import add_file
 from harness.settings import group_of
 
@@ -58,20 +58,16 @@ def pm4_test(args: argparse.Namespace) -> int:
 
 
 def _save(trace: Trace, path: Path) -> None:
-    try:
+    with system_errors_as(str(path)):
         trace.save(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
     print(f"{path}: {len(trace.submissions)} submissions")
 
 
 def _trace(path: Path, go_through: bool) -> int:
     from accel.amd.tools.trace import listing, load_trace, replay
 
-    try:
+    with system_errors_as(str(path)):
         trace = load_trace(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
     print(f"{trace.tier} on {trace.device}: {len(trace.submissions)} submissions")
     if not go_through:
         print("\n".join(listing(trace)))

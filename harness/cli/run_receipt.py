@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.cached_files import writing
-from contract.errors import ConfigError
+from contract.errors import system_errors_as
 from contract.types import LOCAL_TENANT, Request
 from harness.cli.outputs import check_output
 from harness.cli.prompt import opening, thinking_fields, user
@@ -84,11 +84,8 @@ class RunReceipt:
             "usage": usage_of([request.prompt], [tokens]),
         }
         document = signed_document(payload, [leaves], open_key(default_folder()))
-        try:
-            with writing(self.path) as file:
-                file.write(f"{json.dumps(document)}\n".encode())
-        except OSError as error:
-            raise ConfigError(f"{self.path}: cannot write: {error.strerror}") from None
+        with system_errors_as(f"{self.path}: cannot write"), writing(self.path) as file:
+            file.write(f"{json.dumps(document)}\n".encode())
 
     def _as_server_request(self, request: Request, chat: bool) -> dict[str, Any]:
         """The request that a server would be sent for the same answer."""

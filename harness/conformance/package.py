@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from contract.cached_files import replacing
-from contract.errors import ConfigError, system_words
+from contract.errors import ConfigError, system_errors_as, system_words
 
 FORMAT = 1
 FOLDER = "zinc-rt-conformance"
@@ -70,11 +70,8 @@ def _ordered(members: Mapping[str, bytes]) -> dict[str, bytes]:
 
 def write_archive(out: Path, archive: bytes) -> None:
     """Write the file, whole or not at all. Raises ConfigError."""
-    try:
-        with replacing(out) as file:
-            file.write(archive)
-    except OSError as error:
-        raise ConfigError(f"{out}: cannot be written: {error.strerror}") from None
+    with system_errors_as(f"{out}: cannot be written"), replacing(out) as file:
+        file.write(archive)
 
 
 def _manifest(members: Mapping[str, bytes]) -> bytes:
@@ -97,12 +94,10 @@ def tar_of(folder: str, files: Mapping[str, bytes]) -> bytes:
 
 
 def _decompressed(path: Path) -> bytes:
-    try:
+    with system_errors_as(f"{path}: cannot be read"):
         if path.stat().st_size > ARCHIVE_BYTES_MAX:
             raise _refused(path, f"larger than {ARCHIVE_BYTES_MAX:,} bytes")
         data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if data[: len(GZIP_HEADER)] != GZIP_HEADER:
         raise _refused(path, "does not start as a package does")
     stream = zlib.decompressobj(zlib.MAX_WBITS | GZIP_WRAPPER)

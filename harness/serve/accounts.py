@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
@@ -151,10 +151,8 @@ def _read(path: Path) -> _TenantsFile:
 
 
 def _digest(path: Path) -> bytes:
-    try:
+    with system_errors_as(f"{path}: cannot read"):
         return hashlib.sha256(path.read_bytes()).digest()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
 def _replacing_tenants(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:

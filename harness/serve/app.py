@@ -5,48 +5,33 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from urllib.parse import quote
-
-from flask import Flask, Request, Response, g, request
-from flask.globals import request_ctx
-from flask.sessions import NullSession, SessionInterface
-from werkzeug.exceptions import HTTPException, MethodNotAllowed
-from werkzeug.routing import MapAdapter, Rule
 
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
-from harness.serve.anthropic.routes import AnthropicHandlers
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import KEYLESS_PATHS, HostCheck, caller_of
-from harness.serve.light_answers import LightAnswer, LightContext, LightRequest, as_answer, body_of
-from harness.serve.llama_cpp.routes import LlamaCppHandlers
-from harness.serve.model_routes import ModelHandlers
-from harness.serve.ollama.routes import OllamaHandlers
-from harness.serve.openapi import Route
-from harness.serve.page import HEADERS, PageFile, add_page
+from harness.serve.gate import KEYLESS_PATHS, HostCheck
+from harness.serve.http_answer import HttpAnswer, as_answer
+from harness.serve.http_request import HttpRequest, ServerParts
+from harness.serve.page import HEADERS, PageFile
 from harness.serve.pulls import Pulls
-from harness.serve.random_pool import random_bytes
-from harness.serve.receipts.routes import ReceiptHandlers
-from harness.serve.responses.routes import RESPONSES_ROUTES, ResponsesHandlers
-from harness.serve.routes import ROUTES, Handlers
+from harness.serve.responses.routes import RESPONSES_ROUTES
+from harness.serve.route import Route
+from harness.serve.routes import ROUTES
 from harness.serve.server_models import ServerModels
 from harness.serve.service import FailedWhileRunning
-from harness.serve.tenant_routes import TenantHandlers
 from harness.serve.wire import model_named
-from harness.tenants import Account
 
 log = logging.getLogger("zinc_rt.serve")
 IGNORED_HEADER = "X-Zinc-Ignored"
 """Response header that lists the ignored fields of a request."""
 MAX_LISTED = 2048
 """Most characters of that header."""
-REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 VERSION = "/v1"
 NOT_SERVED = ("/v1/files", "/v1/batches")
 LONGEST_PATH, LIKENESS = 64, 0.88
@@ -57,7 +42,6 @@ SHORT = (
     *(route.name for route in RESPONSES_ROUTES),
 )
 """Routes that are also served without ``/v1``, which some clients leave out."""
-ERRORS = {route.name: route.errors for route in ROUTES}
 DIALECTS = {
     begin: route.errors
     for begin in ("/api/", "/v1/messages")
@@ -65,11 +49,26 @@ DIALECTS = {
     if route.path.startswith(begin)
 }
 """The error format for unknown paths with these prefixes."""
-ALWAYS = tuple(HEADERS.items())
-ALWAYS_NAMES = frozenset(name.lower() for name in (*HEADERS, "Request-Id", "X-Request-Id"))
-NO_SESSION = NullSession()
-Answering = Callable[[Any, Request], "Response | LightAnswer"]
-"""Answers a request. Its first argument has the fields that ``_App._admit`` sets."""
+PART = re.compile(r"<(path:)?(\w+)>")
+"""A part of the path of a route that stands for a text."""
+PLAIN: dict[str, dict[str, Route]] = {}
+PATTERNS: list[tuple[re.Pattern[str], Route]] = []
+"""The routes by their path and method, and those whose paths have parts that stand for texts."""
+
+
+def _paths() -> Iterator[tuple[str, Route]]:
+    for route in ROUTES:
+        yield route.path, route
+        if route.name in SHORT:
+            yield route.path.removeprefix(VERSION), route
+
+
+for _path, _route in _paths():
+    if PART.search(_path):
+        _text = PART.sub(lambda part: f"(?P<{part[2]}>{'.' if part[1] else '[^/]'}+)", _path)
+        PATTERNS.append((re.compile(_text), _route))
+    else:
+        PLAIN.setdefault(_path, {})[_route.method] = _route
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,195 +85,149 @@ class AppOptions:
     reject_unknown: bool = False
 
 
-class _NoSessions(SessionInterface):
-    """Flask's sessions, of which no route has any."""
+class App:
+    """The application of a server: call it with WSGI's environment."""
 
-    def open_session(self, app: Flask, request: Request) -> NullSession:
-        return NO_SESSION
-
-
-class _App(Flask):
-    """Checks before every request, headers and the access log after it. Skips what Flask does for
-    sessions, signals, blueprints and coroutines, since no route has any."""
-
-    def __init__(self, models: ServerModels, options: AppOptions) -> None:
-        super().__init__("zinc_rt", static_folder=None)
+    def __init__(self, models: ServerModels, pulls: Pulls, options: AppOptions) -> None:
         self._models, self._options = models, options
-        self.config["MAX_CONTENT_LENGTH"] = options.max_body
-        self.session_interface = _NoSessions()
-        self.url_map.merge_slashes = False
-        self.url_map.strict_slashes = False
-        self.direct: dict[str, tuple[Answering, Rule]] = {}
-        """Routes that are answered without Flask, by path."""
+        self._server = ServerParts(models, pulls, options.version, options.cache_dir)
+        pages = {path: {"GET": _page_route(path, file)} for path, file in options.page.items()}
+        self._plain = PLAIN | pages
+        accounts, service = models.accounts, models.service
+        slots, responses = service.slots, service.responses
 
-    def ensure_sync(self, func: Callable[..., Any]) -> Callable[..., Any]:
-        return func
+        def forget_others(_: object = None) -> None:
+            slots.only(accounts.tenants)
+            responses.forget_others(accounts.tenants, accounts.path)
 
-    def create_url_adapter(self, request: Request | None) -> MapAdapter | None:
-        if request is None:
-            return None
-        # No rule depends on the host, and HostCheck has checked it.
-        where = ("localhost", "/", "", "http", request.path, request.method)
-        return MapAdapter(self.url_map, *where)
+        forget_others()
+        accounts.on_change.append(forget_others)
 
-    def wsgi_app(self, environ: Any, start_response: Any) -> Any:
-        found = self.direct.get(environ["PATH_INFO"])
-        posted = environ["REQUEST_METHOD"] == "POST" and "wsgi.input_terminated" in environ
-        if found is not None and posted and "HTTP_ORIGIN" not in environ:
-            return self._directly(environ, start_response, *found)
-
-        def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
-            return start_response(status, [*headers, *_always(headers, g.request_id)], *more)
-
-        return super().wsgi_app(environ, start)
-
-    def _directly(self, environ: Any, start_response: Any, answer: Answering, rule: Rule) -> Any:
-        """Answer a request without Flask, which takes longer than all other checks."""
-        here = LightContext()
-        incoming: Any = LightRequest(environ, rule, self._options.max_body)
+    def __call__(
+        self, environ: dict[str, Any], start_response: Callable[..., Any]
+    ) -> Iterable[bytes]:
+        incoming = HttpRequest(self._server, environ, None if self._options.reject_unknown else [])
         try:
             try:
-                self._admit(here, incoming)
-                answered = answer(here, incoming)
+                self._find_route(incoming)
+                answer = self._admit(incoming) or self._answer(incoming)
             except Exception as error:
-                answered = _refused(error, here, incoming)
-            self._note(answered, here, incoming)
-            if isinstance(answered, LightAnswer):
-                answered.headers += _of_every_answer(here.request_id)
-            else:
-                answered.headers.extend(_always([*answered.headers], here.request_id))
-            return answered(environ, start_response)
+                answer = _refused(error, incoming)
+            self._finish(answer, incoming)
+            return answer(environ, start_response)
         finally:
-            self._release(here)
+            incoming.release()
 
-    def full_dispatch_request(self) -> Response:
-        here, incoming = g._get_current_object(), request_ctx.request
-        try:
-            answer = self._admit(here, incoming)
-            if answer is None:
-                answer = cast(Response, self.dispatch_request())
-        except Exception as error:
-            answer = _refused(error, here, incoming)
-        self._note(answer, here, incoming)
-        return answer
+    def _find_route(self, incoming: HttpRequest) -> None:
+        """Set the route of a request and the parts of its path, or the methods of its path."""
+        path, method = incoming.path, "GET" if incoming.method == "HEAD" else incoming.method
+        plain = self._plain.get(path, {})
+        incoming.route, incoming.methods = plain.get(method), set(plain)
+        for pattern, route in () if incoming.route is not None else PATTERNS:
+            found = pattern.fullmatch(path)
+            if found is not None:
+                incoming.methods.add(route.method)
+            if found is not None and route.method == method:
+                incoming.route, incoming.arguments = route, found.groupdict()
+                return
 
-    def do_teardown_request(self, exc: BaseException | None = None) -> None:
-        self._release(g)
-
-    @staticmethod
-    def _release(here: Any) -> None:
-        lease = here.pop("lease", None)
-        if lease is not None:
-            lease.release()
-
-    def _admit(self, here: Any, incoming: Request) -> Response | None:
-        """Check a request, and set the fields of ``g`` that routes read."""
-        here.began = time.monotonic()
-        header, options, models = incoming.environ.get, self._options, self._models
-        asked_id = header("HTTP_X_REQUEST_ID", "")
-        sound = REQUEST_ID.fullmatch(asked_id) is not None
-        here.request_id = asked_id if sound else "req_" + random_bytes(12).hex()
-        here.ignored = None if options.reject_unknown else []
-        options.host_check.check_request(incoming)
-        here.lease = models.lease()
-        here.service = here.lease.service
+    def _admit(self, incoming: HttpRequest) -> HttpAnswer | None:
+        """Check the host and the key of a request. Returns the answer of one that only asks what
+        a page may send. Raises ApiError."""
+        header, models = incoming.environ.get, self._models
+        self._options.host_check.check(incoming.environ)
+        incoming.lease = models.lease()
         if incoming.method == "OPTIONS" and header("HTTP_ACCESS_CONTROL_REQUEST_METHOD"):
             # A browser asks before it sends a page's request, and without its key.
-            return Response(status=HTTPStatus.NO_CONTENT)
-        if incoming.path.rstrip("/") in KEYLESS_PATHS or incoming.path in options.page:
-            return None
-        models.refresh()
-        keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
-        here.account = models.accounts.of(*keys)
+            return HttpAnswer(b"", "", HTTPStatus.NO_CONTENT)
+        page = header("PATH_INFO") in self._options.page
+        if not page and incoming.path not in KEYLESS_PATHS:
+            models.refresh()
+            keys = header("HTTP_AUTHORIZATION"), header("HTTP_X_API_KEY")
+            incoming.account = models.accounts.of(*keys)
         return None
 
-    def _note(self, response: Response | LightAnswer, here: Any, incoming: Request) -> None:
+    def _answer(self, incoming: HttpRequest) -> HttpAnswer:
+        """Call the route. Raises ApiError, and what the route raises."""
+        route = incoming.route
+        if route is None:
+            raise _no_route(incoming)
+        if route.admin and not incoming.account.admin:
+            raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
+        given: tuple[Any, ...] = ()
+        if route.body is not None:
+            raw = incoming.body(self._options.max_body)
+            if not route.strict:
+                self._choose_model(incoming, raw)
+            if route.generates:
+                incoming.generates = True
+                who = incoming.account.tenant, incoming.caller
+                answered = route.answer_to(incoming.service, raw, *who, incoming.ignored)
+                return as_answer(answered, route, incoming)
+            given = (route.decoded(raw, incoming.ignored),)
+        return as_answer(route.function(incoming, *given, **incoming.arguments), route, incoming)
+
+    def _choose_model(self, incoming: HttpRequest, raw: bytes) -> None:
+        """Let the model answer that a body names. Raises ApiError."""
+        names, allowed = self._models.names, incoming.account.models
+        if not (names.files or allowed):
+            return
+        name, lora = model_named(raw)
+        name = names.permitted(name, allowed, self._models.service.model, lora)
+        if names.files:
+            before, incoming.lease = incoming.lease, self._models.lease(name)
+            if before is not None:
+                before.release()
+
+    def _finish(self, answer: HttpAnswer, incoming: HttpRequest) -> None:
         """Add the headers that depend on the request, and log an answer that is not streamed."""
+        ids = {"Request-Id": incoming.id, "X-Request-Id": incoming.id}
+        answer.headers = HEADERS | ids | answer.headers
         origin = incoming.environ.get("HTTP_ORIGIN")
         if origin is not None and self._options.host_check.shares_with(origin):
-            response.headers.extend([*_shared(origin).items()])
-        if here.ignored:
-            response.headers.extend([(IGNORED_HEADER, _listed(here.ignored))])
-        if not response.is_streamed:
-            _log_access(response.status_code, here, incoming)
+            answer.headers |= _shared(origin, incoming.environ)
+        if incoming.ignored:
+            answer.headers[IGNORED_HEADER] = _listed(incoming.ignored)
+        if not answer.is_streamed:
+            _log_access(answer.status, incoming)
 
 
-def make_app(models: ServerModels, pulls: Pulls, options: AppOptions) -> Flask:
-    """The application of a server."""
-    app = _App(models, options)
-    general = Handlers(options.version)
-    model_routes = ModelHandlers(models, options.cache_dir, pulls)
-    ollama = OllamaHandlers(models, pulls, options.version)
-    accounts, slots = models.accounts, models.service.slots
-    responses = models.service.responses
-
-    def only_these(_: object = None) -> None:
-        slots.only(accounts.tenants)
-        responses.forget_others(accounts.tenants, accounts.path)
-
-    only_these()
-    accounts.on_change.append(only_these)
-    dialects = (ResponsesHandlers(), AnthropicHandlers(), ollama)
-    texts = (general, LlamaCppHandlers(), *dialects)
-    handlers = (*texts, model_routes, TenantHandlers(models), ReceiptHandlers())
-
-    def failed(error: Exception) -> Response:
-        return _refused(error, g._get_current_object(), request_ctx.request)
-
-    app.register_error_handler(Exception, failed)
-
-    def choose(here: Any, body: bytes) -> None:
-        if not (models.names.files or here.account.models):
-            return
-        name, lora = model_named(body)
-        allowed, active = here.account.models, models.service.model
-        name = models.names.permitted(name, allowed, active, lora)
-        if not models.names.files:
-            return
-        before = here.lease
-        here.lease = models.lease(name)
-        here.service = here.lease.service
-        before.release()
-
-    for route in ROUTES:
-        answer, reads_text = None, any(hasattr(each, route.name) for each in texts)
-        if route.answer is not None:
-            answer = _answering(route, choose)
-            view = _answer_view(answer)
-        else:
-            view = _view(route, _handler(handlers, route.name), choose if reads_text else None)
-        paths = {route.name: route.path}
-        if route.name in SHORT:
-            paths[f"{route.name}:short"] = route.path.removeprefix(VERSION)
-        for name, path in paths.items():
-            app.add_url_rule(
-                path, name, view, methods=[route.method], provide_automatic_options=False
-            )
-            if answer is not None:
-                app.direct[path] = answer, Rule(path, endpoint=name)
-    add_page(app, options.page)
-    return app
+def _page_route(path: str, file: PageFile) -> Route:
+    return Route("GET", path, lambda asked: file.answer(asked.environ), "A page.")
 
 
-def _always(headers: Iterable[tuple[str, str]], request_id: str) -> list[tuple[str, str]]:
-    """The headers of every answer, without those that it has."""
-    always = _of_every_answer(request_id)
-    given = {name.lower() for name, _ in headers}
-    if given.isdisjoint(ALWAYS_NAMES):
-        return always
-    return [pair for pair in always if pair[0].lower() not in given]
+def _no_route(incoming: HttpRequest) -> ApiError:
+    """The refusal of a path that is no route, or of a method that the path does not have."""
+    methods = incoming.methods
+    asked = f"{incoming.method} {incoming.path[:256]}"
+    if not methods:
+        problem = f"{asked}: Not Found; {_advice(incoming.path)}"
+        return ApiError(HTTPStatus.NOT_FOUND, problem, code="not_found")
+    problem = f"{asked}: Method Not Allowed; it takes {' and '.join(sorted(methods))}"
+    allow = tuple(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
+    return ApiError(HTTPStatus.METHOD_NOT_ALLOWED, problem, code="method_not_allowed", allow=allow)
 
 
-def _of_every_answer(request_id: str) -> list[tuple[str, str]]:
-    return [*ALWAYS, ("Request-Id", request_id), ("X-Request-Id", request_id)]
+def _advice(path: str) -> str:
+    """What to ask instead of a path that is no route."""
+    if path.startswith(NOT_SERVED):
+        return "files and batches are not served; zinc-rt run-batch answers a file of requests"
+    if len(path) <= LONGEST_PATH:
+        # Imported here, because hardly any request needs it.
+        from difflib import get_close_matches
+
+        near = get_close_matches(path, [route.path for route in ROUTES], n=1, cutoff=LIKENESS)
+        if near:
+            return f"did you mean {near[0]}?"
+    return "GET /openapi.json lists the routes"
 
 
-def _shared(origin: str) -> dict[str, str]:
+def _shared(origin: str, environ: Mapping[str, Any]) -> dict[str, str]:
     """CORS headers: pages of ``origin`` may send requests and read the answers."""
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": "GET, POST, DELETE",
-        "Access-Control-Allow-Headers": request.headers.get("Access-Control-Request-Headers", "*"),
+        "Access-Control-Allow-Headers": environ.get("HTTP_ACCESS_CONTROL_REQUEST_HEADERS", "*"),
         "Access-Control-Expose-Headers": f"Retry-After, X-Request-Id, {IGNORED_HEADER}",
         "Access-Control-Max-Age": "600",
         "Vary": "Origin",
@@ -286,103 +239,30 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(quote(name, safe="[]().") for name in names)[:MAX_LISTED]
 
 
-def _encoder(rule: Rule | None, path: str) -> Callable[[ApiError], bytes]:
-    """The function that writes an error for a route, or for a path that is no route."""
-    if rule is not None:
-        return ERRORS.get(rule.endpoint.partition(":")[0], ApiError.encoded)
-    begin = next((begin for begin in DIALECTS if path.startswith(begin)), None)
-    return ApiError.encoded if begin is None else DIALECTS[begin]
-
-
-def _refused(error: Exception, here: Any, incoming: Request) -> Response:
+def _refused(error: Exception, incoming: HttpRequest) -> HttpAnswer:
     """The answer to a request that failed."""
     began = isinstance(error, FailedWhileRunning)
     if isinstance(error, FailedWhileRunning):
         error = error.error
-    refusal = _refusal_of(error, incoming)
+    refusal = as_api_error(error) or internal_error()
     if not isinstance(error, ApiError) and refusal.status == HTTPStatus.INTERNAL_SERVER_ERROR:
         log_fault(f"{incoming.method} failed", error)
     if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
         log.error("%s", error.summary)
-    account: Account | None = here.get("account")
-    if account is not None and here.get("generates") and not began:
-        here.service.reject(account.tenant, refusal)
-    encode = _encoder(incoming.url_rule, incoming.path)
-    return Response(
-        encode(refusal), refusal.status, headers=refusal.headers, mimetype="application/json"
-    )
+    if incoming.generates and not began:
+        incoming.service.reject(incoming.account.tenant, refusal)
+    if incoming.route is not None:
+        encode = incoming.route.errors
+    else:
+        formats = (DIALECTS[begin] for begin in DIALECTS if incoming.path.startswith(begin))
+        encode = next(formats, ApiError.encoded)
+    return HttpAnswer(encode(refusal), status=refusal.status, headers=refusal.headers)
 
 
-def _view(
-    route: Route, handle: Callable[..., Any], choose: Callable[[Any, bytes], None] | None
-) -> Callable[..., Response | LightAnswer]:
-    """The Flask view of a route. ``choose`` selects the model that a body names."""
-
-    def view(**arguments: str) -> Response | LightAnswer:
-        here = g._get_current_object()
-        if route.body is not None:
-            raw = body_of(request_ctx.request)
-            arguments["raw"] = raw  # type: ignore[assignment]
-            if choose is not None:
-                choose(here, raw)
-        return as_answer(handle(**arguments), route, here)
-
-    return view
-
-
-def _answering(route: Route, choose: Callable[[Any, bytes], None]) -> Answering:
-    """A function that answers the requests of a route by its ``answer``, without Flask."""
-
-    def answering(here: Any, incoming: Request) -> Response | LightAnswer:
-        raw = body_of(incoming)
-        choose(here, raw)
-        here.generates = True
-        caller = caller_of(incoming.environ, here.ignored)
-        answered = route.answer_to(here.service, raw, here.account.tenant, caller, here.ignored)
-        return as_answer(answered, route, here)
-
-    return answering
-
-
-def _answer_view(answer: Answering) -> Callable[[], Response | LightAnswer]:
-    return lambda: answer(g._get_current_object(), request_ctx.request)
-
-
-def _handler(handlers: Iterable[object], name: str) -> Callable[..., Any]:
-    """The method of a route's name in one of ``handlers``."""
-    (handler,) = (getattr(each, name) for each in handlers if hasattr(each, name))
-    return cast(Callable[..., Any], handler)
-
-
-def _refusal_of(error: Exception, incoming: Request) -> ApiError:
-    if isinstance(error, HTTPException):
-        status = error.code or HTTPStatus.INTERNAL_SERVER_ERROR
-        code = HTTPStatus(status).name.lower()
-        text = f"{incoming.method} {incoming.path[:256]}: {error.name}"
-        if status == HTTPStatus.NOT_FOUND:
-            text += f"; {_advice(incoming.path)}"
-        methods = error.valid_methods if isinstance(error, MethodNotAllowed) else None
-        if methods:
-            text += f"; it takes {' and '.join(sorted({*methods} - {'HEAD', 'OPTIONS'}))}"
-        return ApiError(status, text, code=code, allow=tuple(sorted(methods or ())))
-    return as_api_error(error) or internal_error()
-
-
-def _advice(path: str) -> str:
-    """What to ask instead of a path that is no route."""
-    if path.startswith(NOT_SERVED):
-        return "files and batches are not served; zinc-rt run-batch answers a file of requests"
-    if len(path) <= LONGEST_PATH:
-        near = get_close_matches(path, [route.path for route in ROUTES], n=1, cutoff=LIKENESS)
-        if near:
-            return f"did you mean {near[0]}?"
-    return "GET /openapi.json lists the routes"
-
-
-def _log_access(status: int, here: Any, incoming: Request) -> None:
+def _log_access(status: int, incoming: HttpRequest) -> None:
     """Log one line for each answer, without any text of a user."""
-    rule = incoming.url_rule.rule if incoming.url_rule is not None else "(no such route)"
-    account: Account | None = here.get("account")
+    path = "(no such route)" if incoming.route is None else incoming.route.path
+    account = incoming.known_account
     tenant = "-" if account is None else account.tenant.name
-    took = (time.monotonic() - here.began) * 1000
-    log.info("%s %s %d %s %.0f ms", incoming.method, rule, status, tenant, took)
+    took = (time.monotonic() - incoming.began) * 1000
+    log.info("%s %s %d %s %.0f ms", incoming.method, path, status, tenant, took)

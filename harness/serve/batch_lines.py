@@ -14,22 +14,24 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
 from harness.host.faults import log_fault
 from harness.host.submissions import EngineStopped
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import as_api_error, internal_error, unsupported
-from harness.serve.openapi import Route
 from harness.serve.random_pool import random_bytes
+from harness.serve.route import Route
 from harness.serve.routes import ROUTES
 from harness.serve.service import FailedWhileRunning, Service
 from harness.serve.streams import CLIENT_LEFT
 from harness.serve.strict_json import known_type
 
-BATCH_ROUTES = {route.path: route for route in ROUTES if route.answer is not None}
-"""The routes that a line may name, by path."""
+BATCH_ROUTES = {
+    route.path: route for route in ROUTES if route.generates and not route.path.startswith("/api/")
+}
+"""The routes that a line may name, by path; Ollama's stream unless told otherwise."""
 MARK = b"\xef\xbb\xbf"
 """What some editors write before the first line."""
 EXAMPLE = (
@@ -79,23 +81,20 @@ def read_batch(path: Path, max_body: int) -> Iterator[BatchRequest]:
     seen: dict[str, int] = {}
     if path.exists() and not path.is_file():
         raise ConfigError(f"{path}: is no file, which can be read more than once; write one")
-    try:
-        with path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
-                text = raw.removeprefix(MARK) if number == 1 else raw
-                if not text.strip():
-                    continue
-                try:
-                    request = _request_of(text, max_body)
-                    if request.custom_id in seen:
-                        first = seen[request.custom_id]
-                        raise ValueError(f"custom_id {request.custom_id!r} is that of line {first}")
-                except ValueError as problem:
-                    raise ConfigError(f"{path}: line {number}: {problem}") from None
-                seen[request.custom_id] = number
-                yield request
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    with system_errors_as(f"{path}: cannot read"), path.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            text = raw.removeprefix(MARK) if number == 1 else raw
+            if not text.strip():
+                continue
+            try:
+                request = _request_of(text, max_body)
+                if request.custom_id in seen:
+                    first = seen[request.custom_id]
+                    raise ValueError(f"custom_id {request.custom_id!r} is that of line {first}")
+            except ValueError as problem:
+                raise ConfigError(f"{path}: line {number}: {problem}") from None
+            seen[request.custom_id] = number
+            yield request
 
 
 def _request_of(raw: bytes, max_body: int) -> BatchRequest:

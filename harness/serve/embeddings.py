@@ -17,8 +17,8 @@ from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
-from harness.serve.openapi import Route
 from harness.serve.readings import Inputs, Reading, checked_inputs, input_ids, read_texts, rows_of
+from harness.serve.route import Route
 from harness.serve.service import Service
 from harness.serve.wire import Id
 from reference.runner import HIDDEN
@@ -98,5 +98,5 @@ def _octets(vector: Vector) -> bytes:
 
 
 EMBEDDING_ROUTES = (
-    Route("POST", "/v1/embeddings", "embed", "Vectors of texts.", EmbeddingRequest, answer=embed),
+    Route("POST", "/v1/embeddings", embed, "Vectors of texts.", EmbeddingRequest, generates=True),
 )

@@ -9,12 +9,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import Request, g, request
-
-from harness.serve.caller import BEGIN, SEND_AT_ONCE, Caller
 from harness.serve.errors import ApiError
-from harness.serve.service import Service
-from harness.serve.wire import Body, Prepare, decode
 
 KEYLESS_PATHS = ("/health", "/ready")
 """The API paths that need no key: probes and load balancers have none."""
@@ -25,8 +20,6 @@ BROWSER_HEADERS = tuple(
     f"HTTP_{name}" for name in ("ORIGIN", "REFERER", "SEC_FETCH_SITE", "SEC_FETCH_MODE", "COOKIE")
 )
 """Browsers send at least one of these headers with every body from a page of another site."""
-WAYS = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
-"""The arguments of ``Caller``, with their keys in the WSGI environment."""
 
 
 def is_loopback(host: str) -> bool:
@@ -50,21 +43,13 @@ class HostCheck:
         self._origins = frozenset(origin.rstrip("/") for origin in origins)
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
-    def check_request(self, incoming: Request) -> None:
+    def check(self, environ: Mapping[str, Any]) -> None:
         """Raises ApiError 403 for an unknown host name, and for a page of another origin. HTTP/1.0
         has no Host header, and browsers do not use it: such a request without a header is
         accepted."""
-        host, origin = incoming.environ.get("HTTP_HOST"), incoming.environ.get("HTTP_ORIGIN")
-        if (
-            host is None
-            and origin is None
-            and incoming.environ.get("SERVER_PROTOCOL") == "HTTP/1.0"
-        ):
+        host, origin = environ.get("HTTP_HOST"), environ.get("HTTP_ORIGIN")
+        if host is None and origin is None and environ.get("SERVER_PROTOCOL") == "HTTP/1.0":
             return
-        self.check(host, origin)
-
-    def check(self, host: str | None, origin: str | None) -> None:
-        """Raises ApiError 403 for an unknown host name, and for a page of another origin."""
         name = hostname_of(f"//{host}") if host else None
         if name is None or not self._accepts(name):
             raise ApiError(
@@ -104,34 +89,6 @@ def check_body(environ: Mapping[str, Any]) -> None:
         )
     if encoding and encoding.lower() != "identity":
         raise ApiError(415, "send the body uncompressed", code="unsupported_encoding")
-
-
-def service_of_request() -> Service:
-    """The service that answers the current request."""
-    service: Service = g.service
-    return service
-
-
-def caller_of_request() -> Caller:
-    """The client of the current request."""
-    return caller_of(request.environ, g.ignored)
-
-
-def caller_of(environ: Mapping[str, Any], ignored: list[str] | None) -> Caller:
-    """The client of a request. Without the server's callbacks it counts as connected."""
-    known = {way: environ[name] for way, name in WAYS.items() if name in environ}
-    return Caller(**known, ignored=[] if ignored is None else ignored)
-
-
-def decoded(raw: bytes, kind: type[Body], prepare: Prepare | None = None) -> Body:
-    """The body of the current request; its ignored fields are recorded. Raises ApiError."""
-    return decode(raw, kind, g.ignored, prepare)
-
-
-def need_admin() -> None:
-    """Raises ApiError 403 unless the current request has an admin's key."""
-    if not g.account.admin:
-        raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
 
 
 @lru_cache(maxsize=64)

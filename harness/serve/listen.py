@@ -5,6 +5,8 @@ request, and do not notice that a client disconnects while it waits."""
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
 import select
 import threading
@@ -28,8 +30,17 @@ from harness.serve.request_parser import (
     RequestParser,
     TooSlow,
 )
-from harness.serve.sockets import bound_socket, received, send_what_fits, socket_options, write_byte
+from harness.serve.sockets import (
+    allow_descriptors,
+    bound_socket,
+    received,
+    send_what_fits,
+    socket_options,
+    write_byte,
+)
 from harness.serve.wsgi_task import ResponseTask
+
+log = logging.getLogger("zinc_rt.serve")
 
 SPARE_THREADS = 16
 """Threads for short requests, beside one for each request that may run or wait."""
@@ -57,6 +68,11 @@ LOOKS = 0.1
 FLUSH_SECONDS = 2.0
 READABLE = select.POLLIN
 """Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
+EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+"""Errors of an operating system that has nothing left for a further connection."""
+LEAST_CONNECTIONS = 4
+SPARE_DESCRIPTORS = 128
+"""Files that may be open besides connections."""
 IN_MEMORY = 1 << 40
 """Bytes of a body or an answer that are kept in memory and not in a file: all."""
 LARGE_BODY = 256 << 10
@@ -242,6 +258,7 @@ class HttpServer:
         self._map: dict[int, Any] = {}
         threads = options.requests + SPARE_THREADS
         self.connections = CONNECTIONS_PER_THREAD * threads
+        allow_descriptors(self.connections + SPARE_DESCRIPTORS)
         self._server = create_server(
             app,
             map=self._map,
@@ -263,6 +280,7 @@ class HttpServer:
         # The library's maintenance goes by the time of day, which may jump.
         self._server.maintenance = lambda now: None
         self._server.handle_accept = partial(_accept_all, self._server)
+        self._server.accept = self._accept
         own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
         self._poll = _Poll(self._map, self._server.trigger.trigger)
@@ -322,6 +340,24 @@ class HttpServer:
                 channel.give_up(TooSlow(""))
             elif channel.silence() > IDLE_SECONDS:
                 channel.handle_close()
+
+    def _accept(self) -> Any:
+        """The next connection, or None. If there can be no further one, there are to be a quarter
+        less, which leaves room for files."""
+        try:
+            return TcpWSGIServer.accept(self._server)
+        except OSError as error:
+            if error.errno not in EXHAUSTED:
+                raise
+            own = len(self._map) - len(self._server.active_channels)
+            self.connections = max(LEAST_CONNECTIONS, int(0.75 * (len(self._map) - own)))
+            self._server.adj.connection_limit = own + self.connections
+            log.warning(
+                "%s: at most %d connections from now on; see ulimit -n",
+                error.strerror,
+                self.connections,
+            )
+            return None
 
     def _make_room(self) -> None:
         """If there are many connections, close those with the longest silence."""

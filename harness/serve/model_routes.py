@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
-from flask import g
 from msgspec import Struct
 
 from contract.errors import CatalogError
@@ -18,13 +18,12 @@ from harness.console import text_of_name
 from harness.progress import SILENT
 from harness.serve.answers import Json
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
-from harness.serve.gate import need_admin
+from harness.serve.http_request import HttpRequest, ServerParts
 from harness.serve.model import ServedModel
-from harness.serve.openapi import Route
-from harness.serve.pulls import Pulls, pull_stream, pull_whole
-from harness.serve.server_models import ServerModels
+from harness.serve.pulls import pull_stream, pull_whole
+from harness.serve.route import Route
 from harness.serve.service import Answered
-from harness.serve.wire import Id, decode
+from harness.serve.wire import Id
 
 IN_USE = "model_in_use"
 
@@ -43,159 +42,140 @@ class InstalledModel(Struct, forbid_unknown_fields=True):
     model: Id
 
 
-MODEL_ROUTES = (
-    Route("GET", "/v1/models", "models", "The model that answers, and those there are."),
-    Route("GET", "/v1/models/<path:model>", "one_model", "One of them."),
-    Route("DELETE", "/v1/models/<path:model>", "remove_model", "Delete one. For admins."),
-    Route(
-        "POST", "/v1/models/pull", "pull_model", "Fetch one; progress as events. For admins.",
-        PullRequest, strict=True,
-    ),
-    Route(
-        "POST", "/v1/models/activate", "activate_model", "Let one answer from now on. For admins.",
-        InstalledModel, strict=True,
-    ),
-    Route(
-        "POST", "/v1/models/remove", "remove_named_model", "Delete one. For admins.",
-        InstalledModel, strict=True,
-    ),
-)  # fmt: skip
+def models(incoming: HttpRequest) -> Json:
+    """OpenAI's list, of the models that the tenant may name; the active one comes first."""
+    account, names, served = incoming.account, incoming.server.models.names, incoming.model
+    active, tenant = incoming.server.models.service.model, account.tenant
+    data = [
+        described
+        for described in (_described(served), *_adapters_of(served), *_background(incoming))
+        if names.is_permitted(described["id"], account.models, active)
+    ]
+    return {
+        "object": "list",
+        "data": data,
+        "has_more": False,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+        "x_zinc": {
+            "managed": list(_managed(incoming)),
+            "memory_available_bytes": _memory_available(served),
+            "tenant": {"name": tenant.name, "qos": tenant.qos.value},
+        },
+    }
 
 
-class ModelHandlers:
-    """A method for each route of MODEL_ROUTES, by its name."""
+def one_model(incoming: HttpRequest, model: str) -> Json:
+    """The card of a model. Raises ApiError 404."""
+    served = incoming.model
+    for described in _adapters_of(served):
+        if described["id"] == model:
+            return described
+    if served.is_called(model):
+        return _described(served)
+    model = incoming.server.models.names.canonical(model) or model
+    for described in _background(incoming):
+        if described["id"] == model:
+            return described
+    for facts in _managed(incoming):
+        if facts["id"] == model:
+            return _card(model, 0) | {"x_zinc": facts}
+    raise _unknown(model)
 
-    def __init__(self, models: ServerModels, cache_dir: Path, pulls: Pulls) -> None:
-        self._models = models
-        self._cache_dir = cache_dir
-        self._pulls = pulls
 
-    def models(self) -> Json:
-        """OpenAI's list, of the models that the tenant may name; the active one comes first."""
-        tenant, names = g.account.tenant, self._models.names
-        data = [
-            described
-            for described in (
-                _described(g.service.model),
-                *_adapters_of(g.service.model),
-                *self._background(),
+def _background(incoming: HttpRequest) -> Iterator[Json]:
+    """The cards of the other models that requests may name."""
+    models = incoming.server.models
+    with models.held() as others:
+        for name, model in others.items():
+            if model is not None:
+                yield _described(model)
+                continue
+            # Without its file it could not be loaded.
+            with suppress(OSError):
+                created = int(models.names.files[name].stat().st_mtime)
+                yield _card(name, created) | {"x_zinc": {"loaded": False}}
+
+
+def pull_model(incoming: HttpRequest, body: PullRequest) -> Answered:
+    """Fetch a model. Raises ApiError."""
+    pull = incoming.server.pulls.begin(known_model(body.model))
+    return pull_stream(pull) if body.stream else pull_whole(pull)
+
+
+def activate_model(incoming: HttpRequest, body: InstalledModel) -> Json:
+    """Make an installed model the active one. Raises ApiError."""
+    path = _path_of(incoming.server, body.model)
+    return _described(incoming.server.models.activate(body.model, path).model)
+
+
+def remove_named_model(incoming: HttpRequest, body: InstalledModel) -> Json:
+    """As ``remove_model``, of the model in the body."""
+    return remove_model(incoming, body.model)
+
+
+def remove_model(incoming: HttpRequest, model: str) -> Json:
+    """Delete a model that was pulled, or end its pull. Raises ApiError."""
+    server, name = incoming.server, known_model(model)
+    given_up = server.pulls.give_up(name)
+    found = catalog.find_pulled(name, server.cache_dir)
+    if found is None and not given_up:
+        raise _not_installed(name)
+    freed = 0 if found is None else _removed(server, name, found.path.resolve())
+    deleted = {"id": name, "object": "model", "deleted": True}
+    return {**deleted, "x_zinc": {"freed_bytes": freed}}
+
+
+def _removed(server: ServerParts, name: str, path: Path) -> int:
+    """The bytes freed by deleting the model in ``path``, which nothing here uses. Raises
+    ApiError."""
+    models = server.models
+    activating = models.activating
+    if not activating.acquire(blocking=False):
+        raise try_again("a model is being loaded or deleted", "model_loading", RESTART_SECONDS)
+    try:
+        if path in models.paths:
+            problem = f"{name} answers requests; activate another one first"
+            raise model_refused(400, problem, IN_USE)
+        started = (models.began_with[1], *models.names.files.values())
+        if path in [file.resolve() for file in started]:
+            problem = (
+                f"{name} is what the server is started with, and would be fetched again; "
+                "start it with another --model or without it in --beside first"
             )
-            if names.is_permitted(described["id"], g.account.models, self._models.service.model)
-        ]
-        return {
-            "object": "list",
-            "data": data,
-            "has_more": False,
-            "first_id": data[0]["id"] if data else None,
-            "last_id": data[-1]["id"] if data else None,
-            "x_zinc": {
-                "managed": list(self._managed()),
-                "memory_available_bytes": _memory_available(g.service.model),
-                "tenant": {"name": tenant.name, "qos": tenant.qos.value},
-            },
-        }
+            raise model_refused(400, problem, IN_USE)
+        return catalog.remove(name, server.cache_dir, SILENT)
+    finally:
+        activating.release()
 
-    def one_model(self, model: str) -> Json:
-        served: ServedModel = g.service.model
-        for described in _adapters_of(served):
-            if described["id"] == model:
-                return described
-        if served.is_called(model):
-            return _described(served)
-        model = self._models.names.canonical(model) or model
-        for described in self._background():
-            if described["id"] == model:
-                return described
-        for facts in self._managed():
-            if facts["id"] == model:
-                return _card(model, 0) | {"x_zinc": facts}
-        raise _unknown(model)
 
-    def _background(self) -> Iterator[Json]:
-        """The cards of the other models that requests may name."""
-        with self._models.held() as others:
-            for name, model in others.items():
-                if model is not None:
-                    yield _described(model)
-                    continue
-                # Without its file it could not be loaded.
-                with suppress(OSError):
-                    created = int(self._models.names.files[name].stat().st_mtime)
-                    yield _card(name, created) | {"x_zinc": {"loaded": False}}
+def _managed(incoming: HttpRequest) -> Iterator[Json]:
+    """The models of the catalog, of the cache, being pulled, and the server's first model."""
+    server = incoming.server
+    served, pulls = server.models.paths[0], server.pulls.states()
+    began_with, path = server.models.began_with
+    for facts in catalog.managed_models(server.cache_dir):
+        where = facts.pop("path")
+        active = where is not None and Path(where).resolve() == served
+        yield {**facts, "active": active, "pull": pulls.pop(facts["id"], None)}
+        if facts["id"] == began_with:
+            began_with = ""
+    for name, state in pulls.items():
+        yield _outside(name, name, installed=False) | {"active": False, "pull": state}
+    if began_with:
+        facts = _outside(began_with, "the file the server was started with", installed=True)
+        yield facts | {"active": path.resolve() == served, "pull": None}
 
-    def pull_model(self, raw: bytes) -> Answered:
-        need_admin()
-        body = decode(raw, PullRequest)
-        pull = self._pulls.begin(known_model(body.model))
-        return pull_stream(pull) if body.stream else pull_whole(pull)
 
-    def activate_model(self, raw: bytes) -> Json:
-        need_admin()
-        name = decode(raw, InstalledModel).model
-        return _described(self._models.activate(name, self._path_of(name)).model)
-
-    def remove_named_model(self, raw: bytes) -> Json:
-        need_admin()
-        return self.remove_model(decode(raw, InstalledModel).model)
-
-    def remove_model(self, model: str) -> Json:
-        need_admin()
-        name = known_model(model)
-        given_up = self._pulls.give_up(name)
-        found = catalog.find_pulled(name, self._cache_dir)
-        if found is None and not given_up:
-            raise _not_installed(name)
-        freed = 0 if found is None else self._removed(name, found.path.resolve())
-        deleted = {"id": name, "object": "model", "deleted": True}
-        return {**deleted, "x_zinc": {"freed_bytes": freed}}
-
-    def _removed(self, name: str, path: Path) -> int:
-        """The bytes freed by deleting the model in ``path``, which nothing here uses. Raises
-        ApiError."""
-        activating = self._models.activating
-        if not activating.acquire(blocking=False):
-            raise try_again("a model is being loaded or deleted", "model_loading", RESTART_SECONDS)
-        try:
-            if path in self._models.paths:
-                problem = f"{name} answers requests; activate another one first"
-                raise model_refused(400, problem, IN_USE)
-            started = (self._models.began_with[1], *self._models.names.files.values())
-            if path in [file.resolve() for file in started]:
-                problem = (
-                    f"{name} is what the server is started with, and would be fetched again; "
-                    "start it with another --model or without it in --beside first"
-                )
-                raise model_refused(400, problem, IN_USE)
-            return catalog.remove(name, self._cache_dir, SILENT)
-        finally:
-            activating.release()
-
-    def _managed(self) -> Iterator[Json]:
-        """The models of the catalog, of the cache, being pulled, and the server's first model."""
-        served = self._models.paths[0]
-        pulls = self._pulls.states()
-        began_with, path = self._models.began_with
-        for facts in catalog.managed_models(self._cache_dir):
-            where = facts.pop("path")
-            active = where is not None and Path(where).resolve() == served
-            yield {**facts, "active": active, "pull": pulls.pop(facts["id"], None)}
-            if facts["id"] == began_with:
-                began_with = ""
-        for name, state in pulls.items():
-            yield _outside(name, name, installed=False) | {"active": False, "pull": state}
-        if began_with:
-            facts = _outside(began_with, "the file the server was started with", installed=True)
-            yield facts | {"active": path.resolve() == served, "pull": None}
-
-    def _path_of(self, name: str) -> Path:
-        """The file of an installed model. Raises ApiError 404."""
-        began_with, path = self._models.began_with
-        if name == began_with:
-            return path
-        found = catalog.find_pulled(known_model(name), self._cache_dir)
-        if found is None:
-            raise _not_installed(name)
-        return found.path
+def _path_of(server: ServerParts, name: str) -> Path:
+    """The file of an installed model. Raises ApiError 404."""
+    began_with, path = server.models.began_with
+    if name == began_with:
+        return path
+    found = catalog.find_pulled(known_model(name), server.cache_dir)
+    if found is None:
+        raise _not_installed(name)
+    return found.path
 
 
 def _memory_available(served: ServedModel) -> int | None:
@@ -264,3 +244,23 @@ def _unknown(name: str) -> ApiError:
 def _not_installed(name: str) -> ApiError:
     problem = f"{name} is not installed; POST /v1/models/pull fetches it"
     return model_refused(404, problem, "model_not_installed")
+
+
+_for_admins = partial(Route, strict=True, admin=True)
+MODEL_ROUTES = (
+    Route("GET", "/v1/models", models, "The model that answers, and those there are."),
+    Route("GET", "/v1/models/<path:model>", one_model, "One of them."),
+    _for_admins("DELETE", "/v1/models/<path:model>", remove_model, "Delete one. For admins."),
+    _for_admins(
+        "POST", "/v1/models/pull", pull_model, "Fetch one; progress as events. For admins.",
+        PullRequest,
+    ),
+    _for_admins(
+        "POST", "/v1/models/activate", activate_model,
+        "Let one answer from now on. For admins.", InstalledModel,
+    ),
+    _for_admins(
+        "POST", "/v1/models/remove", remove_named_model, "Delete one. For admins.",
+        InstalledModel,
+    ),
+)  # fmt: skip

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
 
-from contract.errors import RequestError
-from contract.types import Tenant
 from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
-from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, with_client_name
+from harness.serve.route import EVENT_STREAM, Route
 from harness.serve.strict_json import known_type
-from harness.serve.wire import Prepare, decode
 
-EVENT_STREAM = "text/event-stream"
 NULL = {"type": "null"}
 REFERENCE = "#/components/schemas/{name}"
 ERROR_SCHEMA = {
@@ -68,46 +61,6 @@ NAMED_EVENT_SCHEMA = {
     "required": ["data"],
     "properties": {"data": {"type": "string"}, "event": {"type": "string"}},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """One method of one path, in Flask's notation.
-
-    ``body``: the type that validates the request's body. ``produces``: content type of the answer.
-    ``errors``: makes the body of an error, of the schema ``error_schema``. ``streams``: content
-    type of a stream. ``strict``: unknown fields are refused. ``answer``: computes the answer from a
-    body that ``prepare`` has rewritten; without it the route has a handler. ``sent_name``: maps a
-    rewritten field to the field that the client sent."""
-
-    method: str
-    path: str
-    name: str
-    summary: str
-    body: type[Any] | None = None
-    produces: str = "application/json"
-    errors: Callable[[ApiError], bytes] = ApiError.encoded
-    streams: str = EVENT_STREAM
-    error_schema: str = "Error"
-    strict: bool = False
-    answer: Callable[[Any, Any, Tenant, Caller], Any] | None = None
-    prepare: Prepare | None = None
-    sent_name: Callable[[bytes, str], str] | None = None
-
-    def answer_to(
-        self, server: Any, raw: bytes, tenant: Tenant, caller: Caller, ignored: list[str] | None
-    ) -> Any:
-        """What ``answer`` says to the bytes of a body. Its ignored fields are added to ``ignored``;
-        with None they are refused. Raises ApiError, and what ``answer`` raises."""
-        assert self.answer is not None
-        assert self.body is not None
-        if self.sent_name is not None:
-            caller = caller.called(partial(self.sent_name, raw))
-        try:
-            body = decode(raw, self.body, ignored, self.prepare)
-            return self.answer(server, body, tenant, caller)
-        except (ApiError, RequestError) as error:
-            raise with_client_name(error, caller.client_name) from None
 
 
 def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import mimetypes
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from flask import Flask, Response, request
+from harness.serve.http_answer import HttpAnswer
 
 FOLDER = Path(__file__).with_name("page")
 DOCUMENTS = {"index.html": "/", "operator.html": "/operator"}
@@ -34,6 +36,16 @@ class PageFile:
     content: bytes
     content_type: str
 
+    def answer(self, environ: Mapping[str, Any]) -> HttpAnswer:
+        """The answer to a request. Browsers ask again whether a file of theirs is the same, so the
+        modules of a page always belong to one version."""
+        tag = f'"{hashlib.sha256(self.content).hexdigest()[:40]}"'
+        headers = HEADERS | {"ETag": tag, "Cache-Control": "no-cache"}
+        known = environ.get("HTTP_IF_NONE_MATCH", "").split(",")
+        if tag in [one.strip().removeprefix("W/") for one in known]:
+            return HttpAnswer(b"", "", 304, headers)
+        return HttpAnswer(self.content, self.content_type, headers=headers)
+
 
 def read_page(folder: Path = FOLDER) -> Mapping[str, PageFile]:
     """The files below ``folder`` by URL path; links are not followed."""
@@ -45,24 +57,6 @@ def read_page(folder: Path = FOLDER) -> Mapping[str, PageFile]:
                 path.read_bytes(), _content_type(path)
             )
     return files
-
-
-def add_page(app: Flask, files: Mapping[str, PageFile]) -> None:
-    """Add a route for each file. Browsers revalidate cached files, so the modules of a page always
-    belong to one version."""
-    for path, file in files.items():
-        app.add_url_rule(path, f"page:{path}", _view(file), provide_automatic_options=False)
-
-
-def _view(file: PageFile) -> Callable[[], Response]:
-    def view() -> Response:
-        response = Response(file.content, content_type=file.content_type, headers=HEADERS)
-        response.cache_control.no_cache = True
-        response.add_etag()
-        response.make_conditional(request)
-        return response
-
-    return view
 
 
 def _content_type(path: Path) -> str:

@@ -23,8 +23,8 @@ from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
 from harness.serve.model import ServedModel
-from harness.serve.openapi import Route
 from harness.serve.readings import Reading, check_context, read_texts, rows_of
+from harness.serve.route import Route
 from harness.serve.service import Service
 from harness.serve.wire import Id
 from reference.model.tokenizer.special_tokens import Span
@@ -191,11 +191,7 @@ def _word(model: ServedModel, word: str) -> int:
 
 RERANK_ROUTES = (
     Route(
-        "POST",
-        "/v1/rerank",
-        "rerank",
-        "How well documents answer a query.",
-        RerankRequest,
-        answer=rerank,
+        "POST", "/v1/rerank", rerank, "How well documents answer a query.",
+        RerankRequest, generates=True,
     ),
-)
+)  # fmt: skip

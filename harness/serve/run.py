@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from contract.errors import CatalogError, ConfigError, RequestError, ZincError
+from contract.errors import CatalogError, ConfigError, RequestError, ZincError, system_errors_as
 from harness import catalog
 from harness.host.disk import forgetting
 from harness.host.engine_thread import EngineThread
 from harness.host.options import Recording
 from harness.progress import SILENT, Progress
 from harness.serve.accounts import Accounts
-from harness.serve.app import AppOptions, make_app
+from harness.serve.app import App, AppOptions
 from harness.serve.gate import HostCheck, is_loopback
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
@@ -123,7 +123,7 @@ def running(
         if responses is not None:
             models.service.responses = responses
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
-        app = make_app(
+        app = App(
             models,
             pulls,
             AppOptions(
@@ -138,7 +138,7 @@ def running(
         engines = options.replicas or 1
         at_once = engines * (models.service.model.limits.slots + options.model.session.queue_depth)
         listen = ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES)
-        http = HttpServer(app.wsgi_app, listen)
+        http = HttpServer(app, listen)
         about_to_listen()
         http.start()
         host = reachable_host(options.host)
@@ -238,10 +238,8 @@ def _replicas(options: ServeOptions) -> Opener:
 
 def _new_trace(folder: Path, name: str) -> Path:
     """The path of a new trace file of a model. Raises ConfigError."""
-    try:
+    with system_errors_as(f"{folder}: cannot record there"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot record there: {error.strerror}") from None
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-")[-80:]
     began = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     return folder / f"{began}-{os.getpid()}-{time.monotonic_ns()}-{stem}.trace"

@@ -16,9 +16,9 @@ from harness.host.submissions import Submission
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
 from harness.serve.errors import ApiError
-from harness.serve.openapi import Route
 from harness.serve.readings import Inputs, Reading, checked_inputs, input_ids, read_texts
 from harness.serve.receipts.canonical import canonical
+from harness.serve.route import Route
 from harness.serve.service import Service
 from harness.serve.wire import Id, TopLogprobs
 
@@ -119,5 +119,5 @@ def _rank(event: TokenEvent) -> int | None:
 
 
 SCORE_ROUTES = (
-    Route("POST", "/v1/score", "score", "Log-probabilities of texts.", ScoreRequest, answer=score),
+    Route("POST", "/v1/score", score, "Log-probabilities of texts.", ScoreRequest, generates=True),
 )

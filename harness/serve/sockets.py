@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import socket
+import sys
 
 from contract.errors import ConfigError
 
@@ -36,6 +37,17 @@ def bound_socket(host: str, port: int) -> socket.socket:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {problem}{taken}; choose another --host or --port"
         ) from None
+
+
+def allow_descriptors(count: int) -> None:
+    """Let this process open ``count`` files and connections at once, or as many as it may."""
+    if sys.platform != "win32":
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = count if hard == resource.RLIM_INFINITY else min(count, hard)
+        if resource.RLIM_INFINITY != soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 FLAGS = socket.MSG_DONTWAIT | getattr(socket, "MSG_NOSIGNAL", 0)

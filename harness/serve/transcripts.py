@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from harness.client import DONE, data_lines
 from harness.serve.strict_json import BadJson, loads, object_or_empty
 
@@ -76,10 +76,8 @@ def _whole_of_lines(objects: Sequence[Json], path: Path) -> Json:
 
 
 def _bytes(path: Path) -> bytes:
-    try:
+    with system_errors_as(f"{path}: cannot read"):
         return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
 
 
 def _object(data: bytes, path: Path) -> Json:

@@ -13,14 +13,11 @@ from contract.types import LOCAL_TENANT, MAX_INT32, Tenant
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.caller import Caller
 from harness.serve.model import CONTEXT, WINDOW, ServedModel
-from harness.serve.ollama.parse import plain_schemas
-from harness.serve.ollama.routes import answer_chat, answer_prompt
-from harness.serve.ollama.wire import GenerateRequest, OllamaChatRequest
 from harness.serve.receipts.verify import uncounted_service
 from harness.serve.routes import ROUTES
 from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
-from harness.serve.wire import MAX_SEED, NO_SEEDS, decode
+from harness.serve.wire import MAX_SEED, NO_SEEDS
 
 Json = dict[str, Any]
 NOTHING = object()
@@ -167,8 +164,12 @@ def _answer(model: ServedModel, fields: Json, response: Json, tenant: Tenant) ->
 def _ask(service: Service, fields: Json, response: Json, tenant: Tenant) -> Answered:
     """Answer a request by the route that made the saved answer."""
     if "done_reason" in response:
-        return _ask_as_ollama(service, fields, tenant)
-    if response.get("type") == MESSAGE:
+        name = "ollama_chat" if "messages" in fields else "ollama_generate"
+        # Ollama's seed is an option, and its answers are streamed unless told otherwise.
+        options = {"seed": fields["seed"]} | (fields.get("options") or {})
+        fields = fields | {"options": options, "stream": False}
+        del fields["seed"]
+    elif response.get("type") == MESSAGE:
         name = "message"
     elif "messages" in fields:
         name = "chat"
@@ -187,19 +188,6 @@ def _lists_scores(response: Json) -> bool:
     return isinstance(data, list) and all(
         isinstance(one, dict) and one.get("object") == "score" for one in data
     )
-
-
-def _ask_as_ollama(service: Service, fields: Json, tenant: Tenant) -> Answered:
-    """Answer a request by Ollama's routes, whose seed is in ``options``."""
-    options = dict(fields.get("options") or {})
-    options.setdefault("seed", fields["seed"])
-    rest = {name: given for name, given in fields.items() if name != "seed"}
-    whole = rest | {"options": options, "stream": False, "model": service.model.name}
-    raw = msgspec.json.encode(whole)
-    if "messages" in fields:
-        body = decode(raw, OllamaChatRequest, [], plain_schemas)
-        return answer_chat(service, body, tenant, Caller())
-    return answer_prompt(service, decode(raw, GenerateRequest, []), tenant, Caller())
 
 
 def _difference(path: str, then: object, now: object) -> str | None:

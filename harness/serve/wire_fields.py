@@ -95,29 +95,16 @@ FULFILLED: Mapping[str, Any] = {"store": False}
 
 
 @dataclass(frozen=True, slots=True)
-class _Object:
-    """The known fields of an object: the type of each value, and whether it may be null."""
+class _Known:
+    """What is known of a value: of an object, by its ``tag_field``, the fields, each with what is
+    known of its value and whether it may be null; of a list, what is known of its items."""
 
-    fields: Mapping[str, tuple[_Node | None, bool]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Items:
-    """The items of a list."""
-
-    item: _Node
+    tag_field: str | None = None
+    objects: Mapping[object, _Fields] = field(default_factory=dict)
+    item: _Known | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Either:
-    """Objects that ``tag_field`` distinguishes, or a list."""
-
-    tag_field: str | None
-    objects: Mapping[object, _Object]
-    items: _Items | None
-
-
-_Node = _Object | _Items | _Either
+_Fields = Mapping[str, tuple[_Known | None, bool]]
 
 
 @dataclass(slots=True)
@@ -152,8 +139,8 @@ def served_fields(
     ApiError 400 that names all fields that look misspelt or are not supported; without ``ignored``,
     all unknown fields."""
     found = _Found(strict=ignored is None)
-    node = _object_of(kind)
-    foreign = [name for name in value if name in UNSERVED and name not in node.fields]
+    fields = _fields_of(kind)
+    foreign = [name for name in value if name in UNSERVED and name not in fields]
     unserved = [
         unsupported(name, f"{name} is not served here; {INSTEAD.get(name, 'leave it out')}")
         for name in sorted(foreign)
@@ -162,7 +149,7 @@ def served_fields(
         if name != "best_of" or value[name] != value.get("n")
     ]
     own = {key: given for key, given in value.items() if key not in foreign} if foreign else value
-    served = _served_object(own, node, "", "", found)
+    served = _served_object(own, fields, "", "", found)
     problems = found.problems + unserved
     if problems:
         first = problems[0]
@@ -173,79 +160,66 @@ def served_fields(
     return served
 
 
-def _served(value: Any, node: _Node, path: str, general: str, found: _Found) -> Any:
-    if isinstance(node, _Either):
-        if isinstance(value, list) and node.items is not None:
-            return _served(value, node.items, path, general, found)
-        tag = value.get(node.tag_field) if isinstance(value, dict) else None
-        chosen = node.objects.get(tag) if isinstance(tag, str | None) else None
-        return value if chosen is None else _served(value, chosen, path, general, found)
-    if isinstance(node, _Items):
-        if not isinstance(value, list):
-            return value
+def _served(value: Any, known: _Known, path: str, general: str, found: _Found) -> Any:
+    if isinstance(value, list) and known.item is not None:
         return [
-            _served(item, node.item, f"{path}[{index}]", f"{general}[]", found)
+            _served(item, known.item, f"{path}[{index}]", f"{general}[]", found)
             for index, item in enumerate(value)
         ]
-    return _served_object(value, node, path, general, found) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    tag = value.get(known.tag_field)
+    fields = known.objects.get(tag) if isinstance(tag, str | None) else None
+    return value if fields is None else _served_object(value, fields, path, general, found)
 
 
 def _served_object(
-    value: dict[str, Any], node: _Object, path: str, general: str, found: _Found
+    value: dict[str, Any], fields: _Fields, path: str, general: str, found: _Found
 ) -> dict[str, Any]:
     served: dict[str, Any] = {}
     for name, given in value.items():
-        known = node.fields.get(name)
+        known, may_be_null = fields.get(name, (None, False))
         if given is None:
-            if known is not None and known[1]:
+            if may_be_null:
                 served[name] = None
             continue
-        if known is not None and known[0] is None:
+        if known is None and name in fields:
             served[name] = given
             continue
         at = f"{path}.{name}" if path else name
         of = f"{general}.{name}" if general else name
-        if known is not None and known[0] is not None:
-            served[name] = _served(given, known[0], at, of, found)
+        if known is not None:
+            served[name] = _served(given, known, at, of, found)
         elif given is not FULFILLED.get(name):
-            found.note(at, of, node.fields)
+            found.note(at, of, fields)
     return served
 
 
 @cache
-def _object_of(kind: type[Struct]) -> _Object:
+def _fields_of(kind: type[Struct]) -> _Fields:
     info = msgspec.inspect.type_info(known_type(kind))
     assert isinstance(info, msgspec.inspect.StructType)
-    return _object(info)
+    return _fields(info)
 
 
-def _object(info: msgspec.inspect.StructType) -> _Object:
+def _fields(info: msgspec.inspect.StructType) -> _Fields:
     fields = {
-        one.encode_name: (_node(one.type), one.required or _may_be_null(one.type))
+        one.encode_name: (_known(one.type), one.required or _may_be_null(one.type))
         for one in info.fields
     }
-    if info.tag_field is not None:
-        fields[info.tag_field] = (None, True)
-    return _Object(fields)
+    return fields if info.tag_field is None else {**fields, info.tag_field: (None, True)}
 
 
-def _node(info: msgspec.inspect.Type) -> _Node | None:
-    """The objects with known fields in values of a type; None if there are none."""
-    match info:
-        case msgspec.inspect.StructType():
-            return _object(info)
-        case msgspec.inspect.ListType(item_type=item):
-            inner = _node(item)
-            return None if inner is None else _Items(inner)
-        case msgspec.inspect.UnionType(types=types):
-            nodes = [(one, node) for one in types if (node := _node(one)) is not None]
-            structs = [one for one, _ in nodes if isinstance(one, msgspec.inspect.StructType)]
-            items = next((node for _, node in nodes if isinstance(node, _Items)), None)
-            if not nodes:
-                return None
-            tag_field = structs[0].tag_field if structs else None
-            return _Either(tag_field, {one.tag: _object(one) for one in structs}, items)
-    return None
+def _known(info: msgspec.inspect.Type) -> _Known | None:
+    """What is known of values of a type; None if they have no objects with known fields."""
+    types = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
+    structs = [one for one in types if isinstance(one, msgspec.inspect.StructType)]
+    lists = [one for one in types if isinstance(one, msgspec.inspect.ListType)]
+    items = [item for one in lists if (item := _known(one.item_type)) is not None]
+    if not structs and not items:
+        return None
+    tag_field = structs[0].tag_field if structs else None
+    return _Known(tag_field, {one.tag: _fields(one) for one in structs}, *items[:1])
 
 
 def _may_be_null(info: msgspec.inspect.Type) -> bool:

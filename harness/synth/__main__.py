@@ -13,11 +13,12 @@ from harness.cli.parser import Parser, path_argument
 from harness.cli.tool import run_tool
 from harness.progress import progress_on
 from harness.settings import group_of
+from harness.synth.architectures import ARCHITECTURES
 from harness.synth.dflash import write_dflash_head
 from harness.synth.eagle import write_eagle_head
 from harness.synth.flags import add_fields
 from harness.synth.sizes import size_names, sized_spec
-from harness.synth.spec import ARCHITECTURES, SynthSpec
+from harness.synth.spec import SynthSpec
 from harness.synth.write import write_synthetic
 
 EVERY_COMMAND = ("debug", "silent")

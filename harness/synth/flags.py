@@ -9,7 +9,8 @@ from typing import Any, get_args, get_type_hints
 
 from harness.cli.parser import Parser, real_number, whole_number
 from harness.settings import group_of
-from harness.synth.spec import ARCHITECTURES, GROUPS, QUANTS, ROPE_SCALINGS, SSM_PACKINGS, SynthSpec
+from harness.synth.architectures import ARCHITECTURES
+from harness.synth.spec import GROUPS, QUANTS, ROPE_SCALINGS, SSM_PACKINGS, SynthSpec
 
 COMMON = ("architecture", "quant", "seed", "layers", "hidden", "heads", "vocab", "context")
 """The fields whose flags the short help shows."""
@@ -53,7 +54,7 @@ HELP: Mapping[str, str] = {
     "window": "positions that layers with a window attend to; 0 is no window",
     "expand_to_f32": "write the same weights as F32",
     "nextn_layers": "prediction blocks after the last layer",
-    "parallel": "attention and feed forward read the same input (stablelm, gptneox)",
+    "parallel": "attention and feed forward read the same input (stablelm, gptneox, falcon)",
     "key_outliers": "size of two outlier channels of every key head; 0 is none",
     "mtp_agreement": "share of the predictions of these blocks that are right, 0 to 1",
     "eagle_agreement": "share of the predictions of written heads that are right, 0 to 1",

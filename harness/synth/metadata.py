@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
-from harness.synth.spec import (
+from harness.synth.architectures import (
     COHERES,
     COUNTED,
     FALCON_H1,
     LAYER_NORMED,
     LEADING,
     LLAMA4,
+    MAMBA2,
     NEMOTRONS,
     ROUTED,
-    SynthSpec,
+    SOFT_ROUTED,
 )
+from harness.synth.groups import ExpertSpec, Gemma, LatentSpec, MambaSpec, Recurrent
+from harness.synth.spec import SynthSpec
 from reference.model.config.vision import SEEING
 
 RMS_EPSILON = 1e-6
@@ -60,7 +62,7 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         width = spec.experts.width if spec.experts else spec.feed_forward
         keys["feed_forward_length"] = [width if feeds else 0 for feeds in feeding]
         keys["attention.layer_norm_epsilon"] = RMS_EPSILON
-    if spec.architecture in (*COHERES, *LAYER_NORMED):
+    if spec.architecture in (*COHERES, *LAYER_NORMED, "olmo"):
         keys["attention.layer_norm_epsilon"] = keys.pop("attention.layer_norm_rms_epsilon")
     if spec.architecture in COHERES:
         keys["logit_scale"] = spec.logit_scale
@@ -75,6 +77,10 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         if spec.architecture != "minicpm":
             keys["attention.scale"] = scales.attention
         keys["logit_scale"] = scales.logits
+    if spec.architecture == MAMBA2:
+        keys |= dict.fromkeys(("feed_forward_length", "attention.head_count"), 0)
+        unread = ("attention.head_count_kv", "attention.key_length", "attention.value_length")
+        keys = {key: keys[key] for key in keys if key not in unread and not key.startswith("rope")}
     if spec.nextn_layers:
         keys["nextn_predict_layers"] = spec.nextn_layers
     if spec.experts is not None:
@@ -148,7 +154,7 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["leading_dense_block_count"] = spec.leading_dense
     if spec.architecture == "ernie4_5-moe":
         keys["interleave_moe_layer_step"] = 1
-    elif spec.architecture in (*LEADING, "minimax-m2"):
+    elif spec.architecture in (*LEADING, "minimax-m2") and spec.architecture not in SOFT_ROUTED:
         keys["expert_gating_func"] = SIGMOID_GATING
     if spec.latent is not None:
         softmax = spec.latent.softmax
@@ -166,6 +172,8 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["expert_group_used_count"] = spec.expert_groups // 2
     if spec.architecture == "exaone-moe":
         keys["expert_shared_feed_forward_length"] = experts.shared_width
+    if spec.architecture == "bailingmoe":
+        keys["expert_weights_norm"] = True
     if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", *ROUTED):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
@@ -191,9 +199,9 @@ def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
 
 
 def _mamba_keys(spec: SynthSpec, mamba: MambaSpec) -> dict[str, Any]:
-    beside = spec.architecture == FALCON_H1
+    alike = spec.architecture in (FALCON_H1, MAMBA2)
     unlike = {"attention.head_count_kv": _kv_heads(spec), "rope.scaling.finetuned": False}
-    return ({} if beside else unlike) | {
+    return ({} if alike else unlike) | {
         "ssm.conv_kernel": mamba.kernel,
         "ssm.inner_size": mamba.inner or 2 * spec.hidden,
         "ssm.state_size": mamba.state,

@@ -15,9 +15,10 @@ from tempfile import TemporaryDirectory
 from contract.dtypes import F32, DType
 from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
+from harness.synth.architectures import BIASED, FALCON_H1, LAYER_NORMED
 from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
-from harness.synth.spec import FALCON_H1, LAYER_NORMED, UNGATED, SynthSpec
+from harness.synth.spec import SynthSpec
 from harness.synth.tensors import VECTOR_KINDS, SynthTensor, with_types
 from reference.limits import Limits
 from reference.model.config import ModelConfig, read_config
@@ -41,7 +42,7 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 FILE_ORDER = (
     "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
     "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_norm.bias",
-    "attn_q", "attn_q.bias", "attn_k",
+    "attn_norm_2", "attn_norm_2.bias", "attn_q", "attn_q.bias", "attn_k",
     "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
     "attn_k_norm", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm",
     "attn_k_b", "attn_v_b", "attn_output", "attn_output.bias", "attn_sinks", "attn_gate",
@@ -70,7 +71,7 @@ class PlannedTensors(ModelTensors):
 
     def has(self, name: str) -> bool:
         """Whether the specification gives the model this optional tensor."""
-        spec, ungated = self.spec, self.spec.architecture in UNGATED
+        spec, biased = self.spec, self.spec.architecture in BIASED
         block, kind = block_and_kind(name)
         match kind:
             case "attn_qkv":
@@ -80,11 +81,13 @@ class PlannedTensors(ModelTensors):
             case "attn_q.bias" | "attn_k.bias" | "attn_v.bias" | "attn_qkv.bias":
                 return spec.has_qkv_bias
             case "attn_output.bias":
-                return spec.attention_output_bias or spec.has_sinks or ungated
+                return spec.attention_output_bias or spec.has_sinks or biased
             case "ffn_up.bias" | "ffn_down.bias":
-                return ungated
-            case "attn_norm.bias" | "ffn_norm.bias" | "output_norm.bias":
+                return biased
+            case "attn_norm.bias" | "attn_norm_2.bias" | "ffn_norm.bias" | "output_norm.bias":
                 return spec.architecture in LAYER_NORMED
+            case "attn_norm_2" if name.endswith(".weight"):
+                return spec.architecture == "falcon" and spec.parallel
             case "output.bias":
                 return spec.architecture == "phi2"
             case "attn_q_norm":
@@ -99,7 +102,7 @@ class PlannedTensors(ModelTensors):
                 return spec.mamba is not None
             case "ffn_norm" if name.endswith(".weight"):
                 joined = spec.architecture == "stablelm" and spec.parallel
-                return spec.architecture != "phi2" and not joined
+                return spec.architecture not in ("phi2", "falcon") and not joined
             case "ffn_norm":  # without a suffix
                 return spec.architecture == FALCON_H1
             case "ssm_norm":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.synth.spec import DENSE, GROUPS, SynthSpec, refused, spec_of
+from harness.synth.architectures import DENSE
+from harness.synth.spec import GROUPS, SynthSpec, refused, spec_of
 
 _QWEN3 = {"head_dim": 128, "kv_heads": 8, "vocab": 151936, "context": 40960, "rope_base": 1e6}
 _QWEN35 = {"head_dim": 256, "vocab": 248320, "context": 262144, "rope_base": 1e7}
@@ -211,7 +212,12 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "granite": {"scales": {}},
     "granitemoe": {"scales": {}, "experts": {}},
     "phi3": {"fused_qkv": True},
-    **{name: {"tied": False} for name in ("stablelm", "phi2", "gptneox")},
+    **{name: {"tied": False} for name in ("stablelm", "phi2", "gptneox", "nemotron", "baichuan")},
+    "falcon": {"fused_qkv": True},
+    "chatglm": {"fused_qkv": True, "qkv_bias": True},
+    "deepseek": {"experts": {"shared_width": 64}, "leading_dense": 1},
+    "bailingmoe": {"experts": {"shared_width": 64}, "tied": False},
+    "mamba2": {"mamba": {}},
     "qwen3moe": {"experts": {}},
     "qwen3vlmoe": {"experts": {}},
     "minimax-m2": {"experts": {}},

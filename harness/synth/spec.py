@@ -8,6 +8,29 @@ from typing import Any
 
 from contract.dtypes import WEIGHT_DTYPES
 from contract.errors import ConfigError
+from harness.synth.architectures import (
+    ARCHITECTURES,
+    BIASED,
+    COHERES,
+    CONVOLVING,
+    COUNTED,
+    DIVIDED,
+    FALCON_H1,
+    GEMMAS,
+    GRANITES,
+    HALF_ROTATES,
+    HEAD_NORMED,
+    HYBRIDS,
+    LEADING,
+    LLAMA4,
+    MAMBA2,
+    MAMBAS,
+    MAYBE_EXPERTS,
+    NEMOTRONS,
+    QUARTER_ROTATES,
+    WITH_DRAFT_BLOCKS,
+    WITH_EXPERTS,
+)
 from harness.synth.bounds import MAXIMUM, MINIMUM
 from harness.synth.groups import (
     ExpertSpec,
@@ -23,47 +46,6 @@ from harness.synth.groups import (
 
 GENERATOR_VERSION = 1
 """Raised whenever the bytes of some specification change."""
-
-UNGATED = ("starcoder2", "phi2", "gptneox")
-QUARTER_ROTATES = ("stablelm", "phi2", "gptneox")
-LAYER_NORMED = (*UNGATED, "stablelm")
-"""Architectures whose norms subtract the mean and have biases."""
-DENSE = (
-    "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
-    "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
-    "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl", "apertus",
-    *LAYER_NORMED,
-)  # fmt: skip
-WITH_EXPERTS = (
-    "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",
-    "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
-    "hunyuan-moe", "dots1", "qwen3vlmoe", "bailingmoe2", "exaone-moe", "afmoe",
-    "llama4", "ernie4_5-moe",
-)  # fmt: skip
-LLAMA4 = "llama4"
-MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", "deepseek2")
-ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
-LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2", "ernie4_5-moe", *ROUTED)
-"""Architectures whose first layers may have no experts."""
-COUNTED = ("glm4moe", "dots1", "deepseek2", *ROUTED)
-"""Architectures whose files count shared experts, each as wide as the others."""
-WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
-CONVOLVING = ("lfm2", "lfm2moe")
-HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
-"""Architectures of delta-net layers with full attention in every few layers."""
-COHERES = ("command-r", "cohere2")
-NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
-FALCON_H1 = "falcon-h1"
-MAMBAS = ("granitehybrid", *NEMOTRONS, FALCON_H1)
-DIVIDED = ("llama", "llama4", "apertus", "exaone4", "exaone-moe")
-"""Architectures whose frequencies may have divisors."""
-GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
-GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
-ARCHITECTURES = (
-    *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
-    "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED, "ernie4_5-moe",
-    *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
-)  # fmt: skip
 
 MIXED_QUANT = "q4_k_m"
 EXPERTS_QUANT = "mxfp4_moe"
@@ -83,11 +65,11 @@ class SynthSpec:
     the mixture ``q4_k_m`` or ``mxfp4_moe``. ``rope_factor`` and ``rope_original_context`` matter
     only with ``rope_scaling``. ``query_growth`` is a key of mistral3, ``yarn_log_multiplier`` of
     deepseek2, too. The first ``leading_dense`` layers of LEADING have no experts. With
-    ``head_norms`` heads of glm4moe are normed. ``parallel`` blocks of stablelm and gptneox read the
-    same input. ``long_rope`` gives phi3 two tensors of frequency
-    divisors, for contexts up to ``rope_original_context`` and beyond.
-    ``window`` limits attention, in all layers of phi3, in every second of gpt-oss, in all but every
-    fourth of others; 0 is off. Of ``expert_groups`` of bailingmoe2 a token chooses half.
+    ``head_norms`` heads of HEAD_NORMED are normed. ``parallel`` blocks of stablelm and gptneox read
+    the same input, those of falcon by norms of their own. ``long_rope`` gives phi3 two tensors of
+    frequency divisors, for contexts up to ``rope_original_context`` and beyond. ``window`` limits
+    attention, in all layers of phi3, in every second of gpt-oss, in all but every fourth of others;
+    0 is off. Of ``expert_groups`` of bailingmoe2 a token chooses half.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
     many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of a head's file. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
@@ -161,7 +143,7 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = ("qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss", *UNGATED)
+        biased = ("qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss", *BIASED)
         return self.architecture in biased if self.qkv_bias is None else self.qkv_bias
 
     @property
@@ -174,7 +156,7 @@ class SynthSpec:
         """The number of rotated channels of a head."""
         if self.latent is not None:
             return self.latent.rotated
-        if self.architecture in ("glm4", "glm4moe", "minimax-m2", "bailingmoe2"):
+        if self.architecture in HALF_ROTATES:
             return self.head_dim // 2
         quarter = self.recurrent or self.architecture in QUARTER_ROTATES
         return self.head_dim // 4 if quarter else self.head_dim
@@ -184,6 +166,8 @@ class SynthSpec:
         kind = self.recurrent or self.short_conv or self.mamba
         if kind is None or block >= self.layers or self.architecture == FALCON_H1:
             return False
+        if self.architecture == MAMBA2:
+            return True
         return (block + 1) % kind.interval != 0 and not self.is_feed_forward_only(block)
 
     def is_feed_forward_only(self, block: int) -> bool:
@@ -370,10 +354,12 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     scaled = spec.logit_scale != 1.0 and architecture not in COHERES
     yield "logit_scale", scaled, f"1.0 for {architecture}"
     yield "logit_scale", spec.logit_scale <= 0, "above 0"
-    yield "head_norms", spec.head_norms and architecture != "glm4moe", f"False for {architecture}"
-    beside = architecture in ("stablelm", "gptneox")
+    unnormed = architecture not in HEAD_NORMED
+    yield "head_norms", spec.head_norms and unnormed, f"False for {architecture}"
+    beside = architecture in ("stablelm", "gptneox", "falcon")
     yield "parallel", spec.parallel and not beside, f"False for {architecture}"
     whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2", "afmoe")
+    whole |= spec.head_norms and architecture != "glm4moe"
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
     divided = spec.rope_freqs and architecture not in DIVIDED
     yield "rope_freqs", divided, f"False for {architecture}"

@@ -25,7 +25,7 @@ FALLBACK = {
 }  # fmt: skip
 """Types of 32-element blocks for rows that are not whole super-blocks."""
 
-VECTOR_KINDS = ("ssm_a", "ssm_d", "ssm_norm")
+VECTOR_KINDS = ("ssm_a", "ssm_d", "ssm_norm", "attn_q_norm", "attn_k_norm")
 """Vectors that some architectures store as matrices."""
 FLOAT_KINDS = (*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "conv")
 """Matrices that are never quantized."""

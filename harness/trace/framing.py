@@ -23,7 +23,7 @@ from typing import Any, BinaryIO, Self
 import numpy as np
 
 from contract.context_manager import ContextManager
-from contract.errors import ConfigError, ZincError
+from contract.errors import ZincError, system_errors_as
 from contract.records import record
 
 MAGIC = b"ZRTTRACE"
@@ -81,10 +81,8 @@ class TraceWriter:
         prefix["magic"] = np.void(MAGIC)
         prefix["version"], prefix["nbytes"] = TRACE_VERSION, len(text)
         prefix["crc"] = zlib.crc32(text)
-        try:
+        with system_errors_as(f"{path}: cannot be written"):
             self._file: BinaryIO | PatientFile = PatientFile(path) if patient else path.open("xb")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._put(prefix.tobytes(), text)
 
     @property
@@ -160,10 +158,8 @@ class TraceReader(ContextManager):
         """Raises TraceError when the file is not a trace of a version this build reads."""
         self.path = path
         self.whole = False
-        try:
+        with system_errors_as(f"{path}: cannot be read", TraceError):
             self._file: BinaryIO = path.open("rb")
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
         self._size = os.fstat(self._file.fileno()).st_size
         try:
             self.header = self._read_header()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from contract.context_manager import ContextManager
-from contract.errors import ConfigError
+from contract.errors import system_errors_as
 from contract.types import FinishReason, Request
 from reference.observer import Observer, StepObservation
 
@@ -39,10 +39,8 @@ class Timeline(ContextManager, Observer):
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigError when the file cannot be written, or exists."""
-        try:
+        with system_errors_as(f"{path}: cannot be written"):
             self._file: TextIO = path.open("x", encoding="utf-8")
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
         self._tenant: dict[int, int] = {}
         self._in_slots: dict[int, _Resident] = {}
         self._named: set[tuple[int, int]] = set()
@@ -147,12 +145,10 @@ class Timeline(ContextManager, Observer):
         self._separator = ",\n"
 
     def _write(self, text: str, *, last: bool = False) -> None:
-        try:
+        with system_errors_as(f"{self._file.name}: cannot be written"):
             self._file.write(text)
             if last:
                 self._file.close()
-        except OSError as error:
-            raise ConfigError(f"{self._file.name}: cannot be written: {error.strerror}") from None
 
 
 def _microseconds(seconds: float) -> int:

@@ -16,7 +16,7 @@ from reference.model.adapters import TensorFile
 from reference.model.config.rope import GROWTH_TABLE
 from reference.model.draft_head import ROPE_TABLE, STORED, TOKEN_TABLE
 from reference.model.families.feed_forward import XIELU
-from reference.model.families.latent import MATRIX_OF_HEAD
+from reference.model.families.head_products import MATRIX_OF_HEAD
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
@@ -31,8 +31,8 @@ def weight_bytes(file: TensorFile, decl: BufferDecl) -> Bytes:
     possible. Raises ModelFileError when a scale or an element of a float type is not finite."""
     source = parse_source(decl.source)
     if source.tensor in MADE:
-        shape = decl.shape if len(decl.shape) > 1 else (1, *decl.shape)
-        made = np.full([int(size) for size in shape], float(source.tensor), np.float32)
+        shape = math.prod(map(int, decl.shape[:-1])), int(decl.shape[-1])
+        made = np.full(shape, float(source.tensor), np.float32)
         return source.scaled(made).view(np.uint8)
     data = _stored(file, decl, source)
     broken = _first_broken(decl.dtype, data)

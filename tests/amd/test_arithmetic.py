@@ -10,7 +10,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from accel.amd.isa.semantics import table
 from accel.amd.sim import arithmetic as a
 from accel.packets.samples import sample_pairs
 
@@ -52,15 +51,10 @@ def test_a_fused_product_is_rounded_once(x: float, y: float, z: float) -> None:
 
 def test_rounding_twice_is_noticed() -> None:
     """Negative control: a product and a sum that binary64 cannot hold."""
-    x, y, z = np.float32(1 + 2**-23), np.float32(1 + 2**-23), np.float32(2**-60)
-    half = np.float32(1 + 2**-22 + 2**-23)
-    twice = np.float32(np.float64(half) * np.float64(x) + np.float64(z))
-    exact = rounded(Fraction(float(half)) * Fraction(float(x)) + Fraction(float(z)))
-    assert float(a.fused(single(half), single(x), single(z))[0, 0]) == exact
-    assert float(a.fused(single(x), single(y), single(z))[0, 0]) == rounded(
-        Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
-    )
-    assert isinstance(twice, np.float32)
+    x, z = 1 + 2.0**-12, 2.0**-60
+    exact = rounded(Fraction(x) ** 2 + Fraction(z))
+    assert float(a.fused(single(x), single(x), single(z))[0, 0]) == exact
+    assert float(np.float32(x * x + z)) != exact
 
 
 def quotient(x: NDArray[np.float32], y: NDArray[np.float32], ulps: int) -> NDArray[np.float32]:
@@ -97,51 +91,14 @@ def test_the_division_covers_all_exponents() -> None:
     assert np.array_equal(found[normal], expected[normal], equal_nan=True)
 
 
-@given(U32)
-def test_bits(x: int) -> None:
-    assert int(a.reversed_bits(word(x))[0, 0]) == int(f"{x:032b}"[::-1], 2)
-    if x:
-        assert int(a.leading_zeros(word(x))[0, 0]) == 32 - x.bit_length()
-
-
-@given(U32, U32, U32)
-def test_bytes_chosen(x: int, y: int, selector: int) -> None:
-    pair = (x << 32 | y).to_bytes(8, "little")
-    chosen = []
-    for choice in selector.to_bytes(4, "little"):
-        if choice < 8:
-            chosen.append(pair[choice])
-        elif choice < 12:
-            chosen.append(255 * (pair[2 * (choice - 8) + 1] >> 7))
-        else:
-            chosen.append(0 if choice == 12 else 255)
-    found = int(a.permuted(word(x), word(y), word(selector))[0, 0])
-    assert found == int.from_bytes(bytes(chosen), "little")
-
-
-@given(U32, U32, U32, st.integers(0, 3))
-def test_packed_products(x: int, y: int, z: int, signs: int) -> None:
-    def parts(value: int, signed: int) -> list[int]:
-        return [b - 256 if signed and b > 127 else b for b in value.to_bytes(4, "little")]
-
-    total = z + sum(p * q for p, q in zip(parts(x, signs & 1), parts(y, signs >> 1), strict=True))
-    assert int(a.dot4(word(x), word(y), word(z), signs)[0, 0]) == total % 2**32
-
-
 @given(U32, U32, st.booleans())
-def test_carries(x: int, y: int, carry: bool) -> None:
+def test_bits_and_carries(x: int, y: int, carry: bool) -> None:
+    """What few kernels have, for rare operands."""
     c = np.array([[carry]])
     assert bool(a.carried(word(x), word(y), c)[0, 0]) == (x + y + carry > 2**32 - 1)
     assert bool(a.borrowed(word(x), word(y), c)[0, 0]) == (x < y + carry)
-
-
-@given(st.lists(U32, min_size=1, max_size=5), st.integers(0, 31))
-def test_lanes_and_words_are_two_forms_of_a_register(bits: list[int], lane: int) -> None:
-    register = np.array(bits, np.uint32)
-    mask = a.as_lanes(register)
-    assert np.array_equal(a.as_words(mask), register)
-    if mask.shape[1] == 32:
-        assert np.array_equal(mask[:, lane], register >> np.uint32(lane) & np.uint32(1) != 0)
+    assert int(a.reversed_bits(word(x))[0, 0]) == int(f"{x:032b}"[::-1], 2)
+    assert int(a.leading_zeros(word(x | 1))[0, 0]) == 32 - (x | 1).bit_length()
 
 
 @given(FLOATS, FLOATS)
@@ -151,11 +108,3 @@ def test_the_larger_of_zeros_is_positive(x: float, y: float) -> None:
     zero = a.larger(single(-0.0), single(0.0))
     assert not np.signbit(zero[0, 0])
     assert np.signbit(a.smaller(single(-0.0), single(0.0))[0, 0])
-
-
-def test_every_row_is_a_python_expression() -> None:
-    """With as many results as types, or one expression for two."""
-    for name, row in table().items():
-        for expression in row.expressions:
-            compile(expression, name, "eval")
-        assert 1 <= len(row.expressions) <= len(row.results), name

@@ -90,6 +90,13 @@ def test_what_a_vocabulary_cannot_do_names_the_flag(hold: Zinc) -> None:
         assert result.err.startswith(f"error: {flag}: cannot be enforced: ")
 
 
+def test_a_text_that_fails_ends_its_line(hold: Zinc) -> None:
+    """Of rules whose only text has no end, what is told follows what was printed."""
+    result = hold("--grammar", 'root ::= "a" root')
+    assert (result.code, result.out.strip("a")) == (2, "\n")
+    assert "the grammar became too complex" in result.err
+
+
 def test_a_conversation_is_held_too(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

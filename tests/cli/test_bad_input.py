@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import socket
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ Zinc = Callable[..., Result]
 TEMPLATE = "tokenizer.chat_template"
 OUTPUT_NORM = "output_norm.weight"
 QUERY = "blk.1.attn_q.weight"
+REFUSED = tomllib.loads(Path(__file__).with_name("refusals.toml").read_text())["refused"]
 
 
 def refused(result: Result, *words: str) -> str:
@@ -161,48 +164,10 @@ def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
     refused(zinc("logits", "--prompt", "", "--model", tiny_model), "prompt", "empty")
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["run", "hi", "--temperature", "hot"], "--temperature"),
-        (["run", "hi", "--max-tokens", "0"], "--max-tokens"),
-        (["run", "hi", "--tier", "abacus"], "--tier"),
-        (["run", "hi", "--thinking", "maybe"], "--thinking"),
-        (["run", "hi", "--max-token", "3"], "did you mean --max-tokens?"),
-        (["run", "hi", "--config", "no/such.toml"], "no/such.toml"),
-        (["run", "hi", "-f", "file"], "give one of them"),
-        (["run", "hi", "--raw", "--system", "x"], "--raw"),
-        (["run", "hi", "--raw", "--chat"], "not allowed with"),
-        (["chat", "hi"], "no file or catalog entry named 'hi'"),
-        (["frob"], "no command 'frob'"),
-        (["model"], "name a command: list, active, pull, use, rm; see"),
-        (["graph", "--format", "png"], "--format"),
-        (["graph", "--tokens", "0"], "--tokens"),
-        (["logits"], "required"),
-        (["logits", "--tokens", "1,x"], "'x'"),
-        (["logits", "--tokens", "9" * 5000], "token id"),
-        (["logits", "--tokens", "1", "--top", "-1"], "--top"),
-        (["help", "no such word"], "no such word"),
-    ],
-)
-def test_usage(zinc: Zinc, words: list[str], said: str) -> None:
+@pytest.mark.parametrize(("line", "said"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_what_is_typed_is_refused(zinc: Zinc, tiny_model: Path, line: str, said: str) -> None:
+    words = (str(tiny_model) if word == "MODEL" else word for word in shlex.split(line))
     refused(zinc(*words), said)
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (("--stop", ""), "stop"),
-        (("--temperature", "0.0001"), "temperature"),
-        (("--thinking", "on"), "thinking"),
-        (("--thinking", "high"), "has no level high; give on or off"),
-        (("--tier", "cuda"), "cuda"),
-    ],
-)
-def test_requests_the_model_cannot_serve(
-    zinc: Zinc, tiny_model: Path, flags: tuple[str, str], said: str
-) -> None:
-    refused(zinc("run", "hi", "--model", tiny_model, *flags), said)
 
 
 def test_a_port_that_is_taken(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
@@ -223,6 +188,7 @@ def test_a_port_that_is_taken(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> N
 
 def test_token_id_outside_the_vocabulary(zinc: Zinc, tiny_model: Path) -> None:
     refused(zinc("logits", "--tokens", "1,320", "--model", tiny_model), "319")
+    refused(zinc("logits", "--tokens", "9" * 5000), "token id")
 
 
 def test_output_that_cannot_be_written(zinc: Zinc, tiny_model: Path) -> None:

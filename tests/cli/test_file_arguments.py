@@ -332,6 +332,25 @@ def test_no_command_writes_over_what_is_read_or_a_model(
     assert files_in(tmp_path) == before
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run", "--receipt", "-", "hi"),
+        ("graph", "--out", "-"),
+        ("run-batch", "-i", "-", "-o", "new"),
+        ("run-batch", "-i", "old", "-o", "-"),
+    ],
+)
+def test_a_dash_is_no_file(
+    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = zinc(*words)
+    assert (result.code, result.out) == (2, "")
+    assert "- is no file" in result.err
+    assert not (tmp_path / "-").exists()
+
+
 def test_two_outputs_are_two_files(zinc: Zinc, tmp_path: Path) -> None:
     path = tmp_path / "new.gguf"
     result = zinc("synth", "--arch", "llama", "--out", path, "--eagle-out", path)

@@ -38,7 +38,7 @@ class TestPiped:
         assert (piped.code, piped.out) == (0, whole)
         assert zinc("run", "Summarise:", *words).out != whole
 
-    @pytest.mark.parametrize("dash", [("-",), ("-f", "-"), ()])
+    @pytest.mark.parametrize("dash", [("-f", "-"), ()])
     def test_a_dash_reads_all_of_it(
         self, zinc: Zinc, tiny_model: Path, dash: tuple[str, ...]
     ) -> None:
@@ -60,15 +60,10 @@ class TestPiped:
 class TestOutputs:
     """An output that fails ends the command with one line."""
 
-    @pytest.fixture(params=["run", "inspect", "help", "model"])
+    @pytest.fixture(params=["run", "help"])
     def words(self, request: pytest.FixtureRequest, tiny_model: Path) -> list[str]:
-        named = str(tiny_model)
-        return {
-            "run": ["run", "hi", "--model", named, "-n", "4"],
-            "inspect": ["inspect", named],
-            "help": ["--help"],
-            "model": ["model", "list"],
-        }[request.param]
+        running = ["run", "hi", "--model", str(tiny_model), "-n", "4"]
+        return running if request.param == "run" else ["--help"]
 
     def test_a_full_device(self, words: list[str]) -> None:
         with open("/dev/full", "wb") as full:
@@ -89,13 +84,10 @@ class TestOutputs:
         assert b"error: standard output: cannot write: Bad file descriptor" in done.stderr
         assert b"Traceback" not in done.stderr
 
-    def test_a_closed_error_output(self, words: list[str]) -> None:
-        whole = subprocess.run(command(*words), capture_output=True, env=environment()).stdout
+    def test_a_closed_error_output(self, zinc: Zinc, words: list[str]) -> None:
         line = f"{shlex.join(command(*words))} 2>&-"
         done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, env=environment())
-        # How much memory is free changes from one run to the next.
-        assert done.stdout.splitlines()[:5] == whole.splitlines()[:5]
-        assert done.returncode == 0
+        assert (done.stdout.decode(), done.returncode) == (zinc(*words).out, 0)
 
     def test_a_full_disk_names_the_file(self, zinc: Zinc, tiny_model: Path) -> None:
         result = zinc("graph", "--model", tiny_model, "--out", "/dev/full")
@@ -190,7 +182,7 @@ class TestModels:
         path.unlink()
         assert f"{path}: the file of `zinc-rt model use` is gone" in zinc("run", "hi").err
 
-    @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "qwen3-0.6b", "hf.co/a/b"])
+    @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "hf.co/a/b"])
     def test_offline_is_one_line(self, name: str, tmp_path: Path) -> None:
         """Both the index and the hub answer nothing; no library prints its own attempts."""
         closed = "127.0.0.1:9"

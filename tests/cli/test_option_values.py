@@ -113,22 +113,6 @@ def test_a_variable_named_almost_like_a_setting_is_told(
     assert zinc("tenants", "key", "--quiet").err == ""
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (("--disk-cache-size", "5GB"), "--disk-cache-size: has no effect without a disk_cache"),
-        (("--opencl-mode", "launch"), "--opencl-mode: has no effect with tier cpu"),
-        (("--opencl-device", "x"), "--opencl-device: has no effect with tier cpu"),
-        (("--raw", "--thinking", "on"), "thinking: is not sent with --raw"),
-        (("--temperature", "1e-9"), "--temperature: '1e-9' is not accepted; expected 0, or a num"),
-    ],
-)
-def test_a_flag_that_another_leaves_without_effect_is_refused(
-    zinc: Zinc, words: tuple[str, ...], said: str
-) -> None:
-    refused(zinc("run", "hi", "--model", "x.gguf", *words), said)
-
-
 def test_names_that_no_request_could_have_are_refused(zinc: Zinc) -> None:
     """An argument's bytes that are no UTF-8, and hosts that have no address."""
     refused(zinc("serve", "--alias", "caf\udce9", "--port", 0), "--alias", "names in UTF-8")

@@ -178,65 +178,6 @@ class TestModelArgument:
         assert f"{path}: byte offset 0: bad magic" in zinc("serve", path, "--port", 0).err
 
 
-@pytest.mark.parametrize(
-    ("words", "hint"),
-    [
-        (("run", "hi", "--max-token", "3"), "did you mean --max-tokens?"),
-        (("run", "hi", "--temprature", "3"), "did you mean --temperature?"),
-        (("score", "--prompt", "hi", "--logprobs", "3"), "zinc-rt score --top N lists"),
-        (("runbatch", "-i", "a"), "did you mean zinc-rt run-batch?"),
-        (("batch", "-i", "a"), "--output-file; see zinc-rt run-batch"),
-        (("run", "hi", "--n-predic", "3"), "did you mean --max-tokens?"),
-        (("run", "hi", "--slots", "3"), "it is a flag of zinc-rt serve"),
-        (("run", "hi", "--qqqq", "3"), "no command has it"),
-        (("run", "hi", "--colour", "3"), "unknown flag --colour: no command has it"),
-        (("run", "hi", "--keeps", "3"), "unknown flag --keeps: no command has it"),
-        (("run", "hi", "--rec", "3"), "unknown flag --rec: did you mean --receipt?"),
-        (("run", "Why", "is", "it"), "in quotes"),
-        (("run", "smollm2", "hi"), "named 'smollm2'; did you mean smollm2-135m-instruct?"),
-        (("run", "smollm-135", "hi"), "did you mean smollm2-135m-instruct?"),
-        (("run", "llama3.2", "hi"), "no file or catalog entry named 'llama3.2'"),
-        (("run", "llama3.2:1b", "hi"), "no file or catalog entry named 'llama3.2:1b'"),
-        (("run", "deepseek-r1:7b", "hi"), "no file or catalog entry named 'deepseek-r1:7b'"),
-        (("run", "mistral:latest", "hi"), "no file or catalog entry named 'mistral:latest'"),
-        (("run", "qwen3:0.6b", "hi"), "did you mean qwen3-0.6b"),
-        (("run", "model.safetensors", "hi"), "no file or catalog entry named 'model.safetensors'"),
-        (("run", "hi", "-seed", "3"), "did you mean --seed?"),
-        (("run", "hi", "-model", "a"), "did you mean --model?"),
-        (("run", "hi", "-nzz", "4"), "unknown flag -nzz"),
-        (("serve", "-cpent", "4"), "unknown flag -cpent"),
-        (("serve", "-m", "a.gguf", "--ctx", "4"), "unknown flag --ctx: did you mean --context?"),
-        (("chat", "-m", "a.gguf", "--n-zzzz", "4"), "unknown flag --n-zzzz"),
-        (("serve", "--lora-modules", "4"), "--lora-modules: write --lora [NAME=]FILE"),
-        (("run", "qwen3-0.6b", "why", "is"), "write --model qwen3-0.6b"),
-        (("serve", "./model.gguf"), "no file or catalog entry named './model.gguf'"),
-        (("serve", "Qwen/Qwen3-0.6B"), "is written hf.co/Qwen/Qwen3-0.6B"),
-        (("serve", "smollm2"), "did you mean smollm2-135m-instruct?"),
-        (("serve", "smollm"), "did you mean smollm2-135m-instruct?"),
-        (("chat", "qwen3"), "did you mean qwen3-0.6b or qwen3-1.7b or"),
-        (("chat", "a.gguf", "-m", "b.gguf"), "named twice, 'a.gguf' and --model 'b.gguf'"),
-        (("pull", "smollm2"), "did you mean smollm2-135m-instruct?"),
-        (("rm", "qwen3:0.6b"), "did you mean qwen3-0.6b"),
-        (("-m", "a.gguf", "-p", "hi"), "name a command before -m, such as zinc-rt run -m a.gguf"),
-        (("--quiet", "frob"), "there is no command 'frob'"),
-        (("serv",), "did you mean zinc-rt serve?"),
-        (("models",), "use zinc-rt model list"),
-        (("create", "x"), "a GGUF file is used as it is"),
-        (("login",), "download the file"),
-        (("compare", "a", "b"), "equal digests of zinc-rt logits"),
-        (("llama-tokenize",), "use zinc-rt tokenize"),
-        (("llama-server", "-m", "a.gguf"), "use zinc-rt serve"),
-        (("status",), "use zinc-rt ps"),
-        (("Why is the sky blue?",), "zinc-rt run"),
-    ],
-)
-def test_suggestions(zinc: Zinc, words: tuple[str, ...], hint: str) -> None:
-    result = zinc(*words)
-    assert result.code == 2
-    assert result.err.count("\n") == 1
-    assert hint in result.err
-
-
 def test_aliases_are_unambiguous() -> None:
     aliases = [flag for setting in SETTINGS.values() for flag in setting.flags]
     assert len(aliases) == len(set(aliases))

@@ -15,7 +15,6 @@ import pytest
 
 from reference.ops.log_probabilities import log_probabilities
 from tests.cli.conftest import Result
-from tests.cli.test_bad_input import refused
 from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 
@@ -92,29 +91,3 @@ def test_scores_for_people(zinc: Zinc, tiny_model: Path) -> None:
     assert len(lines) == len(said["scored"]) + 1
     assert f"sum {said['sum']:.4f}, perplexity {said['perplexity']:.3f}" in lines[-1]
     assert "likeliest: " in lines[0]
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        ((), "required"),
-        (("--prompt", ""), "empty"),
-        (("--tokens", "5"), "one token"),
-        (("--tokens", "5,999999"), "319"),
-        (("--tokens", "5,x"), "'x'"),
-        (("--prompt", "abc", "--top", 0), "--top"),
-        (("--prompt", "abc", "--top", 21), "--top"),
-        (("--prompt", "abc", "--from", 0), "--from"),
-        (("--prompt", "abc", "--from", 3), "--from"),
-        (("--tokens", "1,2,3" * 9, "--context", 16), "context"),
-        (("--tokens", "1,2,3", "--force-tokens", "5", "--from", 2), "--from"),
-        (("--prompt", "abc", "--force-tokens", "5,x"), "'x'"),
-        (("--prompt", "", "--force-tokens", "5,6"), "empty"),
-        (("--prompt", "abc", "--experts"), "--json"),
-        (("--prompt", "abc", "--experts", "--json"), "the model has none"),
-        (("/no/such/file",), "cannot read"),
-        (("The sky is blue.",), "give a text with --prompt"),
-    ],
-)
-def test_refusals(zinc: Zinc, tiny_model: Path, words: tuple[object, ...], says: str) -> None:
-    refused(zinc("score", *words, "--model", tiny_model), says)

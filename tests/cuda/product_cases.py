@@ -65,6 +65,19 @@ def run(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> dic
     return {name: values[: len(case.x)] for name, values in outputs.items()}
 
 
+def check_product(case: Case, folder: Path, most: int = 0, device: Device = DEVICE) -> None:
+    """The product of ``one_product`` has the definition's bits."""
+    dtype, stored = case.matrices["w"]
+    got = run(case, folder, most, device)["y"]
+    assert np.array_equal(got, matmul(stored, dtype, case.x), equal_nan=True)
+
+
+def entries(case: Case, most: int, device: Device = DEVICE) -> list[str]:
+    """The launches of a form of so many tokens."""
+    step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
+    return [launch.entry for launch in plan_launches(step.ops, device, step.scratch).launches]
+
+
 def activations(tokens: int, columns: int, seed: int) -> Float32:
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((tokens, columns)) * 10.0 ** rng.uniform(-5, 3, (tokens, 1))
@@ -90,7 +103,7 @@ def one_product(
     return Case(builder.build(), x_values, {"w": (dtype, stored)}, {})
 
 
-def spans_and_norm(dtype: DType, biased: bool, tokens: int) -> Case:
+def spans(dtype: DType, biased: bool, tokens: int, normed: bool = True) -> Case:
     """A product of 256 rows and 21 units with a residual, a norm of the sum and its product."""
     columns, hidden = 5 * 1024 + 256, 256
     builder = GraphBuilder("spans")
@@ -102,26 +115,35 @@ def spans_and_norm(dtype: DType, biased: bool, tokens: int) -> Case:
     vectors = {"norm": activations(1, hidden, 3)[0], "bias": activations(1, hidden, 4)[0]}
     kept = {name: builder.buffer(name, BufferKind.WEIGHT, F32, (hidden,)) for name in vectors}
     first = builder.buffer("first", BufferKind.WEIGHT, dtype, (hidden, columns))
-    second = builder.buffer("second", BufferKind.WEIGHT, dtypes.Q4_K, (48, hidden))
     product = builder.emit(Opcode.MATMUL, x=x, weight=first)
     if biased:
         product = builder.emit(Opcode.BIAS_ADD, x=product, bias=kept["bias"])
     total = builder.output("sum", "tokens", hidden)
     builder.emit(Opcode.ADD, a=x[256 : 256 + hidden], b=product, y=total)
-    norm = builder.emit(Opcode.RMS_NORM, x=total, weight=kept["norm"], eps=1e-6, groups=1)
-    builder.emit(Opcode.MATMUL, x=norm, weight=second, y=builder.output("y", "tokens", 48))
+    if normed:
+        second = builder.buffer("second", BufferKind.WEIGHT, dtypes.Q4_K, (48, hidden))
+        norm = builder.emit(Opcode.RMS_NORM, x=total, weight=kept["norm"], eps=1e-6, groups=1)
+        builder.emit(Opcode.MATMUL, x=norm, weight=second, y=builder.output("y", "tokens", 48))
+    else:
+        del matrices["second"], vectors["norm"], kept["norm"]
     return Case(builder.build(), activations(tokens, columns, 7), matrices, vectors)
 
 
 def layer(
-    tokens: int, value_format: DType, biases: bool = False, gated: bool = True, hidden: int = 512
+    tokens: int,
+    value_format: DType,
+    biases: bool = False,
+    gated: bool = True,
+    hidden: int = 512,
+    alone: bool = False,
 ) -> Case:
     """Norm and three products; two products, gate and a product with a residual. Without gate the
-    last product is that of the second norm."""
-    width, rows = 96, {"q": 64, "k": 32, "v": 48}
+    last product is that of the second norm. ``alone``: the format of the values is that of all."""
+    width, rows = 96, {"q": 120 if alone else 64, "k": 72 if alone else 32, "v": 48}
     builder = GraphBuilder("layer")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", hidden))
-    formats = {"q": dtypes.Q4_K, "k": dtypes.Q4_K, "v": value_format}
+    usual, last = (value_format, value_format) if alone else (dtypes.Q4_K, dtypes.Q6_K)
+    formats = {"q": usual, "k": usual, "v": value_format}
     matrices: dict[str, tuple[DType, Bytes]] = {}
     vectors: dict[str, Float32] = {}
 
@@ -145,13 +167,23 @@ def layer(
     other = builder.emit(Opcode.RMS_NORM, x=x, weight=vector("norm2", hidden), eps=1e-5, groups=1)
     wide = width * 8 if gated else hidden
     if gated:
-        gate_weight = matrix("gate", dtypes.Q4_K, wide, hidden)
+        gate_weight = matrix("gate", usual, wide, hidden)
         gate = builder.emit(Opcode.MATMUL, x=other, weight=gate_weight)
-        up = builder.emit(Opcode.MATMUL, x=other, weight=matrix("up", dtypes.Q4_K, wide, hidden))
+        up = builder.emit(Opcode.MATMUL, x=other, weight=matrix("up", usual, wide, hidden))
         other = builder.emit(Opcode.SWIGLU, gate=gate, up=up, activation=0)
-    down = builder.emit(Opcode.MATMUL, x=other, weight=matrix("down", dtypes.Q6_K, hidden, wide))
+    down = builder.emit(Opcode.MATMUL, x=other, weight=matrix("down", last, hidden, wide))
     builder.emit(Opcode.ADD, a=x, b=down, y=builder.output("y", "tokens", hidden))
     return Case(builder.build(), activations(tokens, hidden, 7), matrices, vectors)
+
+
+def check_layer(
+    case: Case, biases: bool, folder: Path, most: int = 0, device: Device = DEVICE
+) -> None:
+    """Every result of ``layer`` has the definition's bits."""
+    got, want = run(case, folder, most, device), layer_by_definition(case, biases)
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        assert np.array_equal(got[name], values), name
 
 
 def layer_by_definition(case: Case, biases: bool) -> dict[str, Float32]:

@@ -3,7 +3,7 @@ same steps on emulated blocks, each with what the definitions have in front of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ from accel.cuda.bound_bucket import move_to_first_rows
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import tile_bytes
 from accel.cuda.persistent import StepTable
-from accel.cuda.plan import PlannedLaunch
+from accel.cuda.plan import Plan, PlannedLaunch
 from accel.cuda.planning import ALONE, planned_bucket
-from accel.cuda.step_choice import Block, StepChoice
+from accel.cuda.step_choice import StepChoice
 from accel.cuda.step_table import PeerWorkspaces
 from accel.cuda.unpacked_pages import unpack_rotated
 from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.shares import Share
-from accel.packets.step import Op, Tensor
+from accel.packets.step import Op, Schedule, Step
 from contract.ir.graph import Graph
 from contract.ir.inputs import input_layout, pack_inputs
 from contract.ir.nodes import BufferDecl, BufferKind
@@ -113,51 +113,123 @@ class RecordedModel:
 
 
 @dataclass
-class PersistentSteps:
-    """The persistent launches of steps of ``recorded`` in the form of ``bucket``, with memory that
-    lasts from step to step. ``units`` are matrices as kernels read them; a device has its ``share``
-    of each step."""
+class DeviceSteps:
+    """Steps of ``recorded`` in the form of ``bucket``, with memory of one device that lasts from
+    step to step. ``units`` are matrices as kernels read them; a device has its ``share`` of each
+    step; ``chosen`` says which launches count."""
 
     recorded: RecordedModel
     bucket: ShapeKey
     device: Device
-    blocks: Sequence[Block]
+    chosen: Any
     folder: Path
-    changed: Callable[[Bytes], Bytes] = lambda table: table
-    """What becomes of the table of a launch."""
     share: Share = ALONE
     units: dict[str, Bytes] = field(default_factory=dict)
+    step: Step = field(init=False)
+    plan: Plan = field(init=False)
+    schedule: Schedule = field(init=False)
 
     def __post_init__(self) -> None:
-        recorded = self.recorded
-        graph, bucket = recorded.graph, self.bucket
-        choice = StepChoice(tuple(self.blocks))
-        whole = unpack_rotated(lower_graph(graph, bucket, 64, "cuda"), graph, bucket)
-        lowered = planned_bucket(whole, self.device, choice, self.share)
-        self.step, self.plan, self.schedule = lowered.step, lowered.plan, lowered.schedule
-        self.layout = input_layout(graph, bucket)
+        self.lower()
+        self.layout = input_layout(self.recorded.graph, self.bucket)
         self.inputs = aligned_memory(self.layout.nbytes)
         self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
         self.workspace[:] = 0
         self.stop = np.zeros(1, np.uint32)
         self.states = {
-            decl.name: aligned_memory(recorded.raw[decl.name].nbytes)
-            for decl in graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
+            decl.name: aligned_memory(self.recorded.raw[decl.name].nbytes)
+            for decl in self.recorded.graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
         }
         self.packets = bind_step(
-            self.step, self.schedule, self.layout, self._address_of, self._matrix_of
+            self.step, self.schedule, self.layout, self._address_of, self.matrix_of
         )
-        move_to_first_rows(lowered, self.packets)
+
+    def lower(self) -> None:
+        """Set ``step``, ``plan`` and ``schedule``."""
+        raise NotImplementedError
+
+    def matrix_of(self, name: str) -> tuple[int, int, WeightLayout]:
+        """Address, row bytes and layout of a matrix."""
+        raise NotImplementedError
+
+    def made_here(self, name: str) -> Bytes | None:
+        """What plain kernels leave in a buffer that no graph has."""
+        return None
+
+    def begin(self, given: dict[str, NDArray[Any]], before: dict[str, Bytes]) -> None:
+        """Take the inputs of a step, and the states ``before`` it."""
+        self.inputs[:] = pack_inputs(self.layout, self.recorded.key, given)
+        for name, state in before.items():
+            self.states[name][:] = state
+
+    def scratch_before(self, inside: range) -> Bytes:
+        """Scratch memory with what ops ``inside`` read of it, as recorded."""
+        scratch = aligned_memory(max(1, self.schedule.shared_bytes))
+        for name in outside(self.step.ops, self.known(), inside, written=False):
+            self.scratch_of(scratch, name)[:] = self.recorded_bytes(name)
+        return scratch
+
+    def known(self) -> list[str]:
+        """Scratch buffers of which it is recorded what they hold."""
+        return [name for name in self.step.scratch if self.is_known(name)]
+
+    def is_known(self, name: str) -> bool:
+        """Whether it is recorded what a buffer holds."""
+        return name in self.recorded.arrays or self.made_here(name) is not None
+
+    def recorded_bytes(self, name: str) -> Bytes:
+        """What a buffer holds by the definitions."""
+        made = self.made_here(name)
+        if made is not None:
+            return made
+        if self.recorded.graph.buffers[name].kind is BufferKind.STATE:
+            return self.recorded.raw[name]
+        values: NDArray[Any] = self.recorded.arrays[name]
+        return values.reshape(-1).view(np.uint8)
+
+    def scratch_of(self, scratch: Bytes, name: str) -> Bytes:
+        """The bytes of a buffer in scratch memory."""
+        start = self.schedule.shared[name]
+        return scratch[start : start + self.recorded_bytes(name).nbytes]
+
+    def compare_states(self, numbers: Iterable[int]) -> list[str]:
+        """What ops of these numbers left of states is what was recorded; the names of these."""
+        names = {name for number in numbers for name in self.step.ops[number].results()}
+        for name in names & self.states.keys():
+            got, want = self.states[name], self.recorded_bytes(name)
+            assert got[: want.nbytes].tobytes() == want.tobytes(), name
+        return [*(names & self.states.keys())]
+
+    def _address_of(self, name: str) -> int:
+        return (self.states.get(name, self.recorded.raw[name])).ctypes.data
+
+
+@dataclass
+class PersistentSteps(DeviceSteps):
+    """The persistent launches of steps, of blocks that are ``chosen``."""
+
+    changed: Callable[[Bytes], Bytes] = lambda table: table
+    """What becomes of the table of a launch."""
+
+    def lower(self) -> None:
+        graph, bucket = self.recorded.graph, self.bucket
+        whole = unpack_rotated(lower_graph(graph, bucket, 64, "cuda"), graph, bucket)
+        self.lowered = planned_bucket(
+            whole, self.device, StepChoice(tuple(self.chosen)), self.share
+        )
+        found = self.lowered
+        self.step, self.plan, self.schedule = found.step, found.plan, found.schedule
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        move_to_first_rows(self.lowered, self.packets)
 
     @property
     def launches(self) -> list[PlannedLaunch]:
         """The persistent ones."""
         return [launch for launch in self.plan.launches if launch.table is not None]
 
-    def _address_of(self, name: str) -> int:
-        return (self.states.get(name, self.recorded.raw[name])).ctypes.data
-
-    def _matrix_of(self, name: str) -> tuple[int, int, WeightLayout]:
+    def matrix_of(self, name: str) -> tuple[int, int, WeightLayout]:
         decl = self.recorded.graph.buffers[name]
         rows, columns = int(decl.shape[-2]), int(decl.shape[-1])
         row_bytes = decl.dtype.row_bytes(columns)
@@ -170,64 +242,42 @@ class PersistentSteps:
 
     def _multiplied(self) -> set[str]:
         """Matrices of the persistent launches."""
-        ops = [
-            op
-            for launch in self.launches
-            for op in self.step.ops[launch.first : launch.first + launch.count]
-        ]
+        ops = [self.step.ops[number] for one in self.launches for number in inside_of(one)]
         tensors = [op.operands[op.matrix] for op in ops if op.matrix is not None]
         return {tensor.buffer for tensor in tensors if tensor is not None}
 
     def run(self, given: dict[str, NDArray[Any]], before: dict[str, Bytes], seed: int) -> None:
         """One step, whose results are compared with those recorded; ``before`` are the states it
         began with. A launch finds what the definitions have in front of it."""
-        recorded = self.recorded
-        self.inputs[:] = pack_inputs(self.layout, recorded.key, given)
-        for name, state in before.items():
-            self.states[name][:] = state
+        self.begin(given, before)
         for number, launch in enumerate(self.launches):
-            scratch = self.scratch_before(launch)
+            scratch = self.scratch_before(inside_of(launch))
             assert self.launch(launch, scratch, seed + number), "it waits for what never comes"
             self.compare(launch, scratch, before)
 
-    def scratch_before(self, launch: PlannedLaunch) -> Bytes:
-        """Scratch memory with what a launch reads of it, as recorded."""
-        scratch = aligned_memory(max(1, self.schedule.shared_bytes))
-        inside = range(launch.first, launch.first + launch.count)
-        for name in outside(self.step.ops, self.step.scratch, inside, written=False):
-            self._scratch_of(scratch, name)[:] = self._recorded(name)
-        return scratch
-
     def compare(self, launch: PlannedLaunch, scratch: Bytes, before: dict[str, Bytes]) -> None:
         """What a launch left is what was recorded."""
-        inside = range(launch.first, launch.first + launch.count)
+        inside = inside_of(launch)
         for name, values in self._exchanged(launch).items():
-            want = self._recorded(name).view(np.float32)
+            want = self.recorded_bytes(name).view(np.float32)
             assert np.array_equal(values[: want.size], want, equal_nan=True), name
         for name in outside(self.step.ops, self.step.scratch, inside, written=True):
-            got = self._scratch_of(scratch, name)
-            assert got.tobytes() == self._recorded(name).tobytes(), name
+            got = self.scratch_of(scratch, name)
+            assert got.tobytes() == self.recorded_bytes(name).tobytes(), name
         table = table_of(launch)
         ended = () if table.end is None else table.end.done
-        for name in self._written_states((*inside, *ended)):
-            got, want = self.states[name], self._recorded(name)
-            assert got[: want.nbytes].tobytes() == want.tobytes(), name
-            rest = before[name][want.nbytes :]
-            assert got[want.nbytes :].tobytes() == rest.tobytes(), name
+        for name in self.compare_states((*inside, *ended)):
+            size = self.recorded_bytes(name).nbytes
+            assert self.states[name][size:].tobytes() == before[name][size:].tobytes(), name
 
     def launch(self, launch: PlannedLaunch, scratch: Bytes, seed: int) -> bool:
         """All blocks of one launch; False where they wait forever."""
         assert launch.workspace is not None
         table = self.bound_table(launch)
+        addresses = [one.ctypes.data for one in (scratch, self.inputs, table, self.workspace)]
+        addresses[-1] += launch.workspace
         return emulate(launch.source, self.folder).run_together(
-            launch.entry,
-            launch.grid[0],
-            launch.threads,
-            seed,
-            scratch.ctypes.data,
-            self.inputs.ctypes.data,
-            table.ctypes.data,
-            self.workspace.ctypes.data + launch.workspace,
+            launch.entry, launch.grid[0], launch.threads, seed, *addresses
         )
 
     def bound_table(self, launch: PlannedLaunch, peers: PeerWorkspaces | None = None) -> Bytes:
@@ -251,24 +301,10 @@ class PersistentSteps:
         known = [name for name in offsets if name in self.recorded.arrays]
         return {name: bank[offsets[name] // 4 :].view(np.float32) for name in known}
 
-    def _written_states(self, inside: Collection[int]) -> set[str]:
-        tensors: list[Tensor | None] = [
-            op.operands[place]
-            for number, op in enumerate(self.step.ops)
-            if number in inside
-            for place in op.written
-        ]
-        return {tensor.buffer for tensor in tensors if tensor is not None} & self.states.keys()
 
-    def _recorded(self, name: str) -> Bytes:
-        if name in self.states and self.recorded.graph.buffers[name].kind is BufferKind.STATE:
-            return self.recorded.raw[name]
-        values: NDArray[Any] = self.recorded.arrays[name]
-        return values.reshape(-1).view(np.uint8)
-
-    def _scratch_of(self, scratch: Bytes, name: str) -> Bytes:
-        start = self.schedule.shared[name]
-        return scratch[start : start + self._recorded(name).nbytes]
+def inside_of(launch: PlannedLaunch) -> range:
+    """Numbers of the ops of a launch."""
+    return range(launch.first, launch.first + launch.count)
 
 
 def outside(ops: Sequence[Op], names: Iterable[str], inside: range, *, written: bool) -> list[str]:

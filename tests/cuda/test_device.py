@@ -17,11 +17,10 @@ from accel.cuda.packed_tiles import TUNED_STACKS
 from accel.cuda.program import Source
 from accel.cuda.runtime import Choices
 from accel.cuda.tier import CudaTier
-from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
+from contract.dtypes import DType
 from contract.errors import DeviceLost
 from contract.ir.nodes import BufferDecl, BufferKind
 from tests.cuda.test_tier import Lowered, block_of, values_of
-from tests.kernels.planes import planes
 from tests.needs import need_device
 from tests.paths import ROOT
 
@@ -39,7 +38,6 @@ SPIN = f"""extern "C" __global__ void spin() {{
 }}"""
 STACKS = [(1, 37, 3), (3, 19, 2), (1, 100, 8)]
 """Matrices, rows, units a row."""
-QUANTIZED = tuple(d for d in WEIGHT_DTYPES if d.storage is not StorageClass.FLOAT)
 
 
 @pytest.fixture(autouse=True)
@@ -119,15 +117,6 @@ def test_every_way_of_launching(kernel_cache: Path, way: dict[str, bool]) -> Non
         lowered = Lowered(tier)
         for seed in range(20):
             lowered.run(tokens=1 + seed, seed=seed)
-
-
-@pytest.mark.parametrize("dtype", [d for d in QUANTIZED if d not in TUNED_STACKS], ids=str)
-@pytest.mark.parametrize("shape", STACKS, ids=str)
-def test_weights_are_arranged(tier: CudaTier, dtype: DType, shape: tuple[int, int, int]) -> None:
-    """Byte for byte what the definition of the layout gives."""
-    blocks = random_blocks(dtype, shape)
-    expected = planes(dtype, blocks, shape[0]).bytes
-    assert np.array_equal(arranged(tier, dtype, shape, blocks), expected.reshape(-1))
 
 
 @pytest.mark.parametrize("dtype", TUNED_STACKS, ids=str)

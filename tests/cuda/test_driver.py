@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Event
 from types import SimpleNamespace
 
 import pytest
@@ -86,59 +85,3 @@ def test_quick_calls_go_to_the_library_with_numbers_for_handles() -> None:
     with pytest.raises(CudaError, match="cuEventQuery") as failed:
         driver.quick("cuEventQuery", 5)
     assert failed.value.name == NOT_READY
-
-
-class AllocatesMeanwhile:
-    """A block during whose look another thread allocates."""
-
-    def __init__(self, memory: dict[int, object]) -> None:
-        self.memory = memory
-
-    def __len__(self) -> int:
-        self.memory[-len(self.memory)] = bytes(256)
-        return 256
-
-
-@pytest.mark.parametrize("call", ["cuMemGetInfo", "cuMemcpyHtoDAsync"])
-def test_the_double_looks_at_memory_while_others_allocate(call: str) -> None:
-    """As a thread that sends weights does."""
-    fake = FakeDriver()
-    fake.cuCtxCreate(None, 0, 0)
-    _, address = fake.cuMemAlloc(512)
-    memory = fake.current.memory
-    held = memory[address]
-    memory[address] = AllocatesMeanwhile(memory)
-    memory[address + 256] = bytes(256)
-    copied = (address + 256, address, 256, 2) if call == "cuMemcpyHtoDAsync" else ()
-    status, *_ = getattr(fake, call)(*copied)
-    assert status == CUresult.CUDA_SUCCESS
-    del held
-
-
-def test_no_event_of_the_double_overtakes_a_copy_of_another_thread() -> None:
-    """On another stream than the first, where calls execute at once what waits for nothing."""
-    fake = FakeDriver()
-    fake.cuCtxCreate(None, 0, 0)
-    context = fake.current
-    begun, go = Event(), Event()
-    order: list[str] = []
-
-    def copy() -> None:
-        begun.set()
-        go.wait()
-        order.append("copied")
-
-    def record() -> None:
-        fake.cuCtxSetCurrent(context)
-        fake._enqueue(lambda: order.append("passed"), stream=2)
-
-    context.aside[2] = [copy]
-    with ThreadPoolExecutor(2) as threads:
-        running = threads.submit(context.run)
-        begun.wait()
-        recorded = threads.submit(record)
-        wait([recorded], 0.2)
-        go.set()
-        running.result()
-        recorded.result()
-    assert order == ["copied", "passed"]

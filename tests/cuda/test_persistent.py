@@ -305,7 +305,7 @@ def test_the_stop_word_ends_a_step_that_waits(folder: Path) -> None:
     """Whatever is missing then is not waited for."""
     one = ShapeKey(1, 1)
     model = recorded("qwen3", folder, one)
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder, without_rows)
+    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder, changed=without_rows)
     steps.stop[0] = 1
     steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
     (launch,) = steps.launches

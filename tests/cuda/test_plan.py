@@ -14,7 +14,7 @@ import pytest
 from accel.cuda import plan as plan_module
 from accel.cuda import planning
 from accel.cuda.bound_bucket import BoundBucket
-from accel.cuda.device import Device
+from accel.cuda.device import Device, cluster_grid
 from accel.cuda.plan import Plan, PlannedLaunch, layout_of, plan_launches
 from accel.cuda.planning import planned_bucket
 from accel.cuda.program import Source
@@ -211,3 +211,23 @@ def test_what_launches_pass_on_lies_apart_from_what_they_keep() -> None:
     assert found == [transient, own, own + 256]
     alone = replace(bound, plan=replace(made, transient_bytes=0))
     assert [alone.workspace_of(launch) for launch in launches[:2]] == [own, own + aligned(1000)]
+
+
+WIDE = replace(DEVICE, multiprocessors=132)
+OLDER = replace(WIDE, capability=(8, 0))
+
+
+@pytest.mark.parametrize(
+    ("tiles", "blocks", "device", "want"),
+    [
+        *((768, 132, WIDE, (2, 132)), (5, 132, WIDE, (2, 10)), (1, 132, WIDE, (2, 2))),
+        *((9496, 132, WIDE, (2, 132)), (256, 45, WIDE, (2, 44)), (45, 45, WIDE, (1, 45))),
+        *((768, 132, OLDER, (1, 132)), (5, 132, OLDER, (1, 5))),
+    ],
+)
+def test_clusters_leave_no_block_more_to_do(
+    tiles: int, blocks: int, device: Device, want: tuple[int, int]
+) -> None:
+    """Where one that is left over would, there are none, nor have older devices any; a grid there
+    has no more blocks than tiles."""
+    assert cluster_grid(tiles, blocks, device) == want

@@ -26,8 +26,9 @@ from tests.cuda.product_cases import (
     QUANTIZED,
     Case,
     activations,
+    check_layer,
+    check_product,
     layer,
-    layer_by_definition,
     one_product,
     planned,
     run,
@@ -48,7 +49,7 @@ def test_a_product_has_the_bits_of_the_definition(dtype: DType, tokens: int, fol
     """Rows that fill no tile, a last span of one unit, of 32-blocks a last unit of 3 blocks."""
     columns = 1280 + (96 if dtype.block_elements == 32 else 0)
     case = one_product(dtype, 21, columns, tokens)
-    assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
+    check_product(case, folder)
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
@@ -62,7 +63,7 @@ def test_the_largest_sums(dtype: DType, tokens: int, folder: Path) -> None:
     blocks[:, -1 if dtype == dtypes.Q6_K else slice(2)] = 1
     case.x[:] = np.float32(2047 / 1024)
     case.x[-1, ::3] *= -1
-    assert np.array_equal(run(case, folder)["y"], matmul(stored, dtype, case.x))
+    check_product(case, folder)
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 6])
@@ -91,7 +92,7 @@ def test_more_tiles_than_places_for_their_values(
     what needs its place."""
     tiles = (2 * MAX_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, columns, tokens)
-    assert np.array_equal(run(case, folder)["y"], matmul(case.matrices["w"][1], dtype, case.x))
+    check_product(case, folder)
 
 
 @pytest.mark.parametrize(
@@ -110,8 +111,7 @@ def test_two_blocks_share_the_columns(
     macros = dict(launch.source.macros)
     assert macros["CLUSTER"] == 2
     assert (-(-rows // 16) > 4 << macros["SLOT_BITS"]) == (rows > 16 * 36)
-    want = matmul(case.matrices["w"][1], dtype, case.x)
-    assert np.array_equal(run(case, folder, device=EVEN)["y"], want, equal_nan=True)
+    check_product(case, folder, device=EVEN)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3])
@@ -121,17 +121,15 @@ def test_warps_that_have_no_share_of_a_tile(dtype: DType, tokens: int, folder: P
     it, and must not give up its place before its values are there."""
     tiles = (2 * MAX_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, 2048, tokens)
-    want = matmul(case.matrices["w"][1], dtype, case.x)
     for device in (DEVICE, EVEN):
-        assert np.array_equal(run(case, folder, most=4, device=device)["y"], want)
+        check_product(case, folder, 4, device)
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q8_0, dtypes.Q3_K], ids=str)
 def test_more_tokens_than_a_block_takes(dtype: DType, folder: Path) -> None:
     """Tokens are cut in fours, and a form may have more than the step."""
     case = one_product(dtype, 50, 512, 6)
-    got = run(case, folder, most=10)["y"]
-    assert np.array_equal(got, matmul(case.matrices["w"][1], dtype, case.x))
+    check_product(case, folder, 10)
 
 
 def test_broken_and_silent_segments(folder: Path) -> None:
@@ -153,10 +151,7 @@ def test_a_layer_is_three_launches(tokens: int, biases: bool, folder: Path) -> N
     case = layer(tokens, dtypes.Q6_K, biases)
     step, plan = planned(case)
     assert [launch.first for launch in plan.launches] == [0, 8 if biases else 5, len(step.ops) - 3]
-    got, want = run(case, folder), layer_by_definition(case, biases)
-    assert got.keys() == want.keys()
-    for name, values in want.items():
-        assert np.array_equal(got[name], values), name
+    check_layer(case, biases, folder)
 
 
 @pytest.mark.parametrize("tokens", [2, 4])
@@ -166,9 +161,7 @@ def test_a_layer_whose_blocks_share_columns(tokens: int, folder: Path) -> None:
     step = lower_graph(case.graph, ShapeKey(tokens, 0), 1, "cuda")
     plan = plan_launches(step.ops, EVEN, step.scratch)
     assert [dict(launch.source.macros)["CLUSTER"] for launch in plan.launches] == [2, 2, 2]
-    got = run(case, folder, device=EVEN)
-    for name, values in layer_by_definition(case, True).items():
-        assert np.array_equal(got[name], values), name
+    check_layer(case, True, folder, device=EVEN)
 
 
 def test_another_weight_gives_other_bits(folder: Path) -> None:

@@ -31,12 +31,14 @@ from tests.cuda.product_cases import (
     WIDE,
     Case,
     activations,
+    check_layer,
+    check_product,
+    entries,
     layer,
-    layer_by_definition,
     one_product,
     planned,
     run,
-    spans_and_norm,
+    spans,
     weights,
 )
 
@@ -50,8 +52,7 @@ def test_fewer_tokens_than_a_form_of_sixteen(
     tiles are used again."""
     tiles = (2 * MAX_TILE_SLOTS + 1) * DEVICE.multiprocessors
     case = one_product(dtype, UNIT_ROWS * tiles, columns, tokens)
-    want = matmul(case.matrices["w"][1], dtype, case.x)
-    assert np.array_equal(run(case, folder, most=16)["y"], want)
+    check_product(case, folder, 16)
 
 
 @pytest.mark.parametrize(
@@ -76,9 +77,7 @@ def test_many_tokens(
     case = one_product(dtype, rows, columns, tokens)
     case.x[3, 300] = np.inf
     case.x[tokens - 4] = 0
-    got = run(case, folder, most, device)["y"]
-    want = matmul(case.matrices["w"][1], dtype, case.x)
-    assert np.array_equal(got, want, equal_nan=True)
+    check_product(case, folder, most, device)
 
 
 @pytest.mark.parametrize(
@@ -89,14 +88,10 @@ def test_a_layer_of_many_tokens(biases: bool, gated: bool, most: int, folder: Pa
     """Norms are packed with their integers; biases, a gate and the residual go along, and matrices
     of one format share a launch."""
     case = layer(9, dtypes.Q5_K, biases, gated)
-    step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
-    entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
     pack = _pack_of(most)
     products = [pack, "unit_groups"] * (1 + gated)
-    assert entries == [pack, "unit_groups", "unit_groups", *products]
-    got, want = run(case, folder, most), layer_by_definition(case, biases)
-    for name, values in want.items():
-        assert np.array_equal(got[name], values), name
+    assert entries(case, most) == [pack, "unit_groups", "unit_groups", *products]
+    check_layer(case, biases, folder, most)
 
 
 @pytest.mark.parametrize(("tokens", "columns"), [(70, 1280), (130, 256)])
@@ -159,12 +154,8 @@ def test_a_layer_of_a_few_tokens(
 ) -> None:
     """Matrices of two formats share a launch, each block has all tokens."""
     case = layer(tokens, dtype, biases, gated)
-    step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
-    entries = [launch.entry for launch in plan_launches(step.ops, DEVICE, step.scratch).launches]
-    assert entries == ["unit_pack", "unit_spans"] * (2 + gated)
-    got, want = run(case, folder, most), layer_by_definition(case, biases)
-    for name, values in want.items():
-        assert np.array_equal(got[name], values), name
+    assert entries(case, most) == ["unit_pack", "unit_spans"] * (2 + gated)
+    check_layer(case, biases, folder, most)
 
 
 @pytest.mark.parametrize("dtype", [dtypes.Q4_K, dtypes.Q5_K, dtypes.Q6_K], ids=str)
@@ -177,10 +168,8 @@ def test_a_few_tokens(dtype: DType, tokens: int, rows: int, columns: int, folder
     case = one_product(dtype, rows, columns, tokens)
     case.x[3, 300] = np.inf
     case.x[tokens - 4] = 0
-    _, plan = planned(case)
-    assert [launch.entry for launch in plan.launches] == ["unit_pack", "unit_spans"]
-    want = matmul(case.matrices["w"][1], dtype, case.x)
-    assert np.array_equal(run(case, folder)["y"], want, equal_nan=True)
+    assert entries(case, tokens) == ["unit_pack", "unit_spans"]
+    check_product(case, folder)
 
 
 @pytest.mark.parametrize("tokens", [17, 70])
@@ -195,9 +184,7 @@ def test_three_matrices_share_a_launch(tokens: int, folder: Path) -> None:
     few = tokens <= MAX_GATED
     assert [step.ops[i].name for i in plain_ops(older)] == ([] if few else ["swiglu"])
     assert few == ("gated_rows" in [launch.entry for launch in older.launches])
-    got, want = run(case, folder), layer_by_definition(case, False)
-    for name, values in want.items():
-        assert np.array_equal(got[name], values), name
+    check_layer(case, False, folder)
 
 
 @pytest.mark.parametrize(("tokens", "units"), [(67, 5), (70, 10), (66, 33)])
@@ -235,78 +222,51 @@ def test_many_tokens_are_packed_by_fours(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "biased", "tokens", "most", "shared"),
+    ("dtype", "biased", "tokens", "most", "shared", "normed"),
     [
-        pytest.param(dtypes.Q4_K, False, 61, 64, 227, marks=pytest.mark.long),
-        (dtypes.Q6_K, True, 37, 64, 227),
-        (dtypes.Q4_K, True, 9, 16, 170),
-        pytest.param(dtypes.Q6_K, False, 6, 8, 170, marks=pytest.mark.long),
-        (dtypes.Q5_K, True, 16, 16, 227),
-        pytest.param(dtypes.Q4_K, True, 70, 128, 227, marks=pytest.mark.long),
-        pytest.param(dtypes.Q6_K, False, 130, 256, 227, marks=pytest.mark.long),
+        pytest.param(dtypes.Q4_K, False, 61, 64, 227, True, marks=pytest.mark.long),
+        (dtypes.Q6_K, True, 37, 64, 227, True),
+        (dtypes.Q4_K, True, 9, 16, 170, True),
+        pytest.param(dtypes.Q6_K, False, 6, 8, 170, True, marks=pytest.mark.long),
+        (dtypes.Q5_K, True, 16, 16, 227, True),
+        pytest.param(dtypes.Q4_K, True, 70, 128, 227, True, marks=pytest.mark.long),
+        pytest.param(dtypes.Q6_K, False, 130, 256, 227, True, marks=pytest.mark.long),
+        (dtypes.Q4_K, True, 61, 64, 227, False),
+        (dtypes.Q4_K, False, 9, 16, 170, False),
+        (dtypes.Q4_K, True, 67, 128, 227, False),
     ],
     ids=str,
 )
 def test_spans_folded_by_the_next_run(
-    dtype: DType, biased: bool, tokens: int, most: int, shared: int, folder: Path
+    dtype: DType, biased: bool, tokens: int, most: int, shared: int, normed: bool, folder: Path
 ) -> None:
     """Blocks share rows where there are more of them that way; the norm behind packs the sum, which
-    is a result as well. The last span has one unit."""
+    is a result as well; where none is, as behind a model's last product, a launch of its own adds
+    the spans up. The last span has one unit."""
     device = replace(WIDE, shared_bytes=shared << 10)
-    case = spans_and_norm(dtype, biased, tokens)
-    matrices, vectors, hidden = case.matrices, case.vectors, 256
+    case, hidden = spans(dtype, biased, tokens, normed), 256
+    matrices, vectors = case.matrices, case.vectors
     case.x[3, 300] = np.inf
     step = lower_graph(case.graph, ShapeKey(most, 0), 1, "cuda")
     plan = plan_launches(step.ops, device, step.scratch)
     products = "unit_spans" if most <= MAX_TOKENS else "unit_groups"
-    packs = [_pack_of(most), "unit_pack"]
-    assert [launch.entry for launch in plan.launches] == [packs[0], products, packs[1], products]
+    behind = ["unit_pack", products] if normed else ["unit_fold"]
+    assert [launch.entry for launch in plan.launches] == [_pack_of(most), products, *behind]
     assert dict(plan.launches[1].source.macros)["PARTS"] > 1
     assert plan.transient_bytes == 4 * 6 * most * hidden
     got = run(case, folder, most, device)
     want = matmul(matrices["first"][1], dtype, case.x)
     want = case.x[:, 256 : 256 + hidden] + (want + vectors["bias"] if biased else want)
     assert np.array_equal(got["sum"], want, equal_nan=True)
-    normed = rms_norm(x=want, weight=vectors["norm"], eps=1e-6)
-    want = matmul(matrices["second"][1], dtypes.Q4_K, normed)
-    assert np.array_equal(got["y"], want, equal_nan=True)
+    if normed:
+        want = rms_norm(x=want, weight=vectors["norm"], eps=1e-6)
+        want = matmul(matrices["second"][1], dtypes.Q4_K, want)
+        assert np.array_equal(got["y"], want, equal_nan=True)
 
 
 def _pack_of(most: int) -> str:
     """What packs rows of so many tokens that are no sum of spans."""
     return "unit_pack_fours" if most > MAX_SPLIT_TOKENS else "unit_pack"
-
-
-@pytest.mark.parametrize(
-    ("tokens", "most", "shared"), [(61, 64, 227), (9, 16, 170), (67, 128, 227)]
-)
-@pytest.mark.parametrize("biased", [False, True])
-def test_spans_nobody_packs(
-    biased: bool, tokens: int, most: int, shared: int, folder: Path
-) -> None:
-    """The last product of a model: a launch of its own adds them up."""
-    device = replace(WIDE, shared_bytes=shared << 10)
-    case = spans_and_norm(dtypes.Q4_K, biased, tokens)
-    builder = GraphBuilder("last")
-    columns, hidden = case.x.shape[1], 256
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", columns))
-    first = builder.buffer("first", BufferKind.WEIGHT, dtypes.Q4_K, (hidden, columns))
-    product = builder.emit(Opcode.MATMUL, x=x, weight=first)
-    if biased:
-        bias = builder.buffer("bias", BufferKind.WEIGHT, F32, (hidden,))
-        product = builder.emit(Opcode.BIAS_ADD, x=product, bias=bias)
-    y = builder.output("sum", "tokens", hidden)
-    builder.emit(Opcode.ADD, a=x[256 : 256 + hidden], b=product, y=y)
-    first_only = {"first": case.matrices["first"]}
-    last = replace(case, graph=builder.build(), matrices=first_only)
-    step = lower_graph(last.graph, ShapeKey(most, 0), 1, "cuda")
-    plan = plan_launches(step.ops, device, step.scratch)
-    products = "unit_spans" if most <= MAX_TOKENS else "unit_groups"
-    assert [launch.entry for launch in plan.launches] == [_pack_of(most), products, "unit_fold"]
-    got = run(last, folder, most, device)["sum"]
-    want = matmul(first_only["first"][1], dtypes.Q4_K, case.x)
-    want = case.x[:, 256 : 256 + hidden] + (want + case.vectors["bias"] if biased else want)
-    assert np.array_equal(got, want, equal_nan=True)
 
 
 @pytest.mark.parametrize(

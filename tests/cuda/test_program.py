@@ -82,18 +82,12 @@ def test_cubins_are_kept_for_exactly_the_request(tmp_path: Path) -> None:
         assert build(**change) == [], change
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "foreign"])
-def test_damaged_entries_are_built_anew(tmp_path: Path, damage: str) -> None:
-    """Whatever happened to the file: it is replaced, and used again."""
+def test_damaged_entries_are_built_anew(tmp_path: Path) -> None:
+    """Replaced, and used again."""
     built(tmp_path)
     (entry,) = tmp_path.glob("*.bin")
     good = entry.read_bytes()
-    bad = {
-        "truncated": good[: len(good) // 2],
-        "flipped": good[:-1] + bytes([good[-1] ^ 1]),
-        "foreign": b"something else entirely",
-    }[damage]
-    entry.write_bytes(bad)
+    entry.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
     assert built(tmp_path) == ["one.cu"]
     assert entry.read_bytes() == good
     assert built(tmp_path) == []

@@ -27,7 +27,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from tests.cuda.emulated_launch import MAX_TURNS, run_all
 from tests.cuda.emulated_step import DEVICE, aligned_memory
-from tests.cuda.recorded_step import Bytes, PersistentSteps, RecordedModel
+from tests.cuda.recorded_step import Bytes, PersistentSteps, RecordedModel, inside_of
 from tests.cuda.test_persistent import FOUR_WARPS, MODELS, fill_evenly, recorded
 
 
@@ -54,7 +54,7 @@ class SharedSteps:
         self.members = [
             PersistentSteps(
                 self.recorded, self.bucket, self.device, self.blocks, self.folder,
-                lambda table, n=n: self.changed(n, table), Share(n, self.count), self.units,
+                Share(n, self.count), self.units, changed=lambda table, n=n: self.changed(n, table),
             )
             for n in range(self.count)
         ]  # fmt: skip
@@ -83,7 +83,7 @@ class SharedSteps:
         for member in self.members:
             block = aligned_memory(inputs.nbytes)
             block[:] = inputs
-            own.append((member.scratch_before(self.launch_of(member)), block))
+            own.append((member.scratch_before(inside_of(self.launch_of(member))), block))
         self.calls.append(own)
 
     def run(self, seed: int, absent: int | None = None, turns: int = MAX_TURNS) -> bool:

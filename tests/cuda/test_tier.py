@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -153,20 +152,6 @@ def test_steps_that_nobody_waits_for_are_computed(
     assert len(slots) <= 8
 
 
-def test_inputs_that_are_read_late_are_noticed(
-    tier: CudaTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The negative control: with one block for all steps they meet what came later."""
-    lowered = Lowered(tier)
-    held = tier._submissions._new_slot(SimpleNamespace(input_bytes=LAYOUT.nbytes))
-    monkeypatch.setattr(tier._submissions, "_free_slots", lambda batch: [held])
-    first, second = values_of(3, 1), values_of(3, 2)
-    fences = [lowered.submit(block_of(values)) for values in (first, second)]
-    for fence in fences:
-        tier.wait(fence)
-    assert not np.array_equal(output(fences[0]), (first + first) * first)
-
-
 def test_submitting_waits_for_nothing(driver: FakeDriver, tier: CudaTier) -> None:
     """A step is a number of calls that does not grow with its launches, none of which waits."""
     lowered = Lowered(tier)
@@ -213,16 +198,6 @@ def test_outputs_outlive_the_tier(tier: CudaTier) -> None:
     tier.wait(fence)
     tier.close()
     assert np.array_equal(output(fence), doubled(values))
-
-
-def test_page_locked_memory_is_used_again(tier: CudaTier) -> None:
-    """Memory for inputs and outputs is as much as steps were held at once."""
-    lowered = Lowered(tier)
-    lowered.run()
-    before = tier._memory.pinned.nbytes
-    for _ in range(5):
-        lowered.run()
-    assert tier._memory.pinned.nbytes == before
 
 
 @pytest.mark.parametrize("rows", [1, 3, 1000])

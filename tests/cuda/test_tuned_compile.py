@@ -23,7 +23,7 @@ from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
 from tests.cuda import test_delta_net, test_experts
 from tests.cuda.emulated_step import DEVICE, OLDER
-from tests.cuda.product_cases import layer, one_product, spans_and_norm
+from tests.cuda.product_cases import layer, one_product, spans
 from tests.cuda.test_attention import PARTS, Heads, attention
 from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
@@ -56,7 +56,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
     graphs = [
         (layer(1, dtypes.Q6_K).graph, (1, 9, 80)),
         (layer(1, dtypes.Q6_K, biases=True).graph, (9, 24)),
-        (spans_and_norm(dtypes.Q4_K, True, 1).graph, (9, 64)),
+        (spans(dtypes.Q4_K, True, 1).graph, (9, 64)),
         (one_product(dtypes.Q5_K, 4096, 256, 1).graph, (512,)),
         (attention(Heads(4, 1, 128)), (1, 9, 80)),
         (attention(Heads(4, 1, 256)), (80,)),

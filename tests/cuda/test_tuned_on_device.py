@@ -31,71 +31,43 @@ from tests.cuda import (
     product_cases,
     test_attention,
     test_attention_clusters,
-    test_gated_rows,
+    test_half_products,
     test_head_rows,
-    test_norm_rows,
+    test_products,
+    test_products_of_many,
+    test_rows,
     test_sampling,
 )
 from tests.cuda.emulated_step import DEVICE, NO_STAND_INS, StandIn
-from tests.cuda.test_attention import (  # noqa: F401
-    test_a_broken_row_breaks_its_head_alone,
-    test_blocks_of_many_tokens,
-    test_every_split_has_the_bits_of_the_definition,
-    test_rows_are_packed_for_the_product_behind,
-    test_several_tiles_at_once,
-)
-from tests.cuda.test_attention_clusters import (  # noqa: F401
-    test_a_broken_row_breaks_its_heads_alone,
-    test_every_split_has_the_bits_of_the_definitions,
-    test_rotations_of_neighbours_and_of_some_pairs_without_norms,
-)
-from tests.cuda.test_gated_rows import test_every_activation  # noqa: F401
-from tests.cuda.test_half_products import (  # noqa: F401
-    test_a_prompt_has_the_bits_of_the_definition,
-    test_another_code_changes_its_row,
-    test_matrices_of_a_prompt_share_a_launch,
-    test_minima_or_scales_of_zero,
-    test_the_largest_sums_of_halves,
-)
-from tests.cuda.test_head_rows import (  # noqa: F401
-    test_heads_add_up_spans_of_products,
-    test_queries_and_pages_are_those_of_the_definition,
-)
-from tests.cuda.test_norm_rows import test_every_width  # noqa: F401
-from tests.cuda.test_products import (  # noqa: F401
-    test_a_layer_is_three_launches,
-    test_a_layer_whose_blocks_share_columns,
-    test_a_product_has_the_bits_of_the_definition,
-    test_another_weight_gives_other_bits,
-    test_broken_and_silent_segments,
-    test_integers_made_elsewhere,
-    test_more_tokens_than_a_block_takes,
-    test_the_largest_sums,
-    test_two_blocks_share_the_columns,
-)
-from tests.cuda.test_products_of_many import (  # noqa: F401
-    test_a_few_tokens,
-    test_a_layer_of_a_few_tokens,
-    test_a_layer_of_many_tokens,
-    test_many_tokens,
-    test_spans_folded_by_the_next_run,
-    test_three_matrices_share_a_launch,
-)
-from tests.cuda.test_sampling import (  # noqa: F401
-    test_a_row_ends_where_the_next_begins,
-    test_every_rule_draws_what_the_definition_draws,
-    test_forbidden_tokens_are_not_kept_by_top_k,
-    test_more_equal_logits_than_are_kept_near,
-    test_rows_whose_logits_are_changed_beside_others,
-    test_rows_without_a_token,
-    test_small_vocabularies,
-    test_what_top_k_does_not_keep_is_not_weighed,
-)
 from tests.needs import need_device
 
 pytestmark = pytest.mark.device
 
 MIN_BYTES = 256
+RUN = {
+    test_attention: "a_broken_row_breaks_its_head_alone blocks_of_many_tokens several_tiles_at_once"
+    " every_split_has_the_bits_of_the_definition rows_are_packed_for_the_product_behind",
+    test_attention_clusters: "a_broken_row_breaks_its_heads_alone"
+    " every_split_has_the_bits_of_the_definitions"
+    " rotations_of_neighbours_and_of_some_pairs_without_norms",
+    test_half_products: "a_prompt_has_the_bits_of_the_definition another_code_changes_its_row"
+    " matrices_of_a_prompt_share_a_launch minima_or_scales_of_zero the_largest_sums_of_halves",
+    test_head_rows: "heads_add_up_spans_of_products queries_and_pages_are_those_of_the_definition",
+    test_products: "a_layer_is_three_launches a_layer_whose_blocks_share_columns the_largest_sums"
+    " a_product_has_the_bits_of_the_definition another_weight_gives_other_bits"
+    " broken_and_silent_segments integers_made_elsewhere more_tokens_than_a_block_takes"
+    " two_blocks_share_the_columns",
+    test_products_of_many: "a_few_tokens a_layer_of_a_few_tokens a_layer_of_many_tokens many_tokens"
+    " spans_folded_by_the_next_run three_matrices_share_a_launch",
+    test_rows: "every_activation every_width",
+    test_sampling: "a_row_ends_where_the_next_begins every_rule_draws_what_the_definition_draws"
+    " forbidden_tokens_are_not_kept_by_top_k more_equal_logits_than_are_kept_near"
+    " rows_whose_logits_are_changed_beside_others rows_without_a_token small_vocabularies"
+    " what_top_k_does_not_keep_is_not_weighed",
+}
+"""Tests of emulated blocks that run here as well."""
+NAMED = {f"test_{name}": module for module, names in RUN.items() for name in names.split()}
+globals().update({name: getattr(module, name) for name, module in NAMED.items()})
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +80,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CudaTier]:
 @pytest.fixture(autouse=True)
 def on_device(opened: CudaTier, monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of those tests run there."""
-    modules = (
-        *(product_cases, test_attention, test_attention_clusters, test_gated_rows, test_head_rows),
-        *(test_norm_rows, test_sampling),
-    )
-    for module in modules:
-        monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
+    for module in (product_cases, *RUN):
+        if hasattr(module, "run_step"):
+            monkeypatch.setattr(module, "run_step", partial(run_on_device, opened))
 
 
 def run_on_device(

@@ -6,85 +6,57 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_layout
 from accel.cuda.plan import PlannedLaunch, plan_launches
-from accel.cuda.planning import ALONE
-from accel.packets.binding import bind_step
 from accel.packets.layouts import WeightLayout
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_launches
-from accel.packets.shares import ALL_GATHER, Share, divided_weights, share_step
+from accel.packets.shares import ALL_GATHER, divided_weights, share_step
 from accel.packets.step import Op, Tensor
 from contract.dtypes import StorageClass
-from contract.ir.inputs import input_layout, pack_inputs
-from contract.ir.nodes import BufferKind
-from contract.shape_key import ShapeKey
 from reference.exact.elementary import exp, sigmoid, softplus
 from reference.ops.ssm_delta_net import l2_norm, split_heads
 from tests.cuda.emulated_step import aligned_memory, arranged, plain_integers
 from tests.cuda.emulator import TOGETHER, emulate
-from tests.cuda.recorded_step import NOWHERE, RecordedModel, outside, touching
+from tests.cuda.recorded_step import NOWHERE, DeviceSteps, inside_of, outside, touching
 
 Bytes = NDArray[np.uint8]
 
 
 @dataclass
-class TunedSteps:
-    """Replacements that have kernels in ``files``, of steps of ``recorded`` in the form of
-    ``bucket``."""
+class TunedSteps(DeviceSteps):
+    """Replacements that have kernels in files that are ``chosen``."""
 
-    recorded: RecordedModel
-    bucket: ShapeKey
-    device: Device
-    files: frozenset[str]
-    folder: Path
-    units: dict[str, Bytes] = field(default_factory=dict)
     made: dict[str, Bytes] = field(default_factory=dict)
-    """What plain kernels leave in buffers that no graph has."""
-    share: Share = ALONE
 
-    def __post_init__(self) -> None:
-        graph = self.recorded.graph
-        self.step = lower_graph(graph, self.bucket, 64, "cuda")
+    def lower(self) -> None:
+        self.step = lower_graph(self.recorded.graph, self.bucket, 64, "cuda")
         self.divided = frozenset[str]()
         if self.share.count > 1:
             self.divided = divided_weights([self.step], self.share)
             self.step = share_step(self.step, self.share, self.divided).step
         self.plan = plan_launches(self.step.ops, self.device, self.step.scratch)
         self.schedule = schedule_launches(self.step, self.plan.levels)
-        self.layout = input_layout(graph, self.bucket)
-        self.inputs = aligned_memory(self.layout.nbytes)
-        self.workspace = aligned_memory(max(1, self.plan.workspace_bytes))
-        self.workspace[:] = 0
-        self.stop = np.zeros(1, np.uint32)
-        kept = graph.of_kind(BufferKind.STATE, BufferKind.OUTPUT)
-        self.states = {decl.name: self.recorded.raw[decl.name].copy() for decl in kept}
-        self.places = {name: aligned_memory(raw.nbytes) for name, raw in self.states.items()}
-        self.packets = bind_step(
-            self.step, self.schedule, self.layout, self._address_of, self._matrix_of
-        )
+
+    def made_here(self, name: str) -> Bytes | None:
+        return self.made.get(name)
 
     @property
     def runs(self) -> list[list[PlannedLaunch]]:
         """Launches of one replacement each that has such a kernel."""
         runs = (list(run) for _, run in groupby(self.plan.launches, lambda launch: launch.first))
-        return [run for run in runs if any(launch.source.name in self.files for launch in run)]
+        return [run for run in runs if any(launch.source.name in self.chosen for launch in run)]
 
     def files_used(self) -> set[str]:
         """Of all launches of the step."""
         return {launch.source.name for launch in self.plan.launches}
 
-    def _address_of(self, name: str) -> int:
-        return (self.places.get(name, self.recorded.raw[name])).ctypes.data
-
-    def _matrix_of(self, name: str) -> tuple[int, int, WeightLayout]:
+    def matrix_of(self, name: str) -> tuple[int, int, WeightLayout]:
         decl = self.recorded.graph.buffers[name]
         rows, columns = int(decl.shape[-2]), int(decl.shape[-1])
         row_bytes = decl.dtype.row_bytes(columns)
@@ -109,24 +81,14 @@ class TunedSteps:
         run_together([self], given, before)
 
     def begin(self, given: dict[str, NDArray[Any]], before: dict[str, Bytes]) -> None:
-        """Take the inputs of a step."""
-        self.inputs[:] = pack_inputs(self.layout, self.recorded.key, given)
-        for name, state in before.items():
-            self.places[name][:] = state
+        super().begin(given, before)
         self._make()
-
-    def scratch_before(self, inside: range) -> Bytes:
-        """Scratch memory with what ops ``inside`` read of it, as recorded."""
-        scratch = aligned_memory(max(1, self.schedule.shared_bytes))
-        for name in outside(self.step.ops, self._known(), inside, written=False):
-            self._scratch_of(scratch, name)[:] = self._recorded(name)
-        return scratch
 
     def compare(self, inside: range, scratch: Bytes) -> None:
         """What ops ``inside`` left is what was recorded; of shared ones the device's columns, of a
         buffer that others write, too, their own."""
-        for name in outside(self.step.ops, self._known(), inside, written=True):
-            got, want = self._scratch_of(scratch, name), self._recorded(name)
+        for name in outside(self.step.ops, self.known(), inside, written=True):
+            got, want = self.scratch_of(scratch, name), self.recorded_bytes(name)
             writers = touching(self.step.ops, name, True)
             if self.share.count == 1 and all(writer in inside for writer in writers):
                 assert got.tobytes() == want.tobytes(), name
@@ -136,9 +98,7 @@ class TunedSteps:
                     if tensor is not None and tensor.buffer == name:
                         own = columns_of(got, tensor).tobytes()
                         assert own == columns_of(want, tensor).tobytes(), tensor
-        for name in self._written_states(inside):
-            got, want = self.places[name], self._recorded(name)
-            assert got[: want.nbytes].tobytes() == want.tobytes(), name
+        self.compare_states(inside)
 
     def columns(self, scratch: Bytes, tensor: Tensor) -> NDArray[np.float32]:
         """Its columns in scratch memory, of as many rows as the buffer has."""
@@ -164,7 +124,7 @@ class TunedSteps:
 
     def _make(self) -> None:
         for op in self.step.ops:
-            if op.name == "quantize_activation" and self._is_known(source_of(op).buffer):
+            if op.name == "quantize_activation" and self.is_known(source_of(op).buffer):
                 m, scale, sums = plain_integers(self._values(source_of(op)))
                 self._keep(op, m=m, scale=scale, sums=sums)
             if op.name == "ssm_delta_inputs":
@@ -195,29 +155,6 @@ class TunedSteps:
         values: NDArray[Any] = rows[:, tensor.start : tensor.stop] if rows.ndim > 1 else rows
         return values
 
-    def _known(self) -> list[str]:
-        return [name for name in self.step.scratch if self._is_known(name)]
-
-    def _is_known(self, name: str) -> bool:
-        return name in self.recorded.arrays or name in self.made
-
-    def _written_states(self, inside: range) -> set[str]:
-        names = {name for number in inside for name in self.step.ops[number].results()}
-        return names & self.places.keys()
-
-    def _recorded(self, name: str) -> Bytes:
-        if name in self.made:
-            return self.made[name]
-        kind = self.recorded.graph.buffers[name].kind
-        if kind is BufferKind.STATE:
-            return self.recorded.raw[name]
-        values: NDArray[Any] = self.recorded.arrays[name]
-        return values.reshape(-1).view(np.uint8)
-
-    def _scratch_of(self, scratch: Bytes, name: str) -> Bytes:
-        start = self.schedule.shared[name]
-        return scratch[start : start + self._recorded(name).nbytes]
-
 
 def run_together(
     members: Sequence[TunedSteps], given: dict[str, NDArray[Any]], before: dict[str, Bytes]
@@ -227,7 +164,7 @@ def run_together(
     for member in members:
         member.begin(given, before)
     for runs in zip(*(member.runs for member in members), strict=True):
-        inside = range(runs[0][0].first, runs[0][0].first + runs[0][0].count)
+        inside = inside_of(runs[0][0])
         scratches = [member.scratch_before(inside) for member in members]
         for launches in zip(*runs, strict=True):
             if launches[0].gathers:

@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 
 from contract.types import TokenEvent
+from harness.simulation import history
 from reference.engine import Engine
 from reference.runner import ModelRunner
+from tests.conftest import SyntheticModel
 from tests.engine import scored_prompts
 from tests.engine.small_engine import LIMITS, TIERS
+from tests.families_table import DENSE, HYBRIDS
 from tests.named_tiers import quick_tier, runner_on
 
 MOST_WITHOUT_TOKENS = 3000
@@ -35,9 +38,33 @@ def steps_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No simulated request ends because its logits are not finite."""
+    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
+
+
+@pytest.fixture
 def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
     with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
+
+
+@pytest.fixture
+def dense(synthetic_model: SyntheticModel) -> Path:
+    """A model whose pages are on disk."""
+    return synthetic_model(**dict(DENSE["qwen3"]) | {"quant": "q8_0"})
+
+
+@pytest.fixture
+def hybrid(synthetic_model: SyntheticModel) -> Path:
+    """One with states beside its pages."""
+    return synthetic_model(**dict(HYBRIDS["qwen35"]) | {"quant": "q8_0"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the disk cache is."""
+    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module", params=TIERS)

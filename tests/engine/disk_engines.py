@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from contract.dtypes import I12, DType
-from contract.types import LOCAL_TENANT, Request, Tenant
+from contract.types import LOCAL_TENANT, Clock, Request, Tenant
 from harness.file_digests import file_digests
 from harness.host.disk import function_name
 from reference.cpu.tier import CpuTier
@@ -77,12 +77,18 @@ class Life:
         assert self.engine.disk is not None
         return self.engine.disk.statistics
 
+    def flush(self) -> None:
+        """Write what waits to be written."""
+        assert self.engine.disk is not None
+        self.engine.disk.flush()
+
 
 @contextmanager
 def life(
     path: Path, folder: Path | None, *, tier: str = "quick", kv_dtype: DType = I12,
     max_bytes: int = PLENTY, tenants: Sequence[Tenant] | Tenants = (LOCAL_TENANT,),
-    pages: int = 36, slots: int = 2, steps_ahead: int | None = None, **options: Any,
+    pages: int = 36, slots: int = 2, steps_ahead: int | None = None,
+    clock: Clock = no_clock, **options: Any,
 ) -> Iterator[Life]:  # fmt: skip
     """A server's life with a disk cache in ``folder``; None is a cold one without a cache."""
     model = open_model(path)
@@ -102,7 +108,7 @@ def life(
                 folder, max_bytes, function,
                 **{"patience": 600.0, "flush_seconds": 600.0, **options},
             )  # fmt: skip
-            disk = DiskCache(chosen, lines.append, no_clock)
+            disk = DiskCache(chosen, lines.append, clock)
         loads = Loads()
         engine = Engine(
             runner, EngineOptions(prefix_cache=folder is not None, steps_ahead=steps_ahead),

@@ -12,6 +12,7 @@ from harness.synth.dflash import BlockForm, write_dflash_head
 from harness.synth.eagle import HeadForm, write_eagle_head
 from harness.synth.sizes import sized_spec
 from reference.model.gguf.file import open_gguf
+from reference.model.gguf.writer import TensorSource, write_gguf
 from reference.model.heads import read_head
 from reference.model.open import Model, open_model
 
@@ -45,6 +46,24 @@ def block_model(
     if head_of(own) is None:
         write_dflash_head(own.with_suffix(".head"), sized_spec("tiny", **fields), form)
     return own
+
+
+def changed(
+    model: Path, copy: Path, keys: dict[str, object] | None = None, without: str = "",
+    more: str = "", replaced: dict[str, TensorSource] | None = None,
+) -> Path:  # fmt: skip
+    """A copy of a model's head with other keys, without a tensor, with one ``more``, and with some
+    replaced."""
+    head = head_of(model)
+    assert head is not None
+    with open_gguf(head) as file:
+        kept = (info for info in file.tensors.values() if info.name != without)
+        tensors = {i.name: (i.ggml_type, i.shape, file._view(i).tobytes()) for i in kept}
+        if more:
+            tensors[more] = next(iter(tensors.values()))
+        tensors |= replaced or {}  # type: ignore[arg-type]
+        write_gguf(copy, {**file.metadata, **(keys or {})}, tensors)  # type: ignore[dict-item]
+    return copy
 
 
 def open_headed(path: Path, owned: ExitStack) -> Model:

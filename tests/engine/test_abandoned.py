@@ -5,23 +5,19 @@ from __future__ import annotations
 import pytest
 
 from contract.types import FinishReason, Request
-from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from tests.engine.test_faults import CONTEXT, Interrupt, assert_all_given_back
 
+pytestmark = pytest.mark.usefixtures("finite_logits")
+
 REQUESTS = (
     Request(1, tuple(range(20)), 4, ignore_end=True),
     Request(2, tuple(range(30, 40)), 7, ignore_end=True),
     Request(3, tuple(range(50, 60)), 2, ignore_end=True),
 )
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 def engine_with_requests() -> Engine:

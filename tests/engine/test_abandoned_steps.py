@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from contract.types import FinishReason, Request
-from harness.simulation import disk, history
+from harness.simulation import disk
 from harness.simulation.clock import VirtualClock
 from harness.simulation.disk import SimulatedDisk
 from harness.simulation.history import solo_run
@@ -104,11 +104,6 @@ def test_another_request_is_computed_as_if_alone(any_runner: ModelRunner, number
     engine.memory.check([])
     assert [tokens_of(engine, request) for request in (stays, leaves)] == expected
     engine.memory.check([])
-
-
-@pytest.fixture
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 def simulated(

@@ -7,10 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from contract.types import Request, Tenant, TokenEvent
-from harness.simulation import history
 from reference.observer import Observer, StepObservation
 from reference.sched.rates import BUCKETS_PER_SECOND, WINDOW_SECONDS
 from tests.engine.adversaries import engine_of, until
+
+pytestmark = pytest.mark.usefixtures("finite_logits")
 
 RATE = 100
 CHUNK = 32
@@ -26,11 +27,6 @@ class Positions(Observer):
 
     def step(self, step: StepObservation) -> None:
         self.computed += sum(count for _, _, count in step.chunks)
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 def computed(steps_ahead: int, tokens: int, when: When, *, prefix: bool = True) -> float:

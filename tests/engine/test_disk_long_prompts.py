@@ -37,11 +37,6 @@ def model(synthetic_model: SyntheticModel, request: pytest.FixtureRequest) -> Pa
     return synthetic_model(**dict(MODELS[request.param]) | {"quant": "q8_0"})
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
-
-
 @pytest.fixture(autouse=True)
 def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without threads: what is between two steps does not depend on their speed."""
@@ -105,8 +100,7 @@ def test_it_has_the_bits_of_a_cold_run(model: Path, folder: Path) -> None:
         written = second.counts.written
         assert second.ask() == expected
         assert second.from_disk == 0, "it is in memory now"
-        assert second.engine.disk is not None
-        second.engine.disk.flush()
+        second.flush()
         assert len(files(folder)) == PAGES
         assert second.counts.written <= written + 1, "what came from disk is not written again"
 

@@ -16,19 +16,7 @@ import pytest
 from reference.memory.disk import cache as cache_module
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk import folder as folder_module
-from tests.conftest import SyntheticModel
-from tests.engine.disk_engines import PROMPT, WHOLE, files, life, lived, request
-from tests.families_table import DENSE
-
-
-@pytest.fixture
-def dense(synthetic_model: SyntheticModel) -> Path:
-    return synthetic_model(**dict(DENSE["qwen3"]) | {"quant": "q8_0"})
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "cache"
+from tests.engine.disk_engines import PROMPT, WHOLE, Life, files, life, lived, request
 
 
 def refusing(number: int) -> Callable[..., Any]:
@@ -49,8 +37,7 @@ def test_a_disk_that_takes_nothing_is_told_once(
     with life(dense, folder) as first:
         assert first.ask() == expected
         assert first.ask(PROMPT[::-1]) != expected
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
+        first.flush()
         assert first.counts.written == 0
         assert first.counts.dropped
         assert os.strerror(number) in first.counts.problem
@@ -76,12 +63,11 @@ def test_a_disk_that_is_full_for_a_while_is_used_again(
         with monkeypatch.context() as patch:
             patch.setattr(folder_module, "_write_all", refusing(errno.ENOSPC))
             expected = first.ask()
-            assert first.engine.disk is not None
-            first.engine.disk.flush()
+            first.flush()
             assert not first.counts.written
         for turn in range(8):
             first.ask(PROMPT[turn:])
-            first.engine.disk.flush()
+            first.flush()
         assert first.counts.written
         assert first.counts.problem == ""
     with life(dense, folder) as second:
@@ -122,14 +108,13 @@ def test_a_folder_that_cannot_be_made_at_first_is_used_later(
         patch.setattr(folder_module, "secret_in", refusing(errno.ENOSPC))
         first = owned.enter_context(life(dense, folder))
         first.ask()
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
+        first.flush()
         assert first.counts.dropped
         assert not list(folder.rglob("*.page"))
         patch.undo()
         for turn in range(8):
             expected = first.ask(PROMPT[turn:])
-            first.engine.disk.flush()
+            first.flush()
         assert first.counts.written
         assert first.counts.problem == ""
         assert first.counts.used_bytes
@@ -152,29 +137,77 @@ def test_a_folder_that_another_process_made_is_left_to_it(
         before = files(folder)
         for turn in range(4):
             first.ask(PROMPT[turn:])
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
+        first.flush()
         assert first.counts.dropped
         assert "another process" in first.counts.problem
         owned.close()
         assert files(folder) == before
 
 
-def test_a_folder_that_vanishes_is_told_once(dense: Path, folder: Path) -> None:
+def test_a_disk_that_recovers_and_fails_again_is_told_each_time(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many writes failed, one is tried a minute after the last."""
+    now = [0.0]
+    with life(dense, folder, clock=lambda: now[0]) as first:
+        for outage in range(2):
+            with monkeypatch.context() as patch:
+                patch.setattr(folder_module, "_write_all", refusing(errno.ENOSPC))
+                for turn in range(1, 9):
+                    ask(first, turn + 10 * outage)
+                assert len(first.lines) == 1 + 2 * outage
+            now[0] += 59.0
+            ask(first, 9 + 10 * outage)
+            assert first.counts.problem, "the next one is tried after 100 others"
+            now[0] += 1.0
+            ask(first, 30 + outage)
+            assert first.counts.problem == ""
+    assert ["written again" in line for line in first.lines] == [False, True] * 2
+
+
+def ask(first: Life, turn: int) -> None:
+    """A prompt that nobody asked before, and until it is written."""
+    first.ask(PROMPT[turn:])
+    first.flush()
+
+
+def test_a_folder_that_vanishes_is_made_again(dense: Path, folder: Path) -> None:
+    """With the same secret, so pages keep their names."""
     with life(dense, folder) as first:
-        expected = first.ask()
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
-        shutil.rmtree(folder)
+        ask(first, 0)
         for turn in range(1, 4):
-            first.ask(PROMPT[turn:])
-        assert first.ask() == expected
-        first.engine.disk.flush()
-        assert first.counts.dropped
-    assert len(first.lines) == 1
+            shutil.rmtree(folder)
+            ask(first, turn)
+        expected = first.ask(PROMPT[turn:])
+        assert first.counts.dropped == 0
+        assert first.counts.used_bytes
+    (line,) = first.lines
+    assert f"{folder} was removed" in line
     with life(dense, folder) as second:
-        assert second.ask() == expected
-        assert second.from_disk == 0
+        assert second.ask(PROMPT[turn:]) == expected
+        assert second.from_disk
+
+
+def test_the_folder_of_a_disk_that_is_not_mounted_is_not_made_on_another(
+    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with life(dense, folder) as first:
+        ask(first, 0)
+        kept = folder.rename(folder.with_name("kept"))
+        assert first.engine.disk is not None
+        opened = first.engine.disk._folder
+        assert opened is not None
+        assert not opened.is_elsewhere
+        monkeypatch.setattr(opened, "_device", -1)
+        ask(first, 1)
+        assert not folder.exists()
+        assert first.counts.dropped
+        kept.rename(folder)
+        for turn in range(2, 6):
+            ask(first, turn)
+        assert first.counts.problem == ""
+    (line,) = first.lines
+    assert "file system is gone" in line
 
 
 @pytest.fixture
@@ -203,7 +236,6 @@ def test_a_disk_that_hangs_while_it_is_read_delays_nobody(
         assert second.ask(PROMPT[:40]) == second.ask(PROMPT[:40])
         assert len(second.lines) == 1
         gate.set()
-        assert second.engine.disk is not None
 
 
 def test_a_disk_that_hangs_while_it_is_written_delays_nobody(
@@ -224,8 +256,7 @@ def test_a_disk_that_hangs_while_it_is_written_delays_nobody(
         assert [first.ask(PROMPT[turn:]) for turn in range(3)] == expected
         assert first.counts.written == 0
         gate.set()
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
+        first.flush()
         assert first.ask(PROMPT[5:]) != expected
     assert first.counts.dropped, "what was evicted while the disk hung"
     assert first.counts.written
@@ -284,8 +315,7 @@ def test_a_step_that_fails_leaves_nothing_on_disk(
         with pytest.raises(RuntimeError, match="the device failed"):
             first.ask()
         monkeypatch.undo()
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
+        first.flush()
         assert first.counts.written == 0
         list(first.engine.run())
     with life(dense, folder) as second:
@@ -305,8 +335,7 @@ def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
         while first.engine.progress(1) < WHOLE:
             first.engine.step()
         first.engine.cancel(1)
-        assert first.engine.disk is not None
-        first.engine.disk.flush()
+        first.flush()
         before = len(files(folder))
         monkeypatch.setattr(first.engine.runner, "collect", refusing(errno.EIO))
         if given_back:

@@ -8,16 +8,12 @@ import pytest
 
 from contract.errors import RequestError
 from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent
-from harness.simulation import history
 from reference.engine import Engine
 from tests.engine.adversaries import engine_of, until
 
+pytestmark = pytest.mark.usefixtures("finite_logits")
+
 OWNER, OTHER, LATE = (Tenant(id, f"t{id}") for id in (1, 2, 3))
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 def ends(engine: Engine, clock: object, seconds: float = 120.0) -> dict[int, FinishReason]:

@@ -26,6 +26,7 @@ from tests.engine.scored_prompts import (
     by_definition,
     run,
     runs_of,
+    score,
     submit,
 )
 from tests.named_tiers import quick_tier, runner_on
@@ -91,7 +92,10 @@ def test_company_and_chunks_change_no_bit(
 ) -> None:
     """Beside others that sample, are scored, or are forced, too; and those do not change."""
     drafter = PromptLookup() if ahead == 3 else None
-    other = Request(3, PROMPT[:9] * 2, 20, SamplingParams(temperature=0.8), ignore_end=True)
+    other = Request(
+        3, PROMPT[:9] * 2, 20, SamplingParams(temperature=0.8), ignore_end=True,
+        logit_bias=((7, 100.0), (9, -3.0)),
+    )  # fmt: skip
     expected = run(Engine(scoring, WHOLE), other)[3]
     engine = Engine(scoring, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead), drafter=drafter)
     engine.submit(other)
@@ -111,14 +115,17 @@ def test_preempted_and_shared_ones_have_the_same_bits(
 ) -> None:
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
     engine = Engine(scoring, EngineOptions(chunk_tokens=7))
+    scored = []
     for number in range(6):
         engine.submit(Request(100 + number, PROMPT[: 3 + number], 60, ignore_end=True))
         cut = number * 8 + 1
         engine.submit(forced(number, PROMPT[:cut], said=PROMPT[cut:]))
+        scored.append(submit(engine, score(200 + number, start=cut)))
     events = run(engine)
     assert engine.statistics.preempted > 0
-    for number in range(6):
-        assert bits(events[number]) == by_definition(tiny_model_path, start=number * 8 + 1)
+    for number, receiver in enumerate(scored):
+        expected = by_definition(tiny_model_path, start=number * 8 + 1)
+        assert bits(events[number]) == receiver.bits == expected
 
 
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
@@ -196,9 +203,14 @@ def test_an_engine_that_fails_goes_on_where_it_was(
 
 
 def test_a_broken_row_ends_it(quick: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that the device did not give, as where a logit is not finite, has no score."""
     break_tokens(quick, monkeypatch)
-    (event,) = run(Engine(quick, WHOLE), forced(1))[1]
-    assert (event.token, event.finish_reason) == (-1, FinishReason.ERROR)
+    engine = Engine(quick, WHOLE)
+    receiver = submit(engine, score(2))
+    events = run(engine, forced(1))
+    ends = [(event.token, event.finish_reason) for part in events.values() for event in part]
+    assert ends == [(-1, FinishReason.ERROR)] * 2
+    assert np.isnan(receiver.parts[-1].log_probability).all()
 
 
 @pytest.mark.parametrize(
@@ -215,20 +227,18 @@ def test_refusals(quick: ModelRunner, fields: dict[str, Any], problem: str) -> N
     engine = Engine(quick)
     with pytest.raises(RequestError, match=problem):
         engine.submit(forced(1, **fields))
+    with pytest.raises(RequestError, match="force_tokens: is a whole answer; a grammar"):
+        engine.submit(forced(1), allowed=lambda generated: None)
     assert engine.idle
 
 
-def test_a_grammar_is_refused(quick: ModelRunner) -> None:
-    with pytest.raises(RequestError, match="force_tokens: is a whole answer; a grammar"):
-        Engine(quick).submit(forced(1), allowed=lambda generated: None)
-
-
-def test_an_engine_without_scores_refuses_them(tiny_model_path: Path) -> None:
+@pytest.mark.parametrize("asked", [forced(1), score(1)], ids=["forced", "scored"])
+def test_an_engine_without_scores_refuses_them(tiny_model_path: Path, asked: Request) -> None:
     with (
         runner_on(tiny_model_path, quick_tier, replace(LIMITS, scores=False)) as runner,
         pytest.raises(RequestError, match="built without scores"),
     ):
-        Engine(runner).submit(forced(1))
+        Engine(runner).submit(asked)
 
 
 def test_another_token_has_other_bits(quick: ModelRunner, tiny_model_path: Path) -> None:
@@ -240,16 +250,3 @@ def test_another_token_has_other_bits(quick: ModelRunner, tiny_model_path: Path)
     same = found == expected
     assert same[:4].all()
     assert not same[4:].any()
-
-
-def test_a_receiver_that_cancels_is_told_nothing_more(quick: ModelRunner) -> None:
-    engine = Engine(quick, EngineOptions(chunk_tokens=8, prefix_cache=False))
-    taken: list[int] = []
-
-    def take(scores: Any) -> None:
-        taken.append(scores.first)
-        engine.cancel(1)
-
-    engine.submit(forced(1, PROMPT[:5], said=PROMPT[5:], score_from=1), on_scores=take)
-    assert run(engine) == {}
-    assert taken == [1]

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from contract.types import FinishReason, Request, Tenant
-from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.history import solo_run
 from harness.simulation.runner import SimulatedRunner
@@ -20,17 +19,14 @@ from reference.limits import Limits
 from reference.sched.tenants import Tenants
 from tests.engine.test_faults import CONTEXT, Interrupt, assert_all_given_back
 
+pytestmark = pytest.mark.usefixtures("finite_logits")
+
 ONE, TWO = Tenant(1, "one"), Tenant(2, "two")
 REQUESTS = (
     Request(1, tuple(range(20)), 9, tenant=1, ignore_end=True),
     Request(2, tuple(range(30, 40)), 1, tenant=2, ignore_end=True),
     Request(3, tuple(range(50, 60)), 6, tenant=2, ignore_end=True),
 )
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 class Server:

@@ -20,8 +20,6 @@ from tests.engine.test_draft_block import (
     LIMITS,
     MASKS,
     REQUESTS,
-    TOLERANCE,
-    Observed,
     answers_of_cpu,
     drafting,
     drafting_model,
@@ -29,6 +27,7 @@ from tests.engine.test_draft_block import (
     prompt,
     run,
 )
+from tests.engine.test_draft_formulas import TOLERANCE, Observed
 from tests.peer.float64_model import float64_model
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")

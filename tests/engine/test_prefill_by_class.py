@@ -6,7 +6,6 @@ from __future__ import annotations
 import pytest
 
 from contract.types import QosClass, Request, Tenant
-from harness.simulation import history
 from harness.simulation.clock import VirtualClock
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import Engine, EngineOptions
@@ -14,6 +13,8 @@ from reference.engine.scheduler import INTERVAL_RATIO
 from reference.limits import Limits
 from reference.observer import Observer, StepObservation
 from reference.sched.tenants import Tenants
+
+pytestmark = pytest.mark.usefixtures("finite_logits")
 
 SECONDS = StepSeconds(fixed=10e-3, token=1e-4, attended=0.0, host=0.0)
 CHUNK = 400
@@ -61,11 +62,6 @@ def max_prefill(
     while engine.statistics.waiting or engine.statistics.running > 2:
         engine.step()
     return max(steps.prefill[len(steps.prefill) // 2 :])
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 @pytest.mark.parametrize(

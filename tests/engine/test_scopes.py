@@ -8,17 +8,13 @@ import pytest
 
 from contract.errors import ConfigError, RequestError
 from contract.types import FinishReason, Request, Tenant
-from harness.simulation import history
 from reference.engine import Engine
 from tests.engine.adversaries import engine_of
 
+pytestmark = pytest.mark.usefixtures("finite_logits")
+
 DOCUMENT = tuple(range(100, 140))
 ONE, TWO, THREE = (Tenant(id, f"t{id}") for id in (1, 2, 3))
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 def grouped(tenant: Tenant, group: int | None = 7) -> Tenant:

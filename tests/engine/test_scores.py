@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,27 +10,23 @@ import pytest
 from numpy.typing import NDArray
 
 from contract.errors import RequestError
-from contract.types import LOCAL_TENANT, FinishReason, Request, SamplingParams
+from contract.types import FinishReason, Request, SamplingParams
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.ops.log_probabilities import log_probabilities
 from reference.runner import ModelRunner, StepInput
 from reference.sched.constraints import pack_mask
 from reference.sched.scores import TokenScores
-from reference.sched.tenants import Tenants
 from tests.engine.scored_prompts import (
     LIMITS,
     PROMPT,
     QUICK,
     Receiver,
-    break_tokens,
     by_definition,
     run,
-    runs_of,
     score,
     submit,
 )
-from tests.named_tiers import quick_tier, runner_on
 
 
 def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
@@ -42,44 +37,6 @@ def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path:
         (event,) = run(engine)[1]
         assert (event.token, event.finish_reason) == (-1, FinishReason.LENGTH)
         assert receiver.bits == by_definition(tiny_model_path, start=start)
-
-
-@pytest.mark.parametrize(
-    ("scoring", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["scoring"]
-)
-def test_company_and_chunks_change_no_bit(
-    scoring: ModelRunner, tiny_model_path: Path, chunk: int, ahead: int
-) -> None:
-    """Beside others that sample, are biased, or are scored, too."""
-    engine = Engine(scoring, EngineOptions(chunk_tokens=chunk, steps_ahead=ahead))
-    bias = ((7, 100.0), (9, -3.0))
-    sampling = SamplingParams(temperature=0.8)
-    biased = Request(3, PROMPT[:9], 20, sampling, logit_bias=bias, ignore_end=True)
-    expected = run(Engine(scoring, EngineOptions(prefix_cache=False)), biased)[3]
-    engine.submit(biased)
-    engine.submit(Request(4, PROMPT[:20], 12, ignore_end=True))
-    first, second = submit(engine, score(1)), submit(engine, score(2, PROMPT[:31], 4))
-    events = run(engine)
-    assert first.bits == by_definition(tiny_model_path)
-    assert second.bits == by_definition(tiny_model_path, PROMPT[:31], 4)
-    assert events[3] == expected
-
-
-@pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_preempted_and_shared_prompts_have_the_same_bits(
-    scoring: ModelRunner, tiny_model_path: Path
-) -> None:
-    """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
-    engine = Engine(scoring, EngineOptions(chunk_tokens=7))
-    received = []
-    for number in range(6):
-        engine.submit(Request(100 + number, PROMPT[: 3 + number], 60, ignore_end=True))
-        received.append(submit(engine, score(number, start=number * 8 + 1)))
-    events = run(engine)
-    assert all(events[number][-1].finish_reason is FinishReason.LENGTH for number in range(6))
-    for number, receiver in enumerate(received):
-        assert receiver.bits == by_definition(tiny_model_path, start=number * 8 + 1)
-    assert engine.statistics.preempted > 0
 
 
 def test_a_prefix_before_the_scored_tokens_is_not_computed_again(quick: ModelRunner) -> None:
@@ -165,18 +122,6 @@ def test_logits_and_scores_at_once(scoring: ModelRunner, tiny_model_path: Path) 
     assert chosen.tobytes() == by_definition(tiny_model_path, start=31)[0]
 
 
-def test_two_tenants_do_not_meet(quick: ModelRunner, tiny_model_path: Path) -> None:
-    """Requests of two tenants that share no prefixes give the same bits, cached for neither."""
-    others = replace(LOCAL_TENANT, id=1, name="other", isolation_group=None)
-    engine = Engine(quick, tenants=Tenants((LOCAL_TENANT, others), clock=lambda: 0.0))
-    first = submit(engine, score(1, start=40))
-    run(engine)
-    second = submit(engine, score(2, start=40, tenant=1))
-    run(engine)
-    assert engine.statistics.prefix.tokens_hit == 0
-    assert first.bits == second.bits == by_definition(tiny_model_path, start=40)
-
-
 def test_a_cancelled_request_is_told_nothing_more(
     quick: ModelRunner, tiny_model_path: Path
 ) -> None:
@@ -242,21 +187,3 @@ def test_refusals(quick: ModelRunner, prompt: tuple[int, ...], start: int, probl
 def test_no_more_are_listed_than_the_limits_have(quick: ModelRunner, top: object) -> None:
     with pytest.raises(RequestError, match="score_top: is"):
         Engine(quick).submit(score(1, score_top=top), on_scores=Receiver(1))
-
-
-def test_an_engine_without_scores_refuses_them(tiny_model_path: Path) -> None:
-    with (
-        runner_on(tiny_model_path, quick_tier, replace(LIMITS, scores=False)) as runner,
-        pytest.raises(RequestError, match="built without scores"),
-    ):
-        Engine(runner).submit(score(1), on_scores=Receiver(1))
-
-
-def test_a_broken_row_ends_its_request(quick: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token that the device did not give, as where a logit is not finite, has no score."""
-    engine = Engine(quick, EngineOptions(prefix_cache=False))
-    break_tokens(quick, monkeypatch)
-    receiver = submit(engine, score(1))
-    (event,) = run(engine)[1]
-    assert event.finish_reason is FinishReason.ERROR
-    assert np.isnan(receiver.parts[-1].log_probability).all()

@@ -46,6 +46,10 @@ def runner(
         yield runner
 
 
+on_late = pytest.mark.parametrize("runner", [("qwen3", "late")], indirect=True, scope="module")
+"""What no tier has a part in."""
+
+
 def prompt(seed: int, length: int) -> tuple[int, ...]:
     return tuple(np.random.default_rng(seed).integers(0, 256, length).tolist())
 
@@ -178,6 +182,7 @@ def test_an_interactive_request_takes_the_slot_of_batch_work(runner: ModelRunner
         assert tokens[request.id] == alone(runner, replace(request, tenant=0))
 
 
+@on_late
 def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> None:
     engine = Engine(runner, EngineOptions(stall_steps=5))
     slow, other = (Request(n, prompt(n, 9), 40) for n in (1, 2))
@@ -200,6 +205,7 @@ def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> No
     engine.memory.check([])
 
 
+@on_late
 @pytest.mark.parametrize("clients", [0, 1, 2])
 def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int) -> None:
     """Who waits for something else goes on when it is there, and has the same tokens; unless a
@@ -224,16 +230,7 @@ def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int
     assert clients or len(given) == 40
 
 
-def test_a_full_queue_is_said(runner: ModelRunner) -> None:
-    engine = Engine(runner, EngineOptions(queue_depth=2))
-    for number in range(2):
-        engine.submit(Request(number, prompt(1, 5), 3))
-    with pytest.raises(QueueFull):
-        engine.submit(Request(7, prompt(1, 5), 3))
-    assert engine.usage.of(0).requests_rejected == 1
-    assert len(list(engine.run())) == 6
-
-
+@on_late
 def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> None:
     """As many of a tenant may wait as if none of its ran: with another tenant, half of the line."""
     both = [LOCAL_TENANT, replace(LOCAL_TENANT, id=1, name="other")]
@@ -251,6 +248,7 @@ def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> Non
     engine.submit(Request(13, prompt(1, 5), 3, tenant=1))
 
 
+@on_late
 def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
     """Alone too, and before it is asked whether there is a place for anybody."""
     tenants = Tenants([replace(LOCAL_TENANT, max_waiting=2)], clock=ManualClock())
@@ -266,6 +264,7 @@ def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
     assert len([*events, *engine.run()]) == 9
 
 
+@on_late
 @pytest.mark.parametrize("tenants", [1, 3])
 def test_a_place_is_given_as_if_all_that_wait_were_counted(
     runner: ModelRunner, tenants: int
@@ -299,6 +298,7 @@ def test_a_place_is_given_as_if_all_that_wait_were_counted(
     assert min(counted) >= (depth if tenants == 1 else min(most, depth // 2))
 
 
+@on_late
 def test_who_waits_for_a_rate_is_told_when_it_is_below(runner: ModelRunner) -> None:
     """Nine tokens at once, where one a second may be: they are forgotten after five seconds."""
     clock = ManualClock()
@@ -356,6 +356,7 @@ def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(
             assert all(tokens[n][:-1] == expected[n][: len(tokens[n]) - 1] for n in tokens)
 
 
+@on_late
 def test_quotas_hold_a_tenant_back(runner: ModelRunner) -> None:
     """One slot and three pages: its second request waits though two slots are free."""
     clock = ManualClock()

@@ -103,38 +103,6 @@ def test_what_is_no_class_is_refused() -> None:
         engine_of(Tenant(0, "one")).submit(Request(1, (7,), 4, qos="flex"))  # type: ignore[arg-type]
 
 
-def test_a_removed_tenant_leaves_nothing_behind() -> None:
-    """Nor does who is given its id later find what it computed."""
-    engine = engine_of(Tenant(1, "gone", reserved_pages=9), Tenant(2, "other"))
-    engine.submit(Request(1, (*ONE_DOCUMENT, 7), 5, tenant=1, ignore_end=True))
-    engine.step()
-    engine.remove_tenant(1)
-    assert engine.memory.available(2) == 12
-    for _ in engine.run():
-        pass
-    assert engine.memory.free == 16
-    with pytest.raises(RequestError, match="tenant: 1 is not known"):
-        engine.remove_tenant(1)
-    engine.put_tenant(Tenant(1, "new"))
-    engine.submit(Request(2, (*ONE_DOCUMENT, 7), 5, tenant=1, ignore_end=True))
-    for _ in engine.run():
-        pass
-    assert engine.statistics.prefix.tokens_hit == 0
-    engine.memory.check([])
-
-
-def test_what_a_group_shares_outlives_one_of_it() -> None:
-    group = [Tenant(id, f"t{id}", isolation_group=1) for id in (1, 2)]
-    engine = engine_of(*group)
-    for id in (1, 2):
-        engine.submit(Request(id, (*ONE_DOCUMENT, 7), 5, tenant=id, ignore_end=True))
-        for _ in engine.run():
-            pass
-        if id == 1:
-            engine.remove_tenant(1)
-    assert engine.statistics.prefix.tokens_hit == len(ONE_DOCUMENT)
-
-
 def test_nobody_is_preempted_for_a_tenant_that_would_then_pay_beyond_its_quota() -> None:
     """The pages it shares with the victim would be charged to it when the victim leaves."""
     engine = engine_of(

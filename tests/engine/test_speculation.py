@@ -83,6 +83,11 @@ def runner(
         yield runner
 
 
+on_native = pytest.mark.parametrize(
+    "runner", [("qwen3", "native")], indirect=True, ids=" on ".join, scope="module"
+)
+
+
 def requests_of(draw: Callable[..., Any]) -> list[Request]:
     """Prompts that repeat themselves, greedy and seeded, with and without penalties."""
     period = draw(st.integers(1, 9))
@@ -125,8 +130,7 @@ def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> N
     assert tokens_of(engine, *requests) == expected
 
 
-@pytest.mark.parametrize("wrong", [1, 4, 8])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "wrong"), [*zip(MODELS, (8, 4, 1, 4), strict=True)])
 def test_a_scored_prompt_and_guesses(
     synthetic_model: Callable[..., Path], name: str, wrong: int
 ) -> None:
@@ -240,6 +244,7 @@ def test_no_published_page_is_computed_again(
     assert engine.statistics.speculation.accepted > 9
 
 
+@on_native
 def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
     """Where nothing is right, guessing pauses: less than half of the steps carry guesses."""
     request = Request(1, tuple(range(20)), 60)
@@ -274,6 +279,7 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
                 assert engine.statistics.steps < plain.statistics.steps
 
 
+@on_native
 def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
     hybrid = synthetic_model(**MODELS["qwen35"])
     other = synthetic_model(architecture="gemma3", quant="f32")
@@ -289,6 +295,7 @@ def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[.
             DraftModel(small, runner.model)
 
 
+@on_native
 @pytest.mark.parametrize("change", [{"vocab": 333}, {"vocab": 310}, {"context": 64}])
 def test_a_draft_model_of_other_sizes_changes_nothing(
     runner: ModelRunner, synthetic_model: Callable[..., Path], change: dict[str, int]

@@ -5,19 +5,15 @@ from __future__ import annotations
 import pytest
 
 from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent
-from harness.simulation import history
 from reference.engine import Engine
 from reference.sched.quantum import QUANTUM, end_of_quantum, max_turns
 from tests.engine.adversaries import Flood, engine_of, until
 
+pytestmark = pytest.mark.usefixtures("finite_logits")
+
 AGING = 10.0
 ROOM = 2.0
 """Seconds within which a request of the flood has ended: when there is room at the latest."""
-
-
-@pytest.fixture(autouse=True)
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 def flooded(

@@ -33,7 +33,7 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 
 CONTENT = random_bytes(24_000_000)
 REPOSITORY, PATH = "org/tiny", "tiny.gguf"
-KILLS = 10
+KILLS = 4
 
 PULL_SCRIPT = textwrap.dedent("""
     import sys

@@ -178,27 +178,6 @@ def test_the_gate_fails_where_a_target_is_missed(
         assert json.loads(out.getvalue()) == json.loads(json.dumps(shown))
 
 
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (["--gate"], "judges --serve and --server"),
-        (["--serve", "--plot", "x.svg"], "leave out --serve"),
-        (["--serve", "--rates", "16"], "--serve: does not go with --rates"),
-        (["--server", "--sequences", "2"], "--server: does not go with --rates"),
-        (["--rates", "16", "--markdown"], "--markdown: does not go with --rates"),
-        (["--rates", ","], "not a list of numbers"),
-        (["--sequences", ""], "not a list of numbers"),
-        (["--rates", "1" * 5000], "not a list of numbers"),
-        (["--serve", "--repeat", "0"], "--repeat: must be at least 1"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused(
-    tiny_model_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str], problem: str
-) -> None:
-    assert main(["--model", str(tiny_model_path), *flags]) == 2
-    assert problem in capsys.readouterr().err
-
-
 @pytest.mark.peer
 def test_the_peer_decodes_as_many_together(tiny_model_path: Path) -> None:
     need_installed("llama_cpp", "peer")

@@ -16,10 +16,11 @@ from contract.errors import ConfigError
 from contract.types import Request
 from harness.digest import logits_digest
 from harness.synth.__main__ import main
+from harness.synth.architectures import ARCHITECTURES, DENSE
 from harness.synth.draw import draw_matrix
 from harness.synth.plan import plan_tensors
 from harness.synth.sizes import sized_spec
-from harness.synth.spec import ARCHITECTURES, DENSE, QUANTS, SynthSpec
+from harness.synth.spec import QUANTS, SynthSpec
 from harness.synth.tensors import more_bits
 from harness.synth.write import write_synthetic
 from reference.cpu.tier import CpuTier

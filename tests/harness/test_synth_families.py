@@ -16,13 +16,17 @@ import pytest
 
 from contract.errors import ConfigError
 from harness.synth.__main__ import main
+from harness.synth.architectures import ARCHITECTURES
 from harness.synth.plan import plan_tensors
 from harness.synth.sizes import size_names, sized_spec
-from harness.synth.spec import ARCHITECTURES, SynthSpec, fields_of, spec_of
+from harness.synth.spec import SynthSpec, fields_of, spec_of
 from harness.synth.write import write_synthetic
 from reference.model.gguf.file import open_gguf
 from reference.model.tokenizer import load_tokenizer
 from tests.families_table import DENSE, FAMILIES, GEMMAS
+from tests.tables import table
+
+TABLES = table(__file__, "synth_families")
 
 BILLION = 1e9
 PUBLISHED = {
@@ -63,31 +67,7 @@ def types(spec: SynthSpec) -> dict[str, str]:
     return {kind: " ".join(sorted(names)) for kind, names in found.items()}
 
 
-LATER = {
-    "lfm2": "0a86b0e954af4cf3fbfd1b2e14c3d8f16d995c4135427f960c34863279d9c78f",
-    "lfm2moe": "b9b1e1366bf75feb81325179e1367edb7367000d9f06195665e98ce8cda880a3",
-    "granitehybrid": "eb2bdd34485e5efe30d8e71682131dbebda76a34c2984fb127e94a85e939dfa6",
-    "glm4moe": "1e7a72d62e6d1928d70c96dab3e7a2527106009607a97ab3b6ea6bdc3ce3c527",
-    "deepseek2": "3a44560cdf6f935474b7db0ec41dc0ea4f43c9e0f5381f8e777981ace0bf6174",
-    "granitemoe": "8edb076cfdfae2a3cd87197d2d5bb8fba6e3d1e219bfd7820ef14e5029799220",
-    "minimax-m2": "63f4af028af90b099ae987dd25307e95569d3a6b8837a46dbad8749f151b0916",
-    "qwen2moe": "39c5b6e5bb9c196dabfe7cc97ae06bf41385dd74310d7fcec156142373cee2b4",
-    "olmoe": "f6ecd493957e1d3c797cfe546c9e8b70d29facecefd67fc3271e92433a88ff71",
-    "nemotron_h": "68af492d781e5fc25a4d2c517fe8df82546ae14410c765a08e504b9c9d5c124b",
-    "nemotron_h_moe": "7413cb00f3644a58ae09999fc6a5f51122588643270a6648e6571a9b640f9b0a",
-    "llama4": "00b489ebb95f6f0ba190e30c552820509cc9a476888a85f85196414569fb6032",
-    "falcon-h1": "f99c716bc86bd3470e523d209edd63e70d8747545ba62726bddbfbfb18a6b4c3",
-    "gemma": "c241823b44956e3af993cf1085fb925ab59a3af8585e9be4c33f0b0043a787ac",
-    "gemma2": "84cbefd2ddf71216a4adcb2425924e6e67553bbbb20e3ba82ccf3885a318bcd1",
-    "hunyuan-moe": "02930138cc17f5bb20dfda2bf8d26a6777c0def370e69c68f22d1af5f6c323ba",
-    "dots1": "20fc3a5b85249284a24340c3d4f85fc0618bef7672237ad716cf4a6f37681c0a",
-    "qwen3vlmoe": "4e0e668f67fe54edfa00b06a811c6613359dc95404a3a52c92ed3dbfe2a1bb52",
-    "bailingmoe2": "461847956b1a44be0b33f02d1859fdc92bc8928e824811a5d57d7cf04548c0dc",
-    "ernie4_5-moe": "516a3f3c9a528f1d220816eb47779b54e9c89525c89d15e915f3571e1740cdc3",
-    "exaone-moe": "897595347de4cf2e40eb0bb7c08033839330d967093d010dfc61d3da3d009473",
-    "afmoe": "6d5e91d5b75c8a6be69bad7d4f512d88b924d9aa293ec2be35cc182800f21022",
-    "gpt-oss": "ecede1b771fcdd6a698625ee8ed140f093bf0d72a6769cb9145fc3164f868257",
-}
+LATER = TABLES["later"]
 """Digests of the files of architectures that came later."""
 
 
@@ -279,35 +259,7 @@ def test_fields_without_groups_are_those_of_the_dense_models() -> None:
     assert not {"experts", "recurrent", "gemma", "nextn_layers"} & fields_of(SynthSpec()).keys()
 
 
-@pytest.mark.parametrize(
-    ("named", "fields"),
-    [
-        ("experts", {"architecture": "qwen3moe", "experts": None}),
-        ("experts", {"architecture": "gemma3", "experts": {}}),
-        ("experts.used", {"architecture": "qwen3moe", "experts": {"used": 9}}),
-        ("experts.count", {"architecture": "llama", "experts": {"count": 0}}),
-        ("experts.shared_width", {"architecture": "qwen3moe", "experts": {"shared_width": 8}}),
-        ("experts.shared_width", {"architecture": "qwen35moe", "experts": {"shared_width": 0}}),
-        ("experts.fused", {"architecture": "llama", "experts": {"fused": True}}),
-        ("experts.colour", {"architecture": "llama", "experts": {"colour": 1}}),
-        ("recurrent", {"architecture": "qwen35", "recurrent": None}),
-        ("recurrent", {"architecture": "qwen3", "recurrent": {}}),
-        ("recurrent.value_heads", {"architecture": "qwen35", "recurrent": {"value_heads": 3}}),
-        ("recurrent.kernel", {"architecture": "qwen35", "recurrent": {"kernel": 1}}),
-        ("recurrent.packing", {"architecture": "qwen35", "recurrent": {"packing": "ssm_in"}}),
-        ("head_dim", {"architecture": "qwen35", "head_dim": 12}),
-        ("nextn_layers", {"architecture": "qwen3moe", "nextn_layers": 1}),
-        ("nextn_layers", {"architecture": "qwen35", "nextn_layers": -1}),
-        ("gemma", {"architecture": "gemma4", "gemma": None}),
-        ("gemma.kv_heads", {"architecture": "gemma4", "gemma": {"kv_heads": 3}}),
-        ("gemma.head_dim", {"architecture": "gemma4", "gemma": {"head_dim": 5}}),
-        ("gemma.head_dim", {"architecture": "gemma3", "gemma": {"head_dim": 32}}),
-        ("gemma.window", {"architecture": "gemma4", "gemma": {"window": 0}}),
-        ("gemma.window", {"architecture": "gemma3", "gemma": {"window": -1}}),
-        ("gemma.period", {"architecture": "gemma3", "gemma": {"period": 0}}),
-        ("gemma.shared_kv_layers", {"architecture": "gemma4", "gemma": {"shared_kv_layers": 1}}),
-    ],
-)
+@pytest.mark.parametrize(("named", "fields"), TABLES["bad_groups_are_refused_by_name"])
 def test_bad_groups_are_refused_by_name(named: str, fields: Mapping[str, Any]) -> None:
     with pytest.raises(ConfigError, match=rf"\b{named}\b") as caught:
         sized_spec("tiny", **fields)

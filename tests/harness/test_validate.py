@@ -317,22 +317,3 @@ def test_command_fails_on_a_wrong_tier(tiny_model_path, capsys, monkeypatch):
     assert f"cpu: first diverging op: ffn_gate_up[1] ({opcode}), step 0" in printed
     assert "up[2, 3] is" in printed
     assert printed.splitlines()[-1].startswith("FAIL: cpu at ffn_gate_up[1]")
-
-
-@pytest.mark.parametrize(
-    ("argv", "problem"),
-    [
-        (["--layers", "2"], "--layers: 2 is outside 0 to 1"),
-        (["--layers", "x"], "--layers: 'x' is not a list"),
-        (["--tokens", "320"], "--tokens: 320 is outside 0 to 319"),
-        (["--prompt", ""], "prompt: is empty"),
-        (["--tiers", "cpu,cpu"], "not a list of different tiers"),
-        (["--tiers", "abacus"], "tier abacus is not available"),
-        (["--chunk", "0"], "--chunk: must be at least 1"),
-    ],
-)
-def test_command_refuses_in_one_line(tiny_model_path, capsys, argv, problem):
-    assert main(["--model", str(tiny_model_path), *argv]) == 2
-    error = capsys.readouterr().err
-    assert problem in error
-    assert error.count("\n") == 1

@@ -50,6 +50,11 @@ MODELS = {
     "nemotron_h-groups": ("q8_0", F16), "nemotron_h_moe": ("q4_k_m", F16),
     "hunyuan-dense": ("f32", F32), "hunyuan-moe-experts": ("q8_0", F16),
     "dots1-experts": ("q8_0", F16), "internlm2": ("q8_0", F16), "minicpm": ("f32", F32),
+    "exaone": ("q8_0", F16), "chatglm": ("q4_k_m", F16), "arcee": ("q8_0", F16),
+    "baichuan": ("q8_0", F16), "falcon": ("q4_k_m", F16), "nemotron": ("q8_0", F16),
+    "olmo": ("f32", F32), "stablelm-head-norms": ("q4_k_m", F16),
+    "deepseek-experts": ("q8_0", F16), "bailingmoe-experts": ("q8_0", F16),
+    "mamba2-groups": ("q4_k_m", F16),
     "starcoder2": ("q8_0", F16), "stablelm": ("q8_0", F16), "phi2": ("q8_0", F16),
     "gptneox-parallel": ("f32", F32), "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
@@ -79,21 +84,28 @@ SOAK = {(model, tier) for model in VARIANTS for tier in TIERS}
 SOAK |= {("qwen3next", tier) for tier in ("late", "opencl")}
 """Tiers have its ops from qwen35, and itself on the CPU."""
 SHORT = ("qwen3moe", "qwen35")
-"""Experts and states on every tier; most families on the native one."""
+"""Experts and states on every tier; every kind of layer on the native one."""
 
 
-DENSE = (
-    *("mistral3", "smollm3", "granite", "glm4-biases", "command-r", "cohere2"),
-    *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel"),
+ALIKE = (
+    *("smollm3", "granite", "glm4-biases", "command-r", "cohere2", "internlm2", "minicpm", "gemma"),
+    *("qwen2vl", "qwen3vl", "stablelm", "phi2", "gptneox-parallel", "starcoder2", "apertus"),
+    *("seed_oss", "ernie4_5", "hunyuan-dense", "phi3-window", "exaone4-windows"),
+    *("exaone", "chatglm", "arcee", "baichuan", "falcon", "nemotron", "olmo"),
+    *("stablelm-head-norms", "deepseek-experts", "bailingmoe-experts"),
+    *("qwen2moe-experts", "olmoe-experts", "granitemoe-experts-shared", "minimax-m2-experts"),
+    *("glm4moe-experts", "ernie4_5-moe-experts", "bailingmoe2-experts", "dots1-experts"),
+    *("qwen3vlmoe-experts", "hunyuan-moe-experts", "exaone-moe-experts"),
 )
-"""What tells them apart has no state from token to token but pages, which others have as well."""
+"""What tells them apart has no state from token to token but pages, windows and experts, which
+others have as well."""
 
 
 def marks_of(model: str, tier: str) -> list[pytest.MarkDecorator]:
     """Whether soak tests, ``ci/test --all`` or every run has a model on a tier."""
     if (model, tier) in SOAK:
         return [pytest.mark.soak]
-    in_every_run = (tier == "native" and model not in DENSE) or model in SHORT
+    in_every_run = (tier == "native" and model not in ALIKE) or model in SHORT
     return [] if in_every_run else [pytest.mark.long]
 
 

@@ -63,11 +63,17 @@ ON_EVERY_TIER = ("llama q4_k_m, f16 cache", "qwen3 f16, f16 cache", "llama q6_k,
 """The other models differ in what only arithmetic sees, which parity compares tier by tier."""
 ON_VULKAN = ON_EVERY_TIER[:1]
 """A processor that plays a graphics card takes long for each."""
+ONLY_LONG = ("qwen2 q5_1, f16 cache", "qwen2 bf16", "qwen3 q6_k", "qwen3 q8_0, f16 cache")
+"""Weights of other types than a model with the same pages has."""
 RUNS = [
     (model, tier)
     for model in MODELS
     for tier in TIERS
     if model in {"native": MODELS, "vulkan": ON_VULKAN}.get(tier, ON_EVERY_TIER)
+]
+MARKED_RUNS = [
+    pytest.param(run, id=" on ".join(run), marks=[pytest.mark.long] * (run[0] in ONLY_LONG))
+    for run in RUNS
 ]
 
 
@@ -86,7 +92,7 @@ FEWER_RUNS = [
 """Nor has the order in which pages are given."""
 
 
-@pytest.fixture(params=RUNS, ids=" on ".join, scope="module")
+@pytest.fixture(params=MARKED_RUNS, scope="module")
 def bench(request: pytest.FixtureRequest, synthetic_model: Callable[..., Any]) -> Iterator[Bench]:
     model, tier = request.param
     fields, kv_dtype = MODELS[model]

@@ -8,77 +8,70 @@ from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from accel.kernels.source import Language, Module, module_source
-from contract.dtypes import I12, DType
+from accel.packets.binding import lone_packet
+from contract.arrays import Floats
+from contract.dtypes import I12
+from contract.opcodes import Opcode
+from harness.parity.cases import Case
+from harness.parity.execute import Example, example
+from harness.parity.shape import OpShape, Run
 from tests.kernels.metal_modules import compiled
-from tests.opencl.test_attention import Attention, Call, call_of, defined
 
 MODULE = Module("flash_attn_tiles", I12)
 GROUPS = 3
 """Fewer than there are blocks of queries."""
 
 
-class Tiles(Attention):
-    """The kernel, or another ``text`` of it."""
-
-    def __init__(self, folder: Path, text: str = "") -> None:
-        launch = compiled(MODULE, text or module_source(Language.METAL, MODULE), folder)
-
-        def run(op: str, one: NDArray[np.void], groups: int, dtype: DType) -> None:
-            assert launch(one.ctypes.data, groups)
-
-        self._run = run
+def attended(*runs: Run, kind: str = "normal", **given: Any) -> Case:
+    """Attention of the tokens of ``runs`` over I12 pages."""
+    sizes = {"heads": 4, "kv_heads": 2, "head_dim": 64, "scale": 0.125} | given
+    absent = frozenset({"sinks"} - {*given})
+    sizes.pop("sinks", None)
+    shape = OpShape("-".join(map(str, runs)), sizes, runs, absent)
+    return Case(Opcode.FLASH_ATTN_BATCHED, I12, shape, kind, 0)
 
 
-@pytest.fixture(scope="module")
-def tiles(kernel_cache: Path) -> Tiles:
-    return Tiles(kernel_cache)
-
-
-def prompt(slot: int, first: int, end: int) -> tuple[tuple[int, int], ...]:
-    """The tokens of a slot's positions from ``first`` to before ``end``."""
-    return tuple((slot, position) for position in range(first, end))
-
-
-def made(seed: int, lengths: tuple[int, ...], *runs: tuple[int, int, int], **params: Any) -> Call:
-    """A call over sequences of these lengths, of the tokens of ``runs``."""
-    tokens = tuple(token for run in runs for token in prompt(*run))
-    return call_of(seed, lengths, tokens, dtype=I12, **params)
-
-
-SINKS = np.linspace(-2, 3, 6, dtype=np.float32)
-CALLS = {
-    "blocks-of-32-tokens": made(1, (40,), (0, 0, 40)),
-    "heads-of-128": made(2, (200,), (0, 150, 190), heads=8, head_dim=128),
-    "two-slots": made(3, (100, 70), (0, 80, 90), (1, 60, 70), kv_heads=1, head_dim=128),
-    "window": made(4, (300,), (0, 250, 280), head_dim=128, window=70),
-    "sinks": made(5, (150,), (0, 110, 150), heads=6, head_dim=96, sinks=SINKS),
-    "spans": made(6, (2100,), (0, 2080, 2090), (0, 5, 6), heads=2, kv_heads=1),
-    "one-head-each": made(7, (90,), (0, 10, 90), heads=2, head_dim=32),
+CASES = {
+    "blocks-of-32-tokens": attended((0, 0, 40)),
+    "heads-of-128": attended((0, 150, 40), heads=8, head_dim=128),
+    "two-slots": attended((0, 80, 10), (1, 60, 10), kv_heads=1, head_dim=128),
+    "window": attended((0, 250, 30), head_dim=128, window=70),
+    "sinks": attended((0, 110, 40), heads=6, head_dim=96, sinks=1),
+    "spans": attended((0, 2080, 10), (1, 5, 1), heads=2, kv_heads=1),
+    "one-head-each": attended((0, 10, 80), heads=2, head_dim=32),
+    **{kind: attended((0, 40, 30), kind=kind) for kind in ("nan", "inf", "scales")},
 }
 
 
-@pytest.mark.parametrize("name", CALLS)
-def test_tiles_have_the_bits_of_the_definition(tiles: Tiles, name: str) -> None:
-    found = tiles.run(CALLS[name], GROUPS)
-    assert np.isfinite(found).all()
-    assert np.array_equal(found, defined(CALLS[name]))
+def tiled(known: Example, folder: Path, text: str = "") -> Floats:
+    """y of the kernel, or of another ``text`` of it."""
+    given, sizes = known.operands, known.case.sizes
+    y = np.full_like(given["q"], 12345.0)
+    names = ("q", "kv", "page_table", "query", "y", "sinks")
+    arrays = [given.get(name) if name != "y" else y for name in names]
+    shape = [sizes.get(name, 0) for name in ("tokens", "heads", "kv_heads", "head_dim", "window")]
+    packet = lone_packet([0] * 5, shape)
+    for index, array in enumerate(arrays):
+        if array is not None:
+            packet["operand"][0, index] = array.ctypes.data
+            packet["stride"][0, index] = array.shape[-1]
+    packet["real"][0, :2] = known.case.params["scale"], 0.0
+    packet["dtype"] = I12.ggml_id
+    run = compiled(MODULE, text or module_source(Language.METAL, MODULE), folder)
+    assert run(packet.ctypes.data, GROUPS)
+    return y
 
 
-@pytest.mark.parametrize("broken", ["q", "keys", "values"])
-def test_what_is_not_finite_stays_in_its_head(tiles: Tiles, broken: str) -> None:
-    """A query without a finite row, and a key and a value that some queries see."""
-    call = made(8, (70,), (0, 40, 70), heads=4, head_dim=64)
-    if broken == "q":
-        call.q[3, 5] = np.inf
-    else:
-        getattr(call.sequences[0], broken)[50, 1, 7] = np.nan
-    found = tiles.run(call, GROUPS)
-    assert np.isnan(found).any()
-    assert np.isfinite(found).any()
-    assert np.array_equal(found, defined(call), equal_nan=True)
+@pytest.mark.parametrize("name", CASES)
+def test_tiles_have_the_bits_of_the_definition(name: str, kernel_cache: Path) -> None:
+    """Blocks of queries that are whole and others, windows, sinks, spans; rows that break."""
+    known = example(CASES[name])
+    expected = known.expected["y"]
+    assert np.isfinite(expected).any()
+    assert np.isfinite(expected).all() == (name not in ("nan", "inf"))
+    assert np.array_equal(tiled(known, kernel_cache), expected, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +88,6 @@ def test_wrong_kernels_are_noticed(text: str, instead: str, kernel_cache: Path) 
     elsewhere, a wrong weight."""
     kernel = module_source(Language.METAL, MODULE)
     assert text in kernel
-    call = CALLS["spans"]
-    found = Tiles(kernel_cache, kernel.replace(text, instead)).run(call, GROUPS)
-    assert not np.array_equal(found, defined(call), equal_nan=True)
+    known = example(CASES["spans"])
+    found = tiled(known, kernel_cache, kernel.replace(text, instead))
+    assert not np.array_equal(found, known.expected["y"], equal_nan=True)

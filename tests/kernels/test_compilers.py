@@ -1,21 +1,17 @@
-"""Every module of the kernel dialect compiles as GLSL and as CUDA."""
+"""Every module of the kernel dialect compiles as CUDA. As GLSL all are compiled already: see
+``tests/vulkan/test_build.py``."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from accel.kernels.source import Language, Module, Traits, module_source, modules
-from accel.vulkan.build import VALIDATOR
-from tests.kernels.glslang import Rejected, glslang, said_by
 from tests.needs import need_module
 
 OLDEST, NEWEST = "sm_80", "sm_90a"
 QUICK = ("--std=c++17", "--Ofast-compile=max")
 """Hardly optimized: what is told is the same."""
 NATIVE = Traits(dot=True)
-INTEGERS = Traits(divide=False, root=False, half=False)
 MODULES = modules()
 ONE_OF_EACH = tuple({module.op: module for module in MODULES}.values())
 OPS = tuple(module.op for module in ONE_OF_EACH)
@@ -26,7 +22,7 @@ MANY = [op for op in OPS if len(FORMATS[op]) > 1]
 
 def built_always(module: Module, architecture: str) -> bool:
     """Every op and every format for the newest, though only products and KV writes in each, and
-    some ops for the oldest. GLSL's compiler is given all of them; the rest here are soak tests."""
+    some ops for the oldest. GLSL's compiler is given all of them; the rest are soak tests."""
     if architecture == OLDEST:
         return OPS.index(module.op) % 4 == 0
     if module.op in ("matmul", "kv_write_batched") or module.op not in MANY:
@@ -35,10 +31,10 @@ def built_always(module: Module, architecture: str) -> bool:
 
 
 def marks_of(module: Module, architecture: str) -> list[pytest.MarkDecorator]:
-    """``ci/test`` compiles each op once for the newest, in every format where it multiplies."""
+    """``ci/test`` compiles each op once for the newest."""
     if not built_always(module, architecture):
         return [pytest.mark.soak]
-    short = architecture == NEWEST and (module.op == "matmul" or module in ONE_OF_EACH)
+    short = architecture == NEWEST and module in ONE_OF_EACH
     return [] if short else [pytest.mark.long]
 
 
@@ -49,36 +45,6 @@ BUILT = [
         *((module, OLDEST) for module in ONE_OF_EACH),
     )
 ]
-
-
-@pytest.mark.parametrize(
-    ("module", "traits"),
-    [
-        *(pytest.param(module, NATIVE, id=str(module)) for module in MODULES),
-        *(
-            pytest.param(
-                module,
-                INTEGERS,
-                marks=[] if module in ONE_OF_EACH else [pytest.mark.long],
-                id=f"{module}-integers",
-            )
-            for module in MODULES
-        ),
-    ],
-)
-def test_glsl(module: Module, traits: Traits, tmp_path: Path) -> None:
-    """With the device's own arithmetic and without; the modules are valid."""
-    built = tmp_path / "kernel.spv"
-    built.write_bytes(glslang().compile(module_source(Language.VULKAN, module, traits)))
-    result = said_by(VALIDATOR, "--target-env", "vulkan1.2", str(built))
-    assert result.returncode == 0, result.stderr
-
-
-def test_an_error_in_glsl_is_found_where_it_is() -> None:
-    """The compiler names the kernel's file and line."""
-    text = module_source(Language.VULKAN, Module("add")).replace("A(a) + A(b)", "A(a) +")
-    with pytest.raises(Rejected, match=r"add\.k:6"):
-        glslang().compile(text)
 
 
 def built_by_nvrtc(text: str, architecture: str) -> str:

@@ -25,8 +25,9 @@ from contract.dtypes import F16, F32, Q4_K, WEIGHT_DTYPES
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
-from harness.parity.cases import Case, all_cases
+from harness.parity.cases import Case, all_cases, generate
 from harness.parity.execute import build_graph, compare
+from harness.parity.shape import OpShape
 from harness.parity.shapes import STRATEGIES
 from tests.kernels.machines import MACHINES
 from tests.parity.test_parity import by_shape
@@ -169,11 +170,26 @@ def one_of_each(cases: Iterable[Case]) -> list[Case]:
     return list({case.opcode: case for case in cases}.values())
 
 
+def sampled() -> Iterator[Case]:
+    """Rows long enough that every item of a group has candidates, beside those of parity."""
+    yield from (*generate(Opcode.SAMPLE), *generate(Opcode.LOG_PROBABILITIES))
+    for vocab in (129, 5000, 20011):
+        sizes = {"rows": 7, "vocab": vocab, "recent_tokens": 8, "slots": 3}
+        tables = {"masks": 4, "mask_words": -(-vocab // 32), "biases": 50}
+        without = OpShape(f"7x{vocab}", sizes, absent=frozenset(("allowed", "bias")))
+        for shape in (without, OpShape(f"7x{vocab}-constrained", sizes | tables)):
+            for kind in ("normal", "zeros", "nan"):
+                yield Case(Opcode.SAMPLE, None, shape, kind, 0)
+        listed = OpShape(f"3x{vocab}", {"rows": 3, "vocab": vocab, "top": 20})
+        yield Case(Opcode.LOG_PROBABILITIES, None, listed, "normal", 0)
+
+
 BANKED = of(WORK_GROUP_CASES, FORMATS)
 OTHERS = [
     on("work-groups", "banked", {"shared_addresses": False}, one_of_each(BANKED)),
     on("work-groups", "banked-formats", {"shared_addresses": False}, BANKED,
        marks=(pytest.mark.long,)),
+    on("work-groups", "sampled", {}, [*sampled()], marks=(pytest.mark.long,)),
     on(
         "work-groups", "integers", {"native_arithmetic": False},
         of(WORK_GROUP_CASES, FORMATS[:2]), marks=(pytest.mark.long,),

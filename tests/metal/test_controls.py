@@ -48,9 +48,26 @@ class Bench:
         """A command buffer of the innermost pool."""
         return self.objc.send(self.runtime.queue._handle, "commandBuffer")
 
-    def encoder(self, commands: Any, kind: str = "computeCommandEncoder") -> Any:
-        """An encoder of it."""
-        return self.objc.send(commands, kind)
+    def commanded(self, *selectors: str) -> None:
+        """Messages to a command buffer, whose pool then ends."""
+        with self.objc.pool():
+            commands = self.commands()
+            for selector in selectors:
+                self.objc.send(commands, selector)
+
+    def encoded(self, *messages: tuple[Any, ...], kind: str = "computeCommandEncoder") -> None:
+        """A command buffer with one encoder, which got the messages and was ended."""
+        with self.objc.pool():
+            commands = self.commands()
+            encoder = self.objc.send(commands, kind)
+            for message in (*messages, ("endEncoding",)):
+                self.objc.send(encoder, *message)
+
+    def released(self) -> Any:
+        """An MTLBuffer that is none any more."""
+        buffer = self.buffer()
+        self.objc.release(buffer)
+        return buffer
 
 
 @pytest.fixture
@@ -62,140 +79,15 @@ def bench(make_mac: MakeMac) -> Iterator[Bench]:
     made.runtime.close()
 
 
-def no_end(bench: Bench) -> None:
-    with bench.objc.pool():
-        commands = bench.commands()
-        bench.encoder(commands)
-        bench.objc.send(commands, "commit")
-
-
-def encoder_dropped(bench: Bench) -> None:
-    with bench.objc.pool():
-        bench.encoder(bench.commands())
-
-
-def two_encoders(bench: Bench) -> None:
-    with bench.objc.pool():
-        commands = bench.commands()
-        first = bench.encoder(commands)
-        bench.encoder(commands, "blitCommandEncoder")
-        bench.objc.send(first, "endEncoding")
-
-
-def ended_twice(bench: Bench) -> None:
-    with bench.objc.pool():
-        encoder = bench.encoder(bench.commands())
-        bench.objc.send(encoder, "endEncoding")
-        bench.objc.send(encoder, "endEncoding")
-
-
-def behind_the_end(bench: Bench) -> None:
-    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
-        encoder = bench.encoder(bench.commands())
-        bench.objc.send(encoder, "endEncoding")
-        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 0, 0)
-
-
-def committed_twice(bench: Bench) -> None:
-    with bench.objc.pool():
-        commands = bench.commands()
-        bench.objc.send(commands, "commit")
-        bench.objc.send(commands, "commit")
-
-
-def wrong_index(bench: Bench) -> None:
-    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
-        encoder = bench.encoder(bench.commands())
-        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 0, 31)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def wrong_offset(bench: Bench) -> None:
-    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
-        encoder = bench.encoder(bench.commands())
-        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 4096, 0)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def misaligned(bench: Bench) -> None:
-    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
-        encoder = bench.encoder(bench.commands())
-        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 12, 0)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def released_resource(bench: Bench) -> None:
-    buffer = bench.buffer()
-    bench.objc.release(buffer)
-    with bench.objc.pool():
-        encoder = bench.encoder(bench.commands())
-        resources = bench.objc.ffi.new("id[]", [buffer])
-        bench.objc.send(encoder, "useResources:count:usage:", resources, 1, 3)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def released_receiver(bench: Bench) -> None:
-    buffer = bench.buffer()
-    bench.objc.release(buffer)
-    bench.objc.send(buffer, "contents")
-
-
 def released_in_use(bench: Bench) -> None:
     buffer = bench.buffer()
     with bench.objc.pool():
         commands = bench.commands()
-        encoder = bench.encoder(commands)
-        bench.objc.send(encoder, "setBuffer:offset:atIndex:", buffer, 0, 0)
+        encoder = bench.objc.send(commands, "computeCommandEncoder")
+        bench.objc.send(encoder, BIND, buffer, 0, 0)
         bench.objc.send(encoder, "endEncoding")
         bench.objc.send(commands, "commit")
     bench.objc.release(buffer)
-
-
-def no_pool(bench: Bench) -> None:
-    bench.commands()
-
-
-def long_copy(bench: Bench) -> None:
-    copied(bench, 8192)
-
-
-def odd_copy(bench: Bench) -> None:
-    copied(bench, 7)
-
-
-def copied(bench: Bench, nbytes: int) -> None:
-    with bench.objc.pool(), bench.objc.owned(bench.buffer()) as buffer:
-        encoder = bench.encoder(bench.commands(), "blitCommandEncoder")
-        selector = "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:"
-        bench.objc.send(encoder, selector, buffer, 0, buffer, 0, nbytes)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def large_groups(bench: Bench) -> None:
-    pipeline = bench.runtime.program.kernel(Module("add"))
-    with bench.objc.pool():
-        encoder = bench.encoder(bench.commands())
-        bench.objc.send(encoder, "setComputePipelineState:", pipeline.handle)
-        size = (1, 1, 1), (256, 1, 1)
-        bench.objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", *size)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def no_pipeline(bench: Bench) -> None:
-    with bench.objc.pool():
-        encoder = bench.encoder(bench.commands())
-        size = (1, 1, 1), (128, 1, 1)
-        bench.objc.send(encoder, "dispatchThreadgroups:threadsPerThreadgroup:", *size)
-        bench.objc.send(encoder, "endEncoding")
-
-
-def empty_buffer(bench: Bench) -> None:
-    assert bench.buffer(0) == bench.objc.ffi.NULL
-
-
-def private_buffer(bench: Bench) -> None:
-    made = bench.objc.send(bench.device, "newBufferWithLength:options:", 64, 2 << 4)
-    assert made == bench.objc.ffi.NULL
 
 
 def ragged_view(bench: Bench) -> None:
@@ -205,40 +97,54 @@ def ragged_view(bench: Bench) -> None:
     bench.objc.send(bench.device, selector, misaligned, 4096, 0, bench.objc.ffi.NULL)
 
 
-def unknown_method(bench: Bench) -> None:
-    bench.objc.send(bench.device, "commit")
+def large_groups(bench: Bench) -> None:
+    pipeline = bench.runtime.program.kernel(Module("add")).handle
+    bench.encoded(("setComputePipelineState:", pipeline), (DISPATCH, (1, 1, 1), (256, 1, 1)))
 
 
-WRONG: dict[Callable[[Bench], None], str] = {
-    no_end: "commit while an encoder is open",
-    encoder_dropped: "an encoder was released without endEncoding",
-    two_encoders: "blitCommandEncoder while an encoder is open",
-    ended_twice: "endEncoding twice",
-    behind_the_end: "something was encoded behind endEncoding",
-    committed_twice: "commit behind commit",
-    wrong_index: "a buffer bound at index 31, offset 0",
-    wrong_offset: "offset 4096 of a buffer of 4096 bytes",
-    misaligned: "a buffer bound at index 0, offset 12",
-    released_resource: "a resource is no FakeBuffer that is alive",
-    released_receiver: "contents was sent to a released MTLBuffer",
-    released_in_use: "a buffer was released that committed commands use",
-    no_pool: "a MTLCommandBuffer was left to a pool and there is none",
-    long_copy: "a copy beyond a buffer's end",
-    odd_copy: "a copy from 0 to 0 of 7: all multiples of 4",
-    large_groups: "256 threads of a pipeline for 128",
-    no_pipeline: "a dispatch without a pipeline",
-    empty_buffer: "a buffer of 0 bytes, at most 2147483648",
-    private_buffer: "buffer options 32: the simulation has shared ones alone",
-    ragged_view: "a view of memory that is not whole pages",
-    unknown_method: "MTLDevice does not know commit",
-}
+def copied(bench: Bench, nbytes: int) -> None:
+    buffer = bench.buffer()
+    bench.encoded((COPY, buffer, 0, buffer, 0, nbytes), kind="blitCommandEncoder")
 
 
-@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
-def test_wrong_messages_are_told(bench: Bench, wrong: Callable[[Bench], None]) -> None:
+BIND, USE = "setBuffer:offset:atIndex:", "useResources:count:usage:"
+DISPATCH = "dispatchThreadgroups:threadsPerThreadgroup:"
+COPY = "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:"
+WRONG: dict[str, Callable[[Bench], Any]] = {
+    "commit while an encoder is open": lambda b: b.commanded("computeCommandEncoder", "commit"),
+    "an encoder was released without endEncoding": lambda b: b.commanded("computeCommandEncoder"),
+    "blitCommandEncoder while an encoder is open":
+        lambda b: b.commanded("computeCommandEncoder", "blitCommandEncoder"),
+    "endEncoding twice": lambda b: b.encoded(("endEncoding",)),
+    "something was encoded behind endEncoding":
+        lambda b: b.encoded(("endEncoding",), (BIND, b.buffer(), 0, 0)),
+    "commit behind commit": lambda b: b.commanded("commit", "commit"),
+    "a buffer bound at index 31, offset 0": lambda b: b.encoded((BIND, b.buffer(), 0, 31)),
+    "offset 4096 of a buffer of 4096 bytes": lambda b: b.encoded((BIND, b.buffer(), 4096, 0)),
+    "a buffer bound at index 0, offset 12": lambda b: b.encoded((BIND, b.buffer(), 12, 0)),
+    "a resource is no FakeBuffer that is alive":
+        lambda b: b.encoded((USE, b.objc.ffi.new("id[]", [b.released()]), 1, 3)),
+    "contents was sent to a released MTLBuffer": lambda b: b.objc.send(b.released(), "contents"),
+    "a buffer was released that committed commands use": released_in_use,
+    "a MTLCommandBuffer was left to a pool and there is none": lambda b: b.commands(),
+    "a copy beyond a buffer's end": lambda b: copied(b, 8192),
+    "a copy from 0 to 0 of 7: all multiples of 4": lambda b: copied(b, 7),
+    "256 threads of a pipeline for 128": large_groups,
+    "a dispatch without a pipeline": lambda b: b.encoded((DISPATCH, (1, 1, 1), (128, 1, 1))),
+    "a buffer of 0 bytes, at most 2147483648": lambda b: b.buffer(0),
+    "buffer options 32: the simulation has shared ones alone":
+        lambda b: b.objc.send(b.device, "newBufferWithLength:options:", 64, 2 << 4),
+    "a view of memory that is not whole pages": ragged_view,
+    "MTLDevice does not know commit": lambda b: b.objc.send(b.device, "commit"),
+}  # fmt: skip
+"""What is told of each mistake, and what makes it."""
+
+
+@pytest.mark.parametrize("told", WRONG)
+def test_wrong_messages_are_told(bench: Bench, told: str) -> None:
     """Each mistake of a caller has a line of its own."""
-    wrong(bench)
-    assert WRONG[wrong] in bench.mac.problems
+    WRONG[told](bench)
+    assert told in bench.mac.problems
 
 
 def spoiled(

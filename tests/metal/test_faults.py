@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 
 import pytest
@@ -117,58 +118,32 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) ->
     assert requested <= met
 
 
-@pytest.mark.parametrize("selector", ["commandBuffer", "blitCommandEncoder"])
-def test_steps_that_were_not_committed_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """Neither recordings nor the memory of outputs pile up."""
-    mac = make_mac()
+@pytest.mark.parametrize(
+    ("what", "selector"),
+    [
+        *(("steps", selector) for selector in sorted(BY_STEPS - {"computeCommandEncoder"})),
+        *(("weights", selector) for selector in ("commandBuffer", "newFunctionWithName:")),
+    ],
+)
+def test_what_is_refused_over_and_over_leaves_nothing(
+    make_mac: MakeMac, what: str, selector: str
+) -> None:
+    """Neither recordings, arguments and outputs of steps nor stored or arranged bytes pile up."""
+    mac, decl = make_mac(), BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
     with MetalTier(metal=mac.metal) as tier:
-        lowered = Doubling(tier)
-        lowered.run()
-        held = [arena.ranges.free_bytes for arena in tier._memory._arenas]
+        lowered, held = Doubling(tier), []
+        upload = partial(tier.upload, decl, random_blocks(Q8_0, 64, 256, 5))
+        submit = partial(tier.submit, lowered.batch, inputs_of(values_of(0)), ("y",))
+        attempt = upload if what == "weights" else submit
         mac.behaviour.refuse = lambda asked: asked == selector
         for _ in range(3):
-            with pytest.raises(OutOfMemory, match="a step"):
-                tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))
-        mac.behaviour.refuse = lambda asked: False
-        assert len(lowered.batch.launch.made) == 1
-        assert [arena.ranges.free_bytes for arena in tier._memory._arenas] == held
-        lowered.run(2)
-        tier.free(lowered.y)
-    assert (mac.problems, mac.leaked) == ([], [])
-
-
-COMMANDS = "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:"
-
-
-@pytest.mark.parametrize("selector", [COMMANDS, "indirectComputeCommandAtIndex:"])
-def test_commands_that_cannot_be_made_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """The memory of their arguments is free again."""
-    mac = make_mac()
-    with MetalTier(metal=mac.metal) as tier:
-        lowered = Doubling(tier)
-        before = in_use(tier)
-        mac.behaviour.refuse = lambda asked: asked == selector
-        with pytest.raises(OutOfMemory, match="a step"):
-            tier.submit(lowered.batch, inputs_of(values_of(0)))
-        assert in_use(tier) == before
+            with pytest.raises(OutOfMemory, match="a step" if what == "steps" else "w "):
+                attempt()
+            held.append(in_use(tier))
+        assert held[0] == held[1] == held[2]
         mac.behaviour.refuse = lambda asked: False
         lowered.run(2)
         tier.free(lowered.y)
-    assert (mac.problems, mac.leaked) == ([], [])
-
-
-@pytest.mark.parametrize("selector", ["commandBuffer", "newFunctionWithName:"])
-def test_weights_that_cannot_be_arranged_leave_nothing(make_mac: MakeMac, selector: str) -> None:
-    """Neither the stored bytes nor the arranged ones."""
-    mac = make_mac()
-    decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
-    with MetalTier(metal=mac.metal) as tier:
-        before = in_use(tier)
-        mac.behaviour.refuse = lambda asked: asked == selector
-        with pytest.raises(OutOfMemory, match="w "):
-            tier.upload(decl, random_blocks(Q8_0, 64, 256, 5))
-        assert in_use(tier) == before
-        mac.behaviour.refuse = lambda asked: False
     assert (mac.problems, mac.leaked) == ([], [])
 
 

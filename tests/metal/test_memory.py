@@ -1,22 +1,21 @@
-"""What a plan predicts is what the tier allocates, views of the model file apart."""
+"""Memory is what a plan predicts, views of the model file apart; and a whole model's bits."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from accel.metal import memory, tier
+from accel.packets import work
 from accel.packets.arenas import ArenaKind
 from contract.dtypes import F16
+from reference.cpu.tier import CpuTier
 from reference.limits import whole_contexts
 from reference.model.open import open_model
 from reference.runner import ModelRunner
+from tests.conftest import SyntheticModel
 from tests.memory.test_allocation import FEW_STEPS, LLAMA, close, plan_on, step_of
 from tests.metal.conftest import OpenTier
-
-SyntheticModel = Callable[..., Path]
+from tests.model_runs import FEW, assert_same, generate
 
 
 @pytest.mark.parametrize("quant", ["q4_k_m", "f16"])
@@ -45,3 +44,15 @@ def test_plans(
             arena.nbytes for arena in opened._memory._arenas if arena.kind is ArenaKind.VIEW
         )
         assert (views > 0) == (view_bytes == 1)
+
+
+def test_cut_steps_and_weights_read_where_they_are(
+    open_metal: OpenTier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every launch a command buffer of its own; all weights that stay as stored are views."""
+    monkeypatch.setattr(work, "BATCH_WORK", 1)
+    monkeypatch.setattr(memory, "VIEW_BYTES", 1)
+    model = open_model(synthetic_model(architecture="qwen3", quant="f16"))
+    tier = open_metal()
+    expected = generate(model, CpuTier(), FEW)
+    assert_same(expected, generate(model, tier, FEW))

@@ -1,12 +1,15 @@
-"""A small random-weight file, as dictionaries a test can change before writing."""
+"""A small file of each family, as dictionaries that a test can change before writing.
+
+Names and shapes of tensors are those of ``harness.synth``, whose files ``tests/peer`` compares with
+llama.cpp."""
 
 from __future__ import annotations
 
-import hashlib
-import math
+import re
+from ast import literal_eval
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,13 +18,110 @@ from typing import Any
 import numpy as np
 
 from contract.dtypes import F16, F32
+from harness.synth.metadata import architecture_keys, shared_keys
+from harness.synth.plan import plan_tensors
+from harness.synth.sizes import sized_spec
+from harness.synth.tensors import tensor_data
 from reference.model.config import ModelConfig
 from reference.model.gguf.writer import HOLE, write_gguf
 from reference.model.open import open_model
 
-HIDDEN, VOCAB = 80, 96
+LAYERS, HIDDEN, VOCAB, FEED_FORWARD = 4, 80, 320, 112
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
+EXPERTS, USED, EXPERT_WIDTH, SHARED_WIDTH = 6, 2, 48, 32
+STATE, KEY_HEADS, VALUE_HEADS, TAPS = 16, 2, 4, 4
+CHANNELS = STATE * (2 * KEY_HEADS + VALUE_HEADS)
+MAMBA_HEADS = 8
+RANK, QUERY_RANK, ROTATED, UNROTATED, VALUE = 28, 40, 8, 12, 20
+WINDOW, FULL_HEAD_DIM, FULL_KV_HEADS, PER_LAYER = 5, 32, 1, 24
+LATER = re.compile(r"blk\.[2-9]\.")
+LAYER_NORM = "attention.layer_norm_epsilon"
+LAYER_NORMED = ("starcoder2", "stablelm", "phi2", "gptneox", "falcon", "nemotron", "olmo")
 
-Array = np.ndarray
+SIZES: dict[str, Any] = {
+    "layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM,
+    "feed_forward": FEED_FORWARD, "vocab": VOCAB, "context": 256,
+}  # fmt: skip
+MIXTURE: dict[str, Any] = {"experts": {"count": EXPERTS, "used": USED, "width": EXPERT_WIDTH}}
+SHARED: dict[str, Any] = {"experts": {**MIXTURE["experts"], "shared_width": SHARED_WIDTH}}
+ROUTED: dict[str, Any] = {
+    "leading_dense": 1, "experts": {**MIXTURE["experts"], "shared_width": EXPERT_WIDTH},
+}  # fmt: skip
+WIDE: dict[str, Any] = {"experts": {**MIXTURE["experts"], "width": FEED_FORWARD}}
+DELTA_NET: dict[str, Any] = {
+    "rope_base": 1e5,
+    "recurrent": {
+        "interval": 2, "state": STATE, "key_heads": KEY_HEADS, "value_heads": VALUE_HEADS,
+        "kernel": TAPS,
+    },
+}  # fmt: skip
+MAMBA: dict[str, Any] = {"mamba": {"interval": 2, "state": STATE, "heads": MAMBA_HEADS}}
+BLOCKS: dict[str, Any] = {"mamba": {**MAMBA["mamba"], "interval": 3}}
+"""A Mamba-2, a feed forward, one that attends, a feed forward."""
+SCALES: dict[str, Any] = {
+    "scales": {"embedding": 3.0, "residual": 0.5, "attention": 0.25, "logits": 4.0}
+}
+CONVOLVING: dict[str, Any] = {"short_conv": {"interval": 2, "kernel": TAPS}}
+GEMMA4: dict[str, Any] = {
+    "head_dim": FULL_HEAD_DIM, "kv_heads": FULL_KV_HEADS, "rope_base": 1e6,
+    "gemma": {
+        "window": WINDOW, "period": 2, "head_dim": HEAD_DIM, "kv_heads": KV_HEADS,
+        "values_from_keys": True, "output_scale": True,
+    },
+}  # fmt: skip
+PARTS: Mapping[str, dict[str, Any]] = {
+    **dict.fromkeys(("granite", "minicpm"), SCALES), "granitemoe": {**SCALES, **SHARED},
+    **dict.fromkeys(("minimax-m2", "qwen3moe", "qwen3vlmoe"), MIXTURE),
+    **dict.fromkeys(("qwen2moe", "hunyuan-moe"), SHARED), "olmoe": WIDE,
+    "qwen35": DELTA_NET, "qwen35moe": {**DELTA_NET, **SHARED}, "qwen3next": {**DELTA_NET, **SHARED},
+    "command-r": {"logit_scale": 0.5}, "cohere2": {"logit_scale": 0.5, "window": WINDOW},
+    "deepseek2": {
+        **ROUTED,
+        "latent": {
+            "rank": RANK, "query_rank": QUERY_RANK, "unrotated": UNROTATED, "rotated": ROTATED,
+            "value": VALUE,
+        },
+    },
+    **dict.fromkeys(("dots1", "glm4moe"), ROUTED), "bailingmoe2": {**ROUTED, "expert_groups": 2},
+    "exaone-moe": {**ROUTED, "window": WINDOW}, "afmoe": {**ROUTED, "window": WINDOW},
+    "gpt-oss": {**MIXTURE, "window": WINDOW},
+    "phi3": {"fused_qkv": False}, "granitehybrid": {**SCALES, **MAMBA},
+    "falcon-h1": MAMBA, "nemotron_h": BLOCKS,
+    "nemotron_h_moe": {**BLOCKS, **SHARED}, "gptneox": {"parallel": True},
+    "lfm2": CONVOLVING, "lfm2moe": {**CONVOLVING, **MIXTURE, "leading_dense": 1},
+    "ernie4_5-moe": {**SHARED, "leading_dense": 1},
+    "llama4": {"experts": {**ROUTED["experts"], "used": 1, "every": 2}},
+    "deepseek": ROUTED, "bailingmoe": {**ROUTED, "leading_dense": 0}, "mamba2": MAMBA,
+    "gemma": {"gemma": {"window": 0}}, "gemma2": {"gemma": {"window": WINDOW, "period": 2}},
+    "gemma3": {
+        "gemma": {"window": WINDOW, "period": 2}, "rope_base": 1e6, "rope_scaling": "linear",
+        "rope_factor": 8.0,
+    },
+    "gemma4": GEMMA4,
+}  # fmt: skip
+"""Fields of ``harness.synth`` that an architecture has besides SIZES."""
+HALF_ROTATES = {"rope.dimension_count": HEAD_DIM // 2}
+KEYS = dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), HALF_ROTATES)
+"""Keys that differ from those of ``harness.synth``."""
+VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "mixtral": ("llama", WIDE),
+    "gemma4 experts": ("gemma4", {"experts": {**MIXTURE["experts"], "fused": True}}),
+    "gemma4 per layer": (
+        "gemma4",
+        {
+            "gemma": {"shared_kv_layers": 2, "per_layer_width": PER_LAYER},
+            "feed_forward": (FEED_FORWARD,) * 2 + (2 * FEED_FORWARD,) * 2,
+        },
+    ),
+    "qwen3next ssm_in": ("qwen3next", {"recurrent": {"packing": "ssm_in"}}),
+    "qwen35 drafts": ("qwen35", {"nextn_layers": 1}),
+    **{
+        f"{name} qkv": (name, {"fused_qkv": True})
+        for name in ("llama", "qwen2", "qwen35", "gemma4")
+    },
+    "qwen35moe gates and ups": ("qwen35moe", {"experts": {"fused": True}}),
+}
+"""Structural variants: an architecture, and the fields that make them."""
 
 
 @dataclass
@@ -30,29 +130,15 @@ class FamilyFile:
 
     architecture: str
     keys: dict[str, Any]
-    values: dict[str, Array] = field(default_factory=dict)
+    values: dict[str, np.ndarray] = field(default_factory=dict)
 
     def add(self, name: str, *shape: int) -> None:
-        """A tensor of random numbers that its name alone decides."""
-        self.values[name] = random_values(name, shape)
-
-    def rows(self, name: str, rows: int, columns: int = HIDDEN) -> None:
-        """A matrix."""
-        self.add(f"{name}.weight", rows, columns)
-
-    def vector(self, name: str, width: int = HIDDEN) -> None:
-        """A vector with the suffix of a weight."""
-        self.add(f"{name}.weight", width)
+        """A tensor of ones."""
+        self.values[name] = np.ones(shape, np.float32)
 
     def stack(self, name: str, *parts: str, axis: int = 0) -> None:
         """Tensor ``name`` from ``parts``, which go, joined along ``axis``."""
         self.values[name] = np.concatenate([self.values.pop(part) for part in parts], axis)
-
-    def interleave(self, name: str, groups: int, *parts: str) -> None:
-        """Tensor ``name``: for each of ``groups``, the rows of that group of every part."""
-        pieces = [self.values.pop(part) for part in parts]
-        split = [piece.reshape(groups, -1, piece.shape[-1]) for piece in pieces]
-        self.values[name] = np.concatenate(split, axis=1).reshape(-1, pieces[0].shape[-1])
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -80,28 +166,44 @@ class FamilyFile:
         return path
 
 
-def config_of(file: FamilyFile, folder: Path) -> ModelConfig:
-    """The configuration that is read from ``file``, written to ``folder``: no value decides it."""
-    with closing(open_model(file.write(folder / "model.gguf", bare=True))) as model:
-        return model.config
+def family_file(name: str, **keys: Any) -> FamilyFile:
+    """The file of an architecture with its usual parts, or of a variant; ``keys`` change or add
+    metadata, with ``__`` for a point."""
+    return with_keys(name, {key.replace("__", "."): value for key, value in keys.items()})
 
 
-def random_values(name: str, shape: tuple[int, ...]) -> Array:
-    """Products that keep their inputs' size; norms and scales near 1, decays below 0."""
-    return _drawn(name, shape).copy()
+def with_keys(name: str, keys: Mapping[str, Any]) -> FamilyFile:
+    """The same with keys set, or removed where the value is None."""
+    architecture, more = VARIANTS.get(name, (name, {}))
+    made, values = _made(architecture, repr(sorted(more.items())))
+    file = FamilyFile(architecture, dict(made), dict(values))
+    for key, value in keys.items():
+        file.keys.pop(key, None)
+        if value is not None:
+            file.keys[key] = value
+    return file
 
 
 @lru_cache(maxsize=256)
-def _drawn(name: str, shape: tuple[int, ...]) -> Array:
-    """Tests write a file many times, of which one tensor or key is another each time."""
-    seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    drawn = np.random.default_rng(seed).standard_normal(shape)
-    if name.endswith("ssm_a"):
-        drawn = -np.exp(drawn)
-    elif "conv1d" in name or name.endswith(".bias"):
-        drawn = drawn * 0.5
-    elif len(shape) == 1 and "shexp" not in name:
-        drawn = 1.0 + 0.3 * drawn
-    elif name != "token_embd.weight":
-        drawn = drawn / math.sqrt(shape[-1])
-    return drawn.astype(np.float32)
+def _made(architecture: str, more: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Keys and tensors, which a test copies before it changes them."""
+    fields = {**SIZES, **PARTS.get(architecture, {})}
+    for name, value in literal_eval(more):
+        group = fields.get(name)
+        fields[name] = {**group, **value} if isinstance(group, dict) else value
+    spec = sized_spec("tiny", architecture=architecture, **fields)
+    values = {
+        tensor.name: np.concatenate([part.ravel() for part in tensor_data(spec, tensor)])
+        .view("<f4").reshape(tensor.shape)
+        for tensor in plan_tensors(spec)
+    }  # fmt: skip
+    return {**architecture_keys(spec), **shared_keys(spec), **KEYS.get(architecture, {})}, values
+
+
+def config_of(file: FamilyFile, folder: Path) -> ModelConfig:
+    """The configuration that is read from ``file``, written to ``folder``: no value decides it, and
+    no tensor behind the second layer."""
+    kept = {name: value for name, value in file.values.items() if not LATER.match(name)}
+    path = replace(file, values=kept).write(folder / "model.gguf", bare=True)
+    with closing(open_model(path)) as model:
+        return model.config

@@ -7,7 +7,7 @@ from typing import Any
 
 from gguf.constants import Keys
 
-from tests.model.family_parts import LAYERS
+from tests.model.family_file import LAYERS
 
 YARN = {
     "rope.scaling.type": "yarn",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,29 +19,25 @@ from reference.model.families import FAMILIES
 from reference.model.families.emitter import CLAMPED
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.model.family_file import HIDDEN, VOCAB, FamilyFile
-from tests.model.family_files import family_file
-from tests.model.family_opcodes import COMPOSITION
-from tests.model.family_parts import (
+from tests.model.family_file import (
     CHANNELS,
     FULL_HEAD_DIM,
     HEAD_DIM,
     HEADS,
+    HIDDEN,
     KV_HEADS,
     LAYERS,
     MAMBA_HEADS,
     STATE,
     TAPS,
     VALUE_HEADS,
+    VOCAB,
     WINDOW,
+    FamilyFile,
+    family_file,
 )
-from tests.model.family_parts import EXPERTS as EXPERT_COUNT
-from tests.model.family_variants import (
-    legacy_ssm_in,
-    make_gemma4_per_layer,
-    separate_gate_up,
-    with_nextn,
-)
+from tests.model.family_file import EXPERTS as EXPERT_COUNT
+from tests.model.family_opcodes import composition
 
 LIMITS = Limits(slots=2, context=64, pages=8, step_tokens=32, step_rows=32)
 TOKENS = tuple((5 + 37 * n) % VOCAB for n in range(21))
@@ -93,8 +88,7 @@ def counts(graph: Graph) -> dict[str, int]:
 def test_every_family_builds_the_graph_of_its_formulas(architecture: str, tmp_path: Path) -> None:
     """Opcode by opcode, fused wherever nothing else reads what is fused away."""
     graph = graph_of(family_file(architecture), tmp_path)
-    expected = {name: count for name, count in COMPOSITION[architecture].items() if count}
-    assert counts(graph) == expected
+    assert counts(graph) == composition()[architecture]
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
@@ -183,7 +177,7 @@ def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path: Path
 
 
 def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
-    graph = graph_of(make_gemma4_per_layer(family_file("gemma4")), tmp_path)
+    graph = graph_of(family_file("gemma4 per layer"), tmp_path)
     states = {decl.name for decl in graph.of_kind(BufferKind.STATE)}
     assert states == {"state.slots", "state.recent", "state.kv[0]", "state.kv[1]"}
     read = {
@@ -250,7 +244,7 @@ def test_slices_name_the_rows_they_hold(tmp_path: Path) -> None:
     assert sources["model.attn_q.weight[1]"] == f"blk.1.attn_q.weight[0:{HEAD_DIM}/{2 * HEAD_DIM}]"
     gate = f"blk.1.attn_q.weight[{HEAD_DIM}:{2 * HEAD_DIM}/{2 * HEAD_DIM}]"
     assert sources["model.attn_q_gate.weight[1]"] == gate
-    fused = graph_of(fused_qkv("qwen35"), tmp_path).buffers
+    fused = graph_of(family_file("qwen35 qkv"), tmp_path).buffers
     rows, end = 2 * HEADS * HEAD_DIM, 2 * (HEADS + KV_HEADS) * HEAD_DIM
     gate = f"blk.1.attn_qkv.weight[0:{rows}/{end}][{HEAD_DIM}:{2 * HEAD_DIM}/{2 * HEAD_DIM}]"
     assert fused["model.attn_q_gate.weight[1]"].source == gate
@@ -258,34 +252,15 @@ def test_slices_name_the_rows_they_hold(tmp_path: Path) -> None:
     assert sources["model.ssm_alpha.weight[0]"] == "blk.0.ssm_ba.weight[2:4/4]"
 
 
-def fused_qkv(architecture: str) -> FamilyFile:
-    """Queries, keys and values of every layer in one tensor."""
-    file = family_file(architecture)
-    for layer in range(LAYERS):
-        prefix = f"blk.{layer}.attn"
-        if f"{prefix}_v.weight" in file.values:
-            file.stack(f"{prefix}_qkv.weight", *(f"{prefix}_{name}.weight" for name in "qkv"))
-        if f"{prefix}_v.bias" in file.values:
-            file.stack(f"{prefix}_qkv.bias", *(f"{prefix}_{name}.bias" for name in "qkv"))
-    return file
-
-
-PACKINGS: dict[str, tuple[Callable[[], FamilyFile], Callable[[], FamilyFile]]] = {
-    "llama qkv": (lambda: family_file("llama"), lambda: fused_qkv("llama")),
-    "qwen2 qkv with bias": (lambda: family_file("qwen2"), lambda: fused_qkv("qwen2")),
-    "gemma4 qkv": (lambda: family_file("gemma4"), lambda: fused_qkv("gemma4")),
-    "qwen35 qkv with gates": (lambda: family_file("qwen35"), lambda: fused_qkv("qwen35")),
-    "gates and ups": (
-        lambda: family_file("qwen35moe"),
-        lambda: separate_gate_up(family_file("qwen35moe")),
-    ),
-    "ssm_in": (lambda: family_file("qwen3next"), lambda: legacy_ssm_in(family_file("qwen3next"))),
-}
+PACKINGS = {
+    **{f"{name} qkv": name for name in ("llama", "qwen2", "gemma4", "qwen35")},
+    "qwen35moe gates and ups": "qwen35moe", "qwen3next ssm_in": "qwen3next",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
 def test_a_packing_changes_no_bit(packing: str, tmp_path: Path) -> None:
-    separate, packed = (make() for make in PACKINGS[packing])
+    separate, packed = family_file(PACKINGS[packing]), family_file(packing)
     assert set(packed.values) != set(separate.values)
     first = logits(separate.write(tmp_path / "separate.gguf"), 8)
     second = logits(packed.write(tmp_path / "packed.gguf"), 8)
@@ -297,7 +272,7 @@ def test_a_scale_multiplies_its_product(tmp_path: Path) -> None:
     scaled, plain = family_file("qwen3"), family_file("qwen3")
     for name in ("attn_v", "ffn_up"):
         scaled.values[f"blk.0.{name}.scale"] = np.array([0.5], np.float32)
-        plain.values[f"blk.0.{name}.weight"] *= np.float32(0.5)
+        plain.values[f"blk.0.{name}.weight"] = plain.values[f"blk.0.{name}.weight"] / 2
     assert counts(graph_of(scaled, tmp_path))["scale_columns"] == 2
     first, second = (
         logits(file.write(tmp_path / f"{n}.gguf"), 8) for n, file in enumerate((scaled, plain))
@@ -307,9 +282,20 @@ def test_a_scale_multiplies_its_product(tmp_path: Path) -> None:
 
 def test_drafting_blocks_are_ignored_knowingly(tmp_path: Path) -> None:
     """Tensors of the block behind the last layer; not those of blocks nobody declared."""
-    file = with_nextn(family_file("qwen35"))
+    file = family_file("qwen35 drafts")
     plain = graph_of(family_file("qwen35"), tmp_path)
     assert [node.name for node in graph_of(file, tmp_path).nodes] == [n.name for n in plain.nodes]
-    file.vector(f"blk.{LAYERS + 1}.attn_norm")
+    file.add(f"blk.{LAYERS + 1}.attn_norm.weight", HIDDEN)
     with pytest.raises(UnsupportedModel, match=r"tensor blk\.5\.attn_norm\.weight: is not part"):
         graph_of(file, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("seeing", "plain"), [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3"), ("qwen3vlmoe", "qwen3moe")]
+)
+def test_a_graph_for_text_is_that_of_the_plain_family(
+    seeing: str, plain: str, tmp_path: Path
+) -> None:
+    graphs = [graph_of(family_file(name), tmp_path) for name in (seeing, plain)]
+    assert graphs[0].nodes == graphs[1].nodes
+    assert graphs[0].buffers == graphs[1].buffers

@@ -170,6 +170,13 @@ def without_sinks(oracle: Any) -> None:
     oracle._sinks = lambda prefix: np.full(oracle.heads, -np.inf)
 
 
+def first_head(oracle: Any) -> None:
+    matrix = oracle._matrix
+    oracle._matrix = lambda name: (
+        matrix(name)[:1].repeat(len(matrix(name)), 0) if "q_norm" in name else matrix(name)
+    )
+
+
 def first_size(oracle: Any) -> Callable[[str, int], float]:
     size = oracle.size
     return lambda name, layer: size(name, 0)
@@ -299,6 +306,29 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "one expert of Qwen 3 VL too few": (
         "qwen3vlmoe-experts", spoil_key("expert_used_count", lambda n: n - 1),
     ),
+    "no divisors of EXAONE 3": ("exaone", without("rope_freqs.weight")),
+    "whole heads of ChatGLM rotate": ("chatglm", spoil_rotation),
+    "pairs of Baichuan taken for halves": (
+        "baichuan", lambda oracle: setattr(oracle, "interleaved", False),
+    ),
+    "negative values of AFM squared, too": (
+        "arcee", lambda oracle: setattr(oracle, "positive", lambda x: x),
+    ),
+    "negative values of Nemotron 4 squared, too": (
+        "nemotron", lambda oracle: setattr(oracle, "positive", lambda x: x),
+    ),
+    "attention of Falcon reads the other norm": (
+        "falcon-parallel", without("blk.1.attn_norm_2.weight"),
+    ),
+    "norms of OLMo that keep the mean": (
+        "olmo", lambda oracle: setattr(oracle, "_mean", lambda x: 0.0 * x),
+    ),
+    "weights of the first head for all": ("stablelm-head-norms", first_head),
+    "weights of DeepSeek divided by their sum": (
+        "deepseek-experts", lambda oracle: setattr(oracle, "normalized", True),
+    ),
+    "no shared expert of Ling": ("bailingmoe-experts", without("blk.1.ffn_gate_shexp.weight")),
+    "no Mamba-2": ("mamba2", lambda oracle: setattr(oracle, "_mamba", lambda h, prefix: 0.0 * h)),
     "scores without a bound": ("gemma2", lambda oracle: setattr(oracle, "score_cap", 0.0)),
     "a window of Gemma 2 one position too wide": ("gemma2", spoil_window),
     "embeddings of another width": ("gemma", lambda oracle: setattr(oracle, "hidden", 64)),

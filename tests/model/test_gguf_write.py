@@ -20,15 +20,10 @@ from reference.model.gguf.types import GGML_TYPES, GgufType
 from reference.model.gguf.writer import HOLE, Typed, write_gguf
 
 WIDTHS = {
-    GgufType.UINT8: (0, 2**8 - 1),
-    GgufType.INT8: (-(2**7), 2**7 - 1),
-    GgufType.UINT16: (0, 2**16 - 1),
-    GgufType.INT16: (-(2**15), 2**15 - 1),
-    GgufType.UINT32: (0, 2**32 - 1),
-    GgufType.INT32: (-(2**31), 2**31 - 1),
-    GgufType.UINT64: (0, 2**64 - 1),
-    GgufType.INT64: (-(2**63), 2**63 - 1),
-}
+    GgufType[f"{sign}INT{bits}"]: (-(1 << bits - 1), (1 << bits - 1) - 1) if not sign
+    else (0, (1 << bits) - 1)
+    for bits in (8, 16, 32, 64) for sign in ("U", "")
+}  # fmt: skip
 NUMBERS = ("u1", "i1", "u2", "i2", "u4", "i4", "f4", "?", "u8", "i8", "f8")
 
 keys = st.text(st.characters(exclude_categories=("Cs",)), min_size=1, max_size=40).filter(

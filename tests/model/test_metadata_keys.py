@@ -21,7 +21,7 @@ from reference.model.gguf.types import GgufType
 from reference.model.gguf.writer import Typed
 from reference.model.open import open_model
 from reference.model.weights import constant_bytes
-from tests.model.family_file import config_of
+from tests.model.family_file import config_of, with_keys
 from tests.model.metadata_keys import (
     OF_OTHERS,
     SIZES,
@@ -31,7 +31,6 @@ from tests.model.metadata_keys import (
     YARN,
     known_keys,
 )
-from tests.model.test_dense_config import with_keys
 
 
 def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
@@ -40,7 +39,7 @@ def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
     assert set(CHANGING) <= set(UNUSUAL)
 
 
-RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe")
+RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe", "deepseek")
 ALWAYS = {
     "granitehybrid": {"rope.scaling.finetuned": True},
     "gptneox": {"use_parallel_residual": False},

@@ -1,4 +1,4 @@
-"""How many processors the tier may keep busy."""
+"""Processors that the tier may keep busy, and the folder that its build fills."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from accel.native.build import build_all
 from accel.native.host import processor_name, processor_quota, processors, total_memory
+from accel.native.names import Target
+from contract.errors import ConfigError
 
 
 def _group(tmp_path: Path, quotas: dict[str, str]) -> tuple[Path, Path]:
@@ -55,3 +58,15 @@ def test_the_machine_has_a_name_and_memory() -> None:
     """As far as any machine."""
     assert processor_name()
     assert total_memory() > 1 << 28
+
+
+def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
+    """Old libraries go; nothing else is deleted, and they only with nothing else."""
+    (tmp_path / "processor-0123456789abcdef.so").write_bytes(b"old")
+    (tmp_path / "notes.txt").write_bytes(b"notes of years")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which is no library"):
+        build_all(Target("linux", "x86_64"), tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "notes.txt",
+        "processor-0123456789abcdef.so",
+    ]

@@ -7,14 +7,12 @@ import pytest
 
 from accel.opencl import binding as cl
 from accel.opencl import self_check
-from accel.opencl.program import BuildOptions, build_program, op_files
+from accel.opencl.program import BuildOptions
 from accel.opencl.runtime import Choices, probe_options
 from accel.opencl.self_check import SelfTest, native_arithmetic
 from accel.packets.packet import PACKET
 from accel.packets.samples import sample_pairs
 from contract.errors import TierUnavailable
-from reference.exact.elementary import log, softplus
-from tests.kernels.processor import cpu_device
 
 NASTY = np.array(
     [
@@ -89,68 +87,3 @@ def test_packet_layout_agrees_with_the_device(self_test_of) -> None:
     expected = [PACKET.itemsize, *(fields[name][1] for name in self_check.LAYOUT_FIELDS)]
     assert test.layout() == expected
     assert set(self_check.LAYOUT_FIELDS) | {"reserved"} == set(PACKET.names or ())
-
-
-ENTRY = """
-__kernel void logarithms(__global const float *x, __global float *one, __global float *sixteen,
-                         __global float *plus) {
-    const uint i = get_global_id(0);
-    one[i] = log1(x[i]);
-    plus[i] = softplus1(x[i]);
-    if (i % 16 == 0) vstore16(log16(vload16(0, x + i)), 0, sixteen + i);
-}
-"""
-
-
-class CoreLogarithms:
-    """Elementary functions as cores compute them."""
-
-    def __init__(self) -> None:
-        device = cpu_device()
-        self._context = cl.Context([device.handle])
-        self._queue = cl.CommandQueue(self._context)
-        options = (
-            "-cl-std=CL1.2 -DSHARED_ADDRESSES=1 -DNATIVE_DIVIDE=1 -DNATIVE_SQRT=1 -DDOT_VNNI=0"
-        )
-        files = {**op_files(("scale",), frozenset()), "logarithms.cl": ENTRY}
-        program = build_program(self._context, device, files, options, None)
-        self._kernel = cl.Kernel(program, "logarithms")
-
-    def __call__(self, x: np.ndarray) -> list[np.ndarray]:
-        """log of one, log of sixteen, softplus."""
-        source = cl.Buffer(self._context, cl.READ_ONLY | cl.COPY_HOST_PTR, hostbuf=x)
-        targets = [cl.Buffer(self._context, cl.WRITE_ONLY, x.nbytes) for _ in range(3)]
-        self._kernel.set_args(source, *targets)
-        cl.enqueue_nd_range_kernel(self._queue, self._kernel, x.shape, None)
-        results = [np.empty_like(x) for _ in range(3)]
-        for result, target in zip(results, targets, strict=True):
-            cl.enqueue_copy(self._queue, result, target)
-        return results
-
-
-@pytest.fixture(scope="module")
-def logarithms() -> CoreLogarithms:
-    return CoreLogarithms()
-
-
-def test_logarithms_equal_the_definition(logarithms: CoreLogarithms) -> None:
-    """Positive numbers of every exponent, subnormals and the neighbours of 1 and sqrt(1/2)."""
-    rng = np.random.default_rng(4)
-    anything = rng.integers(1, 0x7F800000, 1 << 14, np.uint32).view(np.float32)
-    tiny = rng.integers(1, 0x00800000, 1 << 10, np.uint32).view(np.float32)
-    near = (np.array([1.0, np.sqrt(0.5)], np.float32).view(np.uint32)[:, None]).astype(np.int64)
-    near = (near + np.arange(-8, 8)).astype(np.uint32).reshape(-1).view(np.float32)
-    x = np.concatenate([anything, tiny, near, np.float32(1.0) + rng.random(1024, np.float32)])
-    one, sixteen, _ = logarithms(x)
-    assert (one == log(x)).all()
-    assert (sixteen == log(x)).all()
-
-
-def test_softplus_equals_the_definition(logarithms: CoreLogarithms) -> None:
-    """Both signs, infinities and NaN."""
-    rng = np.random.default_rng(5)
-    x = rng.standard_normal(1 << 12).astype(np.float32) * np.float32(30.0)
-    x[:4] = np.inf, -np.inf, np.nan, 0.0
-    *_, plus = logarithms(x)
-    with np.errstate(all="ignore"):
-        assert np.array_equal(plus, softplus(x), equal_nan=True)

@@ -93,20 +93,12 @@ def test_processors_are_told_apart_by_what_all_their_cores_can_do(tmp_path: Path
     assert processor_key(tmp_path / "none") == key("")
 
 
-@pytest.mark.parametrize("damage", ["empty", "truncated", "flipped", "foreign"])
-def test_a_damaged_entry_is_compiled_again_and_replaced(
-    build: Build, tmp_path: Path, damage: str
-) -> None:
-    """Whatever a crash or a full disk left is ignored, then overwritten."""
+def test_a_damaged_entry_is_compiled_again_and_replaced(build: Build, tmp_path: Path) -> None:
+    """Whatever a crash or a full disk left is ignored, then overwritten; tests of Vulkan's
+    pipelines have other damages of such entries."""
     build()
     (entry,) = tmp_path.glob("*.bin")
-    good = entry.read_bytes()
-    bad = {
-        "empty": b"",
-        "truncated": good[: len(good) // 2],
-        "flipped": good[:-1] + bytes([good[-1] ^ 1]),
-        "foreign": b"something else entirely",
-    }[damage]
+    bad = entry.read_bytes()[:-1]
     entry.write_bytes(bad)
     assert len(build()) == 1
     assert entry.read_bytes() != bad

@@ -19,11 +19,16 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from tests.contract.graphs import decoder
 from tests.memory import recurrent_layers
+from tests.opencl.test_experts import WORKERS, expert_layers
 
 KEYS = [ShapeKey(1, 1), ShapeKey(3, 2), ShapeKey(64, 1), ShapeKey(513, 5), ShapeKey(0, 0)]
-WORKERS = 3
 LAYERS = 4
-GRAPHS = {"decoder": decoder(LAYERS), "recurrent": recurrent_layers.graph(3, LAYERS)}
+GRAPHS = {
+    "decoder": decoder(LAYERS),
+    "recurrent": recurrent_layers.graph(3, LAYERS),
+    "experts": expert_layers(3),
+    "shared expert": expert_layers(3, shared=True),
+}
 
 
 def _owners(tensor: Tensor, split: Split, rows: int) -> np.ndarray:

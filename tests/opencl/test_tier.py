@@ -25,10 +25,12 @@ from contract.ir.inputs import STEP_BUFFER, input_layout, pack_inputs
 from contract.opcodes import Opcode
 from contract.records import OUTPUT_EVENT
 from contract.shape_key import ShapeKey
-from tests.doubling import GRAPH, KEY, LAYOUT, NBYTES, STATE, WIDTH, inputs_of, run_doubling
+from tests.doubling import GRAPH, KEY, LAYOUT, NBYTES, WIDTH, inputs_of, run_doubling
 from tests.needs import machine_lacks
 from tests.opencl.conftest import OpenTier
 from tests.opencl_parts import SOME, holding
+from tests.tiers import chained
+from tests.tiers.chained import LARGEST, Lowered, step_block
 
 
 def _never_done(tier: OpenClTier, status: int) -> object:
@@ -55,15 +57,6 @@ def test_a_failed_step_is_a_lost_device(tier: OpenClTier) -> None:
     fence = _never_done(tier, -14)
     with pytest.raises(DeviceLost, match="error -14"):
         tier.wait(fence)
-
-
-def test_closing_twice_and_after_a_loss(open_opencl: OpenTier) -> None:
-    """Close frees everything; a second one has nothing to do."""
-    tier = open_opencl()
-    tier.alloc(STATE, 64)
-    tier.close()
-    tier.close()
-    assert tier._memory.used == 0
 
 
 def test_every_object_is_released(
@@ -183,3 +176,23 @@ def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.Mo
     tier._reserve(256, 4096, 0)
     assert place.own_bytes >= 4096
     assert place.version > version
+
+
+def test_snapshots_are_used_again(open_opencl: OpenTier) -> None:
+    """Memory for inputs is as much as steps were under way at once, however many follow."""
+    lowered = Lowered(open_opencl())
+    tier = lowered.tier
+    before = tier.allocated_bytes
+    for _ in range(5):
+        tier.wait(lowered.submit(step_block(2, seed=1)))
+    assert tier.allocated_bytes == before + chained.LAYOUT.nbytes * tier.shares_memory
+
+
+def test_waiting_again_teaches_nothing_of_a_steps_time(open_opencl: OpenTier) -> None:
+    """Else the host would think steps take no time, and ask all the while whether one is done."""
+    lowered = Lowered(open_opencl())
+    fence = lowered.submit(step_block(LARGEST.tokens, seed=1))
+    lowered.tier.wait(fence)
+    fence.batch.pace.seconds = 1.0
+    lowered.tier.wait(fence)
+    assert fence.batch.pace.seconds == 1.0

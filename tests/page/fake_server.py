@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flask import Flask, Response, request
 from werkzeug.serving import WSGIRequestHandler, make_server
 
-from harness.serve.page import add_page, read_page
+from harness.serve.page import PageFile, read_page
 from tests.patience import PATIENCE_SECONDS
 
 MARKDOWN = """## Merging
@@ -105,10 +106,20 @@ class Double:
     url: str = ""
 
 
+def add_page(app: Flask) -> None:
+    """Add a route for each file of the pages."""
+    for path, file in read_page().items():
+        app.add_url_rule(path, path, partial(_file, file))
+
+
+def _file(file: PageFile) -> Any:
+    return file.answer(request.environ)
+
+
 def fake_app(double: Double) -> Flask:
     """The double as an application."""
     app = Flask("fake", static_folder=None)
-    add_page(app, read_page())
+    add_page(app)
 
     @app.before_request
     def check_key() -> Response | None:

@@ -10,13 +10,14 @@ import pytest
 from flask import Flask
 from flask.testing import FlaskClient
 
-from harness.serve.page import FOLDER, add_page, read_page
+from harness.serve.page import FOLDER, read_page
+from tests.page.fake_server import add_page
 
 
 @pytest.fixture
 def client() -> FlaskClient:
     app = Flask("page", static_folder=None)
-    add_page(app, read_page())
+    add_page(app)
     return app.test_client()
 
 

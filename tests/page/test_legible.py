@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,49 +15,7 @@ from tests.page.test_models import GB, model
 pytestmark = pytest.mark.browser
 LEAST = 4.5
 LONG_NAME = "smollm2-135m-instruct"
-FAINT = """(least) => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const rgba = (text) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = text;
-    canvas.fillRect(0, 0, 1, 1);
-    return [...canvas.getImageData(0, 0, 1, 1).data];
-  };
-  const over = (top, below) => {
-    const part = top[3] / 255;
-    return [0, 1, 2].map((n) => top[n] * part + below[n] * (1 - part)).concat(255);
-  };
-  const behind = (node) => {
-    const layers = [];
-    for (let at = node; at; at = at.parentElement) {
-      layers.unshift(rgba(getComputedStyle(at).backgroundColor));
-    }
-    return layers.reduce((below, top) => over(top, below), [255, 255, 255, 255]);
-  };
-  const light = ([r, g, b]) => [r, g, b].map((one) => {
-    const part = one / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  }).reduce((sum, part, n) => sum + part * [0.2126, 0.7152, 0.0722][n], 0);
-  const ratio = (one, other) => {
-    const [a, b] = [light(one), light(other)].sort((x, y) => y - x);
-    return (a + 0.05) / (b + 0.05);
-  };
-  const found = [];
-  const check = (node, style, text) => {
-    const below = behind(node);
-    const value = ratio(over(rgba(style.color), below), below);
-    if (value < least) found.push([value.toFixed(2), node.tagName, node.className, text]);
-  };
-  for (const node of document.querySelectorAll("body *")) {
-    const said = [...node.childNodes].filter((one) => one.nodeType === 3).map((one) => one.data);
-    const text = said.join("").trim();
-    if (text && node.checkVisibility() && node.tagName !== "OPTION") {
-      check(node, getComputedStyle(node), text.slice(0, 30));
-    }
-    if (node.placeholder) check(node, getComputedStyle(node, "::placeholder"), node.placeholder);
-  }
-  return found;
-}"""
+FAINT = Path(__file__).with_name("faint.js").read_text()
 
 
 def faint(chat: Chat) -> list[Any]:
@@ -122,48 +81,20 @@ def test_models_tell_size_memory_and_whether_they_fit(chat: Chat) -> None:
     expect(rows.filter(has_text="tiny")).not_to_contain_text("Does not fit")
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_name_of_the_model_is_not_cut(chat: Chat, width: int) -> None:
-    chat.page.set_viewport_size({"width": width, "height": 844})
-    room, need = chat.page.evaluate(
-        """(name) => {
-          const select = document.querySelector('#model');
-          select.replaceChildren(new Option(name));
-          const style = getComputedStyle(select);
-          const text = document.createElement('canvas').getContext('2d');
-          text.font = style.font;
-          const padding = parseFloat(style.paddingLeft) + parseFloat(style.paddingRight);
-          return [select.clientWidth - padding, text.measureText(name).width];
-        }""",
-        LONG_NAME,
-    )
-    assert need <= room
-    assert chat.page.evaluate("document.documentElement.scrollWidth") == width
-
-
-@pytest.mark.parametrize("width", [390, 700, 800, 1024, 1280])
 @pytest.mark.parametrize("settings", [False, True])
-def test_nothing_in_the_header_covers_anything(chat: Chat, width: int, settings: bool) -> None:
+def test_nothing_in_the_header_is_covered_or_cut(chat: Chat, settings: bool) -> None:
     """Also beside the settings, which take part of the page's width."""
-    chat.page.set_viewport_size({"width": width, "height": 844})
     chat.ask("Hello")
-    if settings:
-        chat.press("Settings")
-    wrong = chat.page.evaluate(
-        """(name) => {
-          document.querySelector('#model').replaceChildren(new Option(name));
-          const header = document.querySelector('header').getBoundingClientRect();
-          const boxes = [...document.querySelectorAll('header > *')]
-            .map((one) => [one.id, one.getBoundingClientRect()])
-            .filter(([, box]) => box.width > 1 && box.height > 1);
-          const outside = boxes.filter(([, box]) => box.left < header.left - 1
-            || box.right > header.right + 1);
-          const meet = (a, b) => a.left < b.right - 1 && b.left < a.right - 1
-            && a.top < b.bottom - 1 && b.top < a.bottom - 1;
-          const covered = boxes.filter(([, a], at) =>
-            boxes.some(([, b], other) => other > at && meet(a, b)));
-          return [outside.map(([id]) => id), covered.map(([id]) => id)];
-        }""",
-        LONG_NAME,
-    )
-    assert wrong == [[], []]
+    for width in (390, 700, 800, 1024, 1280):
+        chat.page.set_viewport_size({"width": width, "height": 844})
+        if settings and width == 390:
+            chat.press("Settings")
+        outside, covered, room, need = chat.page.evaluate(HEADER, LONG_NAME)
+        assert (outside, covered) == ([], []), width
+        if not settings:
+            assert need <= room, width
+            assert chat.page.evaluate("document.documentElement.scrollWidth") == width
+
+
+HEADER = Path(__file__).with_name("header.js").read_text()
+"""What sticks out of the header, what is covered; room of the name of the model, and its width."""

@@ -1,4 +1,4 @@
-"""Command R and Command R7B in plain float64."""
+"""Command R, R+ and R7B in plain float64."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tests.peer.float64_dense import Float64Dense
+from tests.peer.float64_layer_norms import norm_of_each_head
 from tests.peer.float64_llama import Float64
 
 
@@ -34,6 +35,9 @@ class Float64Cohere(Float64Dense):
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         h = self._norm(x, f"blk.{layer}.attn_norm")
         return x + self._attention(h, layer, positions) + self._feed_forward(h, layer)
+
+    def _norm_heads(self, x: Float64, name: str) -> Float64:
+        return norm_of_each_head(self, x, name)
 
     def _normed(self, x: Float64) -> Float64:
         return super()._normed(x - self._mean(x))

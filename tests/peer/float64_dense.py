@@ -1,4 +1,4 @@
-"""SmolLM 3, Granite, GLM-4, Phi 3, OLMo 2 and 3 and EXAONE 4 in plain float64."""
+"""SmolLM 3, Granite, GLM-4, Phi 3, OLMo 2 and 3, EXAONE, AFM and others in plain float64."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from numpy.typing import NDArray
 
 from tests.peer.float64_llama import Float64, Float64Llama, attention, sigmoid, silu
 
-INTERLEAVED = ("smollm3", "internlm2", "minicpm", "granite", "granitemoe", "glm4")
+INTERLEAVED = (
+    *("smollm3", "internlm2", "minicpm", "granite", "granitemoe", "glm4", "chatglm", "arcee"),
+    *("baichuan", "deepseek", "bailingmoe", "olmo"),
+)
 POST_NORMS = ("glm4", "olmo2", "exaone4", "afmoe")
 NO_PRE_NORMS = ("olmo2", "exaone4")
 
@@ -51,8 +54,15 @@ class Float64Dense(Float64Llama):
     def _gated(self, h: Float64, prefix: str, suffix: str = "") -> Float64:
         if f"{prefix}gate{suffix}.weight" in self._tensors:
             return super()._gated(h, prefix, suffix)
+        if self.architecture == "arcee":
+            return self._linear(self.positive(self._linear(h, f"{prefix}up")) ** 2, f"{prefix}down")
         gate, up = np.split(self._linear(h, f"{prefix}up"), 2, axis=1)
         return self._linear(silu(gate) * up, f"{prefix}down")
+
+    @staticmethod
+    def positive(x: Float64) -> Float64:
+        """What is squared where there are no gates."""
+        return np.maximum(x, 0.0)
 
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim

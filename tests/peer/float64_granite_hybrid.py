@@ -1,4 +1,4 @@
-"""Granite 4 in plain float64: Mamba-2 between layers that attend without rotation."""
+"""Mamba-2 in plain float64, and Granite 4: such layers between those that attend."""
 
 from __future__ import annotations
 
@@ -44,6 +44,13 @@ class Mamba2(Float64Dense):
 
     def _vector(self, name: str) -> Float64:
         return self._matrix(name).reshape(-1)
+
+
+class Float64Mamba2(Mamba2):
+    """Nothing but such layers."""
+
+    def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        return x + self._mamba(self._norm(x, f"blk.{layer}.attn_norm"), f"blk.{layer}.ssm_")
 
 
 class Float64GraniteHybrid(Mamba2):

@@ -1,24 +1,27 @@
-"""StarCoder 2, StableLM, Phi 2 and GPT-NeoX in plain float64."""
+"""StarCoder 2, StableLM, Phi 2, GPT-NeoX, Falcon, Nemotron 4 and OLMo in plain float64."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_gemma import Float64Gemma
-from tests.peer.float64_llama import Float64, Float64Llama
+from tests.peer.float64_llama import Float64
 
 
-class Float64LayerNorms(Float64Llama):
-    """Norms subtract the mean and have biases; a feed forward without gates has GELU."""
+class Float64LayerNorms(Float64Dense):
+    """Norms subtract the mean and have biases, or no weights; a feed forward without gates has
+    GELU, or squares what is positive."""
 
     epsilon = "attention.layer_norm_epsilon"
 
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         first, second = f"blk.{layer}.attn_norm", f"blk.{layer}.ffn_norm"
         h = self._norm(x, first)
-        y = x + self._attention(h, layer, positions)
-        if f"{second}.weight" in self._tensors:
+        own = f"{first}_2.weight" in self._tensors
+        y = x + self._attention(self._norm(x, f"{first}_2") if own else h, layer, positions)
+        if f"{second}.weight" in self._tensors or self.architecture == "olmo":
             beside = self.architecture == "gptneox" and self._key("use_parallel_residual", True)
             h = self._norm(x if beside else y, second)
         return y + self._feed_forward(h, layer)
@@ -26,18 +29,34 @@ class Float64LayerNorms(Float64Llama):
     def _gated(self, h: Float64, prefix: str, suffix: str = "") -> Float64:
         if f"{prefix}gate.weight" in self._tensors:
             return super()._gated(h, prefix, suffix)
-        return self._linear(
-            Float64Gemma.activation(self._linear(h, f"{prefix}up")), f"{prefix}down"
-        )
+        up = self._linear(h, f"{prefix}up")
+        if self.architecture == "nemotron":
+            return self._linear(self.positive(up) ** 2, f"{prefix}down")
+        return self._linear(Float64Gemma.activation(up), f"{prefix}down")
 
     def _norm(self, x: Float64, name: str) -> Float64:
+        if f"{name}.weight" not in self._tensors:
+            return self._normed(x)
         return super()._norm(x, name) + self._matrix(f"{name}.bias").reshape(-1)
 
+    def _norm_heads(self, x: Float64, name: str) -> Float64:
+        return norm_of_each_head(self, x, name)
+
     def _normed(self, x: Float64) -> Float64:
-        return super()._normed(x - x.mean(axis=-1, keepdims=True))
+        return super()._normed(x - self._mean(x))
+
+    def _mean(self, x: Float64) -> Float64:
+        mean: Float64 = x.mean(axis=-1, keepdims=True)
+        return mean
 
     def head(self, h: Float64) -> Float64:
         logits = super().head(h)
         if "output.bias" in self._tensors:
             logits = logits + self._matrix("output.bias").reshape(-1)
         return logits
+
+
+def norm_of_each_head(oracle: Float64Dense, x: Float64, name: str) -> Float64:
+    """The norm of every head, each with its own weights."""
+    weights = oracle._matrix(f"{name}.weight")
+    return (oracle._normed(x.reshape(len(x), *weights.shape)) * weights).reshape(x.shape)

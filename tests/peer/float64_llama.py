@@ -55,9 +55,9 @@ class Float64Llama:
         self.hidden = self._key("embedding_length")
         self.heads = self._key("attention.head_count")
         self.kv_heads = self._key("attention.head_count_kv", self.heads)
-        self.head_dim = self._key("attention.key_length", self.hidden // self.heads)
+        self.head_dim = self._key("attention.key_length", self.hidden // max(self.heads, 1))
         self.eps = self._key(self.epsilon)
-        self.normalized = self.architecture not in ("qwen2moe", "olmoe")
+        self.normalized = self.architecture not in ("qwen2moe", "olmoe", "deepseek")
         """Whether the weights of the chosen experts add to 1."""
         self.late_norms = self.architecture in ("hunyuan-dense", "hunyuan-moe")
         """Whether heads are normed after they are rotated."""

@@ -10,7 +10,7 @@ from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_falcon_h1 import Float64FalconH1
 from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_gpt_oss import Float64GptOss
-from tests.peer.float64_granite_hybrid import Float64GraniteHybrid
+from tests.peer.float64_granite_hybrid import Float64GraniteHybrid, Float64Mamba2
 from tests.peer.float64_hybrid import Float64Hybrid
 from tests.peer.float64_latent import Float64Latent
 from tests.peer.float64_layer_norms import Float64LayerNorms
@@ -28,12 +28,15 @@ ORACLES = {
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("exaone4", "granitemoe", "internlm2", "minicpm"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
+    **dict.fromkeys(("arcee", "baichuan", "chatglm", "exaone"), Float64Dense),
+    **dict.fromkeys(("deepseek", "bailingmoe"), Float64Dense),
     "llama4": Float64Llama4,
     "apertus": Float64Apertus,
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
     "deepseek2": Float64Latent,
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox"), Float64LayerNorms),
+    **dict.fromkeys(("falcon", "nemotron", "olmo"), Float64LayerNorms), "mamba2": Float64Mamba2,
     "ernie4_5-moe": Float64Ernie,
     **dict.fromkeys(("bailingmoe2", "exaone-moe", "afmoe"), Float64Routed),
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,

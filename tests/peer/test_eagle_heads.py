@@ -8,9 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.engine import test_dflash_head as dflash
 from tests.engine.headed_models import head_of
-from tests.engine.test_eagle_head import MODELS, model_of, truth_of
+from tests.engine.test_draft_formulas import BLOCKS, HEADS, path_of, truth_of
 from tests.peer.llama_cpp_peer import Peer
 
 pytestmark = pytest.mark.peer
@@ -18,13 +17,13 @@ TOKENS = [i * 7 % 250 for i in range(40)]
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in HEADS if name not in BLOCKS])
 def test_llama_cpp_agrees_with_float64(
     synthetic_model: Callable[..., Path], peer: Peer, name: str
 ) -> None:
     """It leaves the first token out, of which the formulas have no row before."""
-    path = model_of(synthetic_model, name)
-    head, truth = head_of(path), truth_of(path)
+    path = path_of(synthetic_model, name)
+    head, truth = head_of(path), truth_of(path, name)
     assert head is not None
     features, logits = peer.head_logits(path, head, TOKENS, truth.read_layers)
     expected = truth.draft_logits(TOKENS, first_key=False)
@@ -35,14 +34,14 @@ def test_llama_cpp_agrees_with_float64(
     assert np.abs(logits[:, owned] - truth.draft_logits(TOKENS)[1:]).max() > 100 * TOLERANCE
 
 
-@pytest.mark.parametrize("name", dflash.MODELS)
+@pytest.mark.parametrize("name", BLOCKS)
 def test_llama_cpp_agrees_with_float64_on_blocks(
     synthetic_model: Callable[..., Path], peer: Peer, name: str
 ) -> None:
     """The rows of the model, and a block without keys of them. Its rows have windows of their own,
     not that of the block's last row."""
-    path = dflash.model_of(synthetic_model, name)
-    head, truth = head_of(path), dflash.truth_of(path)
+    path = path_of(synthetic_model, name)
+    head, truth = head_of(path), truth_of(path, name)
     assert head is not None
     block = [TOKENS[-1], *[truth.mask] * 5]
     joined, logits = peer.block_logits(path, head, TOKENS[:-1], truth.read_layers, block)

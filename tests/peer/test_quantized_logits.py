@@ -50,6 +50,9 @@ MODELS = {
     **dict.fromkeys(("bailingmoe2-experts", "exaone-moe-experts", "afmoe-experts"), Limit()),
     **dict.fromkeys(("dots1-experts", "internlm2", "minicpm"), Limit()),
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox-parallel"), Limit()),
+    **dict.fromkeys(("exaone", "chatglm", "arcee", "falcon", "nemotron", "olmo"), Limit()),
+    **dict.fromkeys(("stablelm-head-norms", "deepseek-experts", "bailingmoe-experts"), Limit()),
+    "mamba2-groups": Limit(),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }  # fmt: skip
@@ -59,7 +62,7 @@ QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
 AS_WIDE = (
     *("exaone4", "internlm2", "qwen2moe", "olmoe", "phi3", "olmo2", "lfm2", "lfm2moe"),
     *("granitehybrid", "command-r", "cohere2", "qwen2vl", "bailingmoe2", "starcoder2"),
-    *("stablelm", "phi2", "gptneox"),
+    *("stablelm", "phi2", "gptneox", "exaone", "chatglm", "falcon", "olmo", "deepseek", "nemotron"),
 )
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0

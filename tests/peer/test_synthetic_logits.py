@@ -30,9 +30,13 @@ DEEP_GELU_TABLE_TOLERANCE = 2e-2
 
 NOT_IN_PEER = (
     *("llama-per-layer-widths", "phi3-window", "exaone4-windows", "llama4-experts-chunks"),
+    "baichuan",
 )
 """llama.cpp takes the first layer's width for all layers of a llama, leaves out Phi's window, and
-EXAONE's but for 64 layers, and has chunks of 8,192 positions for all of Llama 4."""
+EXAONE's but for 64 layers, and has chunks of 8,192 positions for all of Llama 4. It ends for a
+Baichuan that has not the layers of a published size."""
+GELUS = ("gemma", "starcoder2", "phi2", "gptneox", "falcon")
+"""Beginnings of the names of models with GELU."""
 ENTRIES = {**FAMILIES, **DEEP}
 EPSILON_UNREAD = ("qwen2vl",)
 """Architectures whose epsilon llama.cpp does not read and takes for 0."""
@@ -47,7 +51,7 @@ def for_peer(path, architecture):
 
 
 def peer_tolerance(name: str) -> float:
-    if not name.startswith(("gemma", "starcoder2", "phi2", "gptneox")):
+    if not name.startswith(GELUS):
         return TOLERANCE
     return DEEP_GELU_TABLE_TOLERANCE if name in DEEP else GELU_TABLE_TOLERANCE
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,73 +14,7 @@ from contract.types import QosClass, Tenant
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import WaitingRequest, WaitQueue
 from tests.sched.manual_clock import ManualClock
-from tests.sched.tenant_sets import AGING, always, of_class
-
-HOLD = 3.0
-"""Seconds a request runs in the simulation below, and thus the longest until room appears."""
-
-
-def waits(
-    slots: int, declared: list[Tenant], arrivals: Iterator[tuple[int, int]], aging: float
-) -> tuple[dict[int, list[float]], WaitQueue]:
-    """Simulate admission in steps of 0.25 s: one request each of ``arrivals`` (step, tenant) waits
-    for one of ``slots``, and nobody is preempted.
-
-    Returns how long each tenant waited without a slot before each admission, and the queue as it
-    is left."""
-    clock = ManualClock()
-    tenants = Tenants(declared, clock=clock)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=aging)
-    ends: list[tuple[float, int]] = []
-    held = {tenant.id: 0.0 for tenant in declared}
-    waited: dict[int, list[float]] = {tenant.id: [] for tenant in declared}
-    for order, (step, tenant) in enumerate(arrivals):
-        while clock.now < step * 0.25:
-            clock.now += 0.25
-            for end, holder in [entry for entry in ends if entry[0] <= clock.now]:
-                ends.remove((end, holder))
-                tenants.occupy(holder, slots=-1)
-                held[holder] = end
-            while len(ends) < slots and (taken := queue.next(always)) is not None:
-                ends.append((clock.now + HOLD, taken.tenant))
-                tenants.occupy(taken.tenant, slots=1)
-                waited[taken.tenant].append(clock.now - max(taken.since, held[taken.tenant]))
-        queue.push(WaitingRequest(order, tenant, clock.now, 1))
-    return waited, queue
-
-
-def crowd(tenants: int) -> Iterator[tuple[int, int]]:
-    """Arrivals: tenants 1 and up have one request a step for ever; after 10 s tenant 0 has four."""
-    for step in range(1, 1000):
-        for tenant in range(1, tenants):
-            yield step, tenant
-        if step == 40:
-            yield from [(step, 0)] * 4
-
-
-def crowded(tenants: int) -> list[Tenant]:
-    """A batch tenant, 0, among interactive ones whose share is always lower."""
-    return [of_class(0, QosClass.BATCH)] + [
-        of_class(id, QosClass.INTERACTIVE, weight=50.0) for id in range(1, tenants)
-    ]
-
-
-@pytest.mark.parametrize("tenants", [2, 3, 6])
-@pytest.mark.parametrize("slots", [1, 4])
-def test_the_starvation_bound_is_met(tenants: int, slots: int) -> None:
-    """A stream of interactive requests that alone would fill every slot for ever: the batch tenant
-    is never without a slot for more than ``aging + T * R`` seconds."""
-    waited, _ = waits(slots, crowded(tenants), crowd(tenants), AGING)
-    assert len(waited[0]) == 4
-    assert max(waited[0]) <= AGING + tenants * HOLD
-    # Reached because of aging, not because there was room.
-    assert min(waited[0]) >= AGING
-
-
-def test_without_aging_the_bound_is_missed() -> None:
-    """Negative control: the same crowd for 240 s, nobody ever aged, and batch work starves."""
-    waited, _ = waits(1, crowded(3), crowd(3), math.inf)
-    assert waited[0] == []
+from tests.sched.tenant_sets import AGING, of_class
 
 
 class Mix(NamedTuple):

@@ -127,36 +127,20 @@ def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObjec
             assert usage.slots <= tenants[taken.tenant].max_slots
             assert usage.pages <= tenants[taken.tenant].max_kv_pages or usage.slots == 1
         assert len(queue) == len(waiting)
+        for line in map(line_of, waiting):
+            aged = began.aged_since(line, running, clock.now) is not None
+            assert (queue.line_aged_since(*line) is not None) == aged
 
 
-def test_equal_shares_go_first_come_first_served() -> None:
-    clock = ManualClock()
-    tenants = Tenants([of_class(id, QosClass.STANDARD) for id in range(3)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock)
-    for order, tenant in ((5, 2), (7, 0), (6, 1)):
-        queue.push(WaitingRequest(order, tenant, 0.0, 1))
-    assert [queue.next(always).order for _ in range(3)] == [5, 6, 7]  # type: ignore[union-attr]
+def queue_of(*declared: Tenant, now: float = 0.0) -> tuple[ManualClock, Tenants, WaitQueue]:
+    clock = ManualClock(now)
+    tenants = Tenants(declared, clock=clock)
+    return clock, tenants, WaitQueue(tenants, clock=clock, aging_seconds=AGING)
 
 
-def test_a_tenants_lowered_requests_wait_behind_all_of_the_class_above_until_they_are_aged() -> (
-    None
-):
-    """They hold up none of its other requests, and a stream of these does not starve them."""
-    clock = ManualClock()
-    tenants = Tenants(
-        [of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.STANDARD)], clock=clock
-    )
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    queue.push(WaitingRequest(0, 0, 0.0, 1, QosClass.BATCH))
-    queue.push(WaitingRequest(1, 1, 0.0, 1, QosClass.INTERACTIVE))
-    queue.push(WaitingRequest(2, 0, 0.0, 1))
-    assert [queue.next(always).order for _ in range(2)] == [2, 1]  # type: ignore[union-attr]
-    tenants.occupy(0, slots=1)
-    clock.now = AGING
-    queue.push(WaitingRequest(3, 0, clock.now, 1))
-    assert queue.aged(0, QosClass.BATCH)
-    assert not queue.aged(0)
-    assert [queue.next(always).order for _ in range(2)] == [0, 3]  # type: ignore[union-attr]
+def orders(queue: WaitQueue, count: int) -> list[int]:
+    """The next ones."""
+    return [queue.next(always).order for _ in range(count)]  # type: ignore[union-attr]
 
 
 def small(waiting: WaitingRequest) -> bool:
@@ -164,10 +148,7 @@ def small(waiting: WaitingRequest) -> bool:
 
 
 def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
-    clock = ManualClock()
-    classes = (QosClass.STANDARD, QosClass.BATCH)
-    tenants = Tenants([of_class(id, qos) for id, qos in enumerate(classes)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    clock, tenants, queue = queue_of(of_class(0, QosClass.STANDARD), of_class(1, QosClass.BATCH))
     queue.push(WaitingRequest(0, 0, 0.0, 50))
     for order in range(1, 4):
         queue.push(WaitingRequest(order, 1, 0.0, 1))
@@ -184,9 +165,7 @@ def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
 def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
     """First those of its own tenant, of whatever class, then those of others: while its pages are
     read from disk no slot is free for nothing."""
-    clock = ManualClock(AGING)
-    tenants = Tenants([replace(BIG, id=id) for id in range(2)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    *_, queue = queue_of(BIG, replace(BIG, id=1), now=AGING)
     queue.push(WaitingRequest(0, 0, 0.0, 1))
     queue.push(WaitingRequest(1, 1, AGING, 1))
     queue.push(WaitingRequest(2, 0, AGING, 1, QosClass.BATCH))
@@ -202,54 +181,20 @@ def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
     ]  # fmt: skip
 
 
-def test_who_holds_a_slot_does_not_age() -> None:
-    """Else a tenant with long requests would take a slot more every ten seconds."""
-    clock = ManualClock()
-    tenants = Tenants([replace(BIG, id=id) for id in range(2)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    tenants.occupy(0, slots=1)
-    queue.push(WaitingRequest(0, 0, 0.0, 1))
-    clock.now = 100.0
-    queue.push(WaitingRequest(1, 1, clock.now, 1))
-    assert not queue.aged(0)
-    tenants.occupy(0, slots=-1)
-    clock.now += AGING - 1
-    assert not queue.aged(0)
-    clock.now += 1
-    assert queue.aged(0)
-    assert queue.aged(1)
-
-
-def test_the_aged_beyond_their_own_quota_hold_up_nobody() -> None:
-    clock = ManualClock()
-    tenants = Tenants([replace(BIG, id=id, max_slots=1) for id in range(2)], clock=clock)
-    tenants.occupy(0, slots=1)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
-    queue.push(WaitingRequest(0, 0, 0.0, 1))
-    queue.push(WaitingRequest(1, 1, 0.0, 1))
-    clock.now = 2 * AGING
-    assert queue.next(always) == WaitingRequest(1, 1, 0.0, 1)
-    assert queue.next(always) is None
-
-
 def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew() -> None:
-    clock = ManualClock()
-    tenants = Tenants([of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    clock, _, queue = queue_of(of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH))
     queue.push(WaitingRequest(3, 1, 0.0, 1))
     clock.now = 100.0
     assert queue.next(always) == WaitingRequest(3, 1, 0.0, 1)
     for order, tenant in ((8, 1), (9, 0), (3, 1)):
         queue.push(WaitingRequest(order, tenant, clock.now, 1))
     assert not queue.aged(1)
-    assert [queue.next(always).order for _ in range(3)] == [9, 3, 8]  # type: ignore[union-attr]
+    assert orders(queue, 3) == [9, 3, 8]
 
 
 def test_room_may_be_made_while_choosing() -> None:
     """What is preempted for a candidate is pushed back at once, and comes after it."""
-    clock = ManualClock()
-    tenants = Tenants([of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock, aging_seconds=AGING)
+    clock, tenants, queue = queue_of(of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH))
     tenants.occupy(1, slots=1)
     queue.push(WaitingRequest(5, 0, 0.0, 1))
     queue.push(WaitingRequest(6, 1, 0.0, 1))
@@ -262,27 +207,24 @@ def test_room_may_be_made_while_choosing() -> None:
 
     assert queue.next(make_room) == WaitingRequest(5, 0, 0.0, 1)
     assert len(queue) == 2
-    assert [queue.next(always).order for _ in range(2)] == [2, 6]  # type: ignore[union-attr]
+    assert orders(queue, 2) == [2, 6]
 
 
 def test_a_request_can_be_removed_wherever_it_waits() -> None:
-    clock = ManualClock()
-    tenants = Tenants([BIG], clock=clock)
-    queue = WaitQueue(tenants, clock=clock)
+    *_, queue = queue_of(BIG)
     for order in range(6):
         queue.push(WaitingRequest(order, 0, 0.0, 1))
     for order in (0, 4, 4, 77):
         queue.remove(order)
     assert len(queue) == 4
-    assert [queue.next(always).order for _ in range(4)] == [1, 2, 3, 5]  # type: ignore[union-attr]
+    assert orders(queue, 4) == [1, 2, 3, 5]
     assert queue.next(always) is None
     assert len(queue) == 0
 
 
 def test_requests_given_up_leave_nothing_behind() -> None:
     """Behind a first request that never fits, others come and go: memory is that of those left."""
-    clock = ManualClock()
-    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    *_, queue = queue_of(BIG)
     queue.push(WaitingRequest(0, 0, 0.0, 1))
     for order in range(1, 1000):
         queue.push(WaitingRequest(order, 0, 0.0, 1))
@@ -292,16 +234,14 @@ def test_requests_given_up_leave_nothing_behind() -> None:
 
 
 def test_nobody_waits_for_an_unknown_tenant() -> None:
-    clock = ManualClock()
-    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    *_, queue = queue_of(BIG)
     with pytest.raises(RequestError, match="tenant: 9 is not known"):
         queue.push(WaitingRequest(0, 9, 0.0, 1))
     assert len(queue) == 0
 
 
 def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
-    clock = ManualClock(1000.0)
-    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    clock, _, queue = queue_of(BIG, now=1000.0)
     assert queue.retry_after() == 1.0
     for order in range(200):
         queue.push(WaitingRequest(order, 0, clock.now, 1))
@@ -318,8 +258,7 @@ def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
 
 
 def test_before_the_first_end_what_runs_says_how_long_runs_take() -> None:
-    clock = ManualClock(1000.0)
-    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    clock, _, queue = queue_of(BIG, now=1000.0)
     queue.push(WaitingRequest(0, 0, clock.now, 1))
     queue.next(always)
     clock.now += 9.0
@@ -331,8 +270,7 @@ def test_before_the_first_end_what_runs_says_how_long_runs_take() -> None:
 
 def test_a_preempted_request_counts_with_all_its_time_in_slots() -> None:
     """Not with that between them, and one that never had a slot not at all."""
-    clock = ManualClock(1000.0)
-    queue = WaitQueue(Tenants([BIG], clock=clock), clock=clock)
+    clock, _, queue = queue_of(BIG, now=1000.0)
     for _ in range(2):
         queue.push(WaitingRequest(0, 0, clock.now, 1))
         clock.now += 50.0
@@ -344,26 +282,3 @@ def test_a_preempted_request_counts_with_all_its_time_in_slots() -> None:
     queue.remove(1)
     queue.ended(1)
     assert queue.retry_after() == 6.0
-
-
-class Looked:
-    """Counts the requests that a choice asks room for."""
-
-    def __init__(self) -> None:
-        self.orders: list[int] = []
-
-    def __call__(self, waiting: WaitingRequest) -> bool:
-        self.orders.append(waiting.order)
-        return False
-
-
-@pytest.mark.parametrize("requests", [10, 1000])
-def test_a_choice_looks_at_one_request_of_each_tenant(requests: int) -> None:
-    clock = ManualClock()
-    tenants = Tenants([replace(BIG, id=id) for id in range(4)], clock=clock)
-    queue = WaitQueue(tenants, clock=clock)
-    for order in range(requests):
-        queue.push(WaitingRequest(order, order % 4, 0.0, 1))
-    looked = Looked()
-    assert queue.next(looked) is None
-    assert looked.orders == [0, 1, 2, 3]

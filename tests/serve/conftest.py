@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from openai import OpenAI
-from werkzeug.routing import Rule
 
 from harness import tiers
 from harness.cli.main import main
@@ -57,24 +56,6 @@ that way, and a bias decides more."""
 Serve = Callable[..., AbstractContextManager[Running]]
 RUNNING: list[Running] = []
 """The servers of ``serve`` that have not ended."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def routes_are_compiled_once() -> Iterator[None]:
-    """Every server has functions compiled that would write the addresses of its routes. They are
-    the same for the same rule, and take a third of a server's start."""
-    compile_builder = Rule._compile_builder
-    compiled: dict[tuple[object, ...], Callable[..., tuple[str, str]]] = {}
-
-    def once(rule: Rule, append_unknown: bool = True) -> Callable[..., tuple[str, str]]:
-        key = (rule.rule, rule.subdomain, rule.host, repr(rule.defaults), append_unknown)
-        if key not in compiled:
-            compiled[key] = compile_builder(rule, append_unknown)
-        return compiled[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rule, "_compile_builder", once)
-        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

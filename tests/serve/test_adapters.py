@@ -244,7 +244,6 @@ def test_a_replay_and_a_receipt_name_the_adapters(
     [
         ("/v1/completions", ASKED | {"lora": [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 0.25}]}),
         ("/v1/chat/completions", CHAT | {"model": "b", "seed": 3}),
-        ("/v1/embeddings", {"input": "hello", "model": "b"}),
         ("/v1/score", {"input": "hello", "model": "a"}),
         ("/v1/embeddings", {"input": "hello"}),
     ],

@@ -119,17 +119,3 @@ def test_a_digest_behind_an_answer_begins_another(hermes: Running) -> None:
     begun = count(said, add_generation_prompt=True, enable_thinking=False)
     for last in (digest, {**digest, "content": blocks}, {**digest, "content": ""}):
         assert count([*said, last]) == begun > count(said)
-
-
-@pytest.mark.parametrize("what", ["messages", "system", "content"])
-def test_what_is_no_turn_and_no_block_is_refused(hermes: Running, what: str) -> None:
-    """It is not taken for a turn that says nothing."""
-    turn = {"role": "user", "content": "a"}
-    bodies: dict[str, Body] = {
-        "messages": {"messages": [None, turn]},
-        "system": {"messages": [turn], "system": [None]},
-        "content": {"messages": [turn, {"role": "system", "content": ["", None]}]},
-    }
-    for path in ("/v1/messages", "/v1/messages/count_tokens"):
-        body = {"model": "tiny", "max_tokens": 1, **bodies[what]}
-        assert Http(hermes.url).post(path, body).status == 400, path

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-import httpx
 import pytest
 from openai import AsyncOpenAI
 from pydantic import BaseModel, SecretStr
@@ -19,6 +18,8 @@ if TYPE_CHECKING:
     from pydantic_ai import Agent
     from pydantic_ai.providers.openai import OpenAIProvider
 
+pytestmark = pytest.mark.long
+"""They send what OpenAI's own client sends, and take two seconds and more to import."""
 messages = LateModule("langchain_core.messages")
 pydantic_ai = LateModule("pydantic_ai")
 models = LateModule("pydantic_ai.models.openai")
@@ -119,36 +120,3 @@ def test_langchain_continues_stored_responses(hermes: Running) -> None:
     assert second.usage_metadata is not None
     assert second.usage_metadata["input_tokens"] > first.usage_metadata["input_tokens"]
     assert second.response_metadata["id"] != first.response_metadata["id"]
-
-
-BENCHES: dict[str, tuple[str, dict[str, Any]]] = {
-    "llama-benchy": ("/v1/chat/completions",
-                     {"model": "tiny", "messages": [{"role": "user", "content": "a b c"}],
-                      "max_tokens": 8, "stream": True, "stream_options": {"include_usage": True},
-                      "min_tokens": None, "cache_prompt": False, "ignore_eos": True,
-                      "return_token_ids": True}),
-    "guidellm": ("/v1/completions",
-                 {"model": "tiny", "prompt": "a b c", "max_tokens": 8, "max_completion_tokens": 8,
-                  "stop": None, "ignore_eos": True, "stream": True,
-                  "stream_options": {"include_usage": True, "continuous_usage_stats": True}}),
-    "vllm, completions": ("/v1/completions",
-                          {"model": "tiny", "prompt": "a b c", "temperature": 0.0,
-                           "repetition_penalty": 1.0, "max_tokens": 8, "logprobs": None,
-                           "ignore_eos": True, "stream": True,
-                           "stream_options": {"include_usage": True}}),
-    "vllm, conversations": ("/v1/chat/completions",
-                            {"model": "tiny",
-                             "messages": [{"role": "user",
-                                           "content": [{"type": "text", "text": "a b c"}]}],
-                             "temperature": 0.0, "max_completion_tokens": 8, "ignore_eos": True,
-                             "stream": True, "stream_options": {"include_usage": True}}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", BENCHES)
-def test_bodies_of_benches(hermes: Running, name: str) -> None:
-    """They count the tokens that they asked for."""
-    path, body = BENCHES[name]
-    answer = httpx.post(hermes.url + path, json=body)
-    assert answer.status_code == 200, answer.text
-    assert '"completion_tokens":8' in answer.text

@@ -13,15 +13,12 @@ import pytest
 from contract.arithmetic import PAGE_TOKENS
 from harness.serve.keys import new_key
 from harness.serve.run import Running
-from tests.held_steps import hold_steps
 from tests.late_module import LateModule
-from tests.patience import wait_until
 from tests.serve.calling import PARAMETERS, TOOLS
 from tests.serve.conftest import Serve
-from tests.serve.http import JSON, Http, posted
+from tests.serve.http import JSON, Http
 from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
-from tests.serve.test_connections import running
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -82,8 +79,9 @@ def thinker(serve: Serve, tmp_path: Path) -> Iterator[Anthropic]:
 
 
 def test_a_message_is_what_a_chat_completion_says(claude: Anthropic, http: Http) -> None:
-    message = claude.messages.create(**ASKED)
-    chat = http.post(CHAT, {**RAW}).json
+    sampling = {"temperature": 1.0, "top_k": 3, "top_p": 0.9}
+    message = claude.messages.create(**{**ASKED, "extra_body": {"seed": 11, **sampling}})
+    chat = http.post(CHAT, {**RAW, **sampling}).json
     (block,) = message.content
     assert block.type == "text"
     assert block.text == chat["choices"][0]["message"]["content"]
@@ -272,13 +270,6 @@ def test_a_stop_sequence_is_named(claude: Anthropic) -> None:
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
 
 
-def test_sampling_is_that_of_the_other_routes(claude: Anthropic, http: Http) -> None:
-    more = {"temperature": 1.0, "top_k": 3, "top_p": 0.9}
-    message = claude.messages.create(**{**ASKED, "extra_body": {"seed": 11, **more}})
-    chat = http.post(CHAT, {**RAW, **more}).json
-    assert message.content[0].text == chat["choices"][0]["message"]["content"]  # type: ignore[union-attr]
-
-
 def test_a_form_of_the_answer_is_kept(agent: Anthropic) -> None:
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     schema["additionalProperties"] = False
@@ -370,26 +361,6 @@ def test_a_key_is_a_header_of_its_own(serve: Serve, tmp_path: Path) -> None:
         assert http.get("/v1/models", X_Api_Key="x").status == 401
         headers = {"X_Api_Key": key, "anthropic_version": "2023-06-01"}
         assert http.post(MESSAGES_PATH, RAW, **headers).status == 200
-
-
-def test_a_stream_that_fails_ends_with_an_error_event(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hold_steps(monkeypatch, 5)
-    with serve() as server:
-        http = Http(server.url)
-        with http.connected() as connection:
-            body = {**RAW, "max_tokens": 200, "stream": True}
-            connection.sendall(posted(MESSAGES_PATH, body))
-            wait_until(lambda: running(server) == 1)
-            server.drain(0)
-            heard = b"".join(iter(lambda: connection.recv(65536), b""))
-    last = heard[heard.rindex(b"event: ") :].split(b"\r\n")[0]
-    name, data = last.strip().split(b"\n")
-    assert name == b"event: error"
-    told = json.loads(data.removeprefix(b"data: "))
-    assert (told["type"], told["error"]["type"]) == ("error", "overloaded_error")
-    assert b"message_stop" not in heard
 
 
 def test_models_are_listed_for_this_client_too(claude: Anthropic) -> None:

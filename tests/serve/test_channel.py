@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 import socket
 import threading
 from contextlib import ExitStack, closing, suppress
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from waitress.channel import ClientDisconnected, HTTPChannel
+from waitress.server import TcpWSGIServer
 
 from harness.serve import listen
 from harness.serve.listen import HttpServer, ListenOptions, _Channel, send_what_fits
+from harness.serve.sockets import allow_descriptors
 from tests.patience import PATIENCE_SECONDS
 
 
@@ -187,3 +193,43 @@ def test_connections_that_come_together_are_accepted_together(room: int) -> None
             connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
         server._server.handle_accept()
         assert len(watched) == own + min(clients, room)
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
+def test_without_descriptors_there_are_fewer_connections(
+    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The silent ones end, so that others are heard; what failed is not tried without end."""
+    monkeypatch.setattr(listen, "SILENT_SECONDS", 0.0)
+    server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
+    accept, channels = TcpWSGIServer.accept, server._server.active_channels
+
+    def limited(self: TcpWSGIServer) -> Any:
+        if len(channels) == 12:
+            raise OSError(number, os.strerror(number))
+        return accept(self)
+
+    monkeypatch.setattr(TcpWSGIServer, "accept", limited)
+    with closing(server), ExitStack() as connected:
+        address = ("127.0.0.1", server.port)
+        clients = [
+            connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+            for _ in range(40)
+        ]
+        server.start()
+        clients[-1].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert clients[-1].recv(8) == b"HTTP/1.1"
+        assert len(channels) <= 9
+    (line,) = [one.message for one in caplog.records if "ulimit" in one.message]
+    assert line == f"{os.strerror(number)}: at most 9 connections from now on; see ulimit -n"
+
+
+def test_as_many_descriptors_are_allowed_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(256, 4096), (256, 500), (1024, 4096), (256, -1), (-1, -1)]
+    set_to: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[0])
+    monkeypatch.setattr(resource, "setrlimit", lambda kind, pair: set_to.append(pair))
+    while limits:
+        allow_descriptors(1000)
+        limits.pop(0)
+    assert set_to == [(1000, 4096), (500, 500), (1000, -1)]

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -115,20 +116,31 @@ def test_events_are_never_named(http: Http) -> None:
     assert lines[-1] == b"data: [DONE]"
 
 
+TURNS = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize(("path", "body", "name", "error"), [
+    (COMPLETIONS, LONG, None, ("code", "engine_stopped")),
+    ("/v1/messages", {**TURNS, "max_tokens": 200}, b"event: error", ("type", "overloaded_error")),
+    ("/api/chat", {**TURNS, "options": {"num_predict": 200, "temperature": 0}}, None, None),
+])  # fmt: skip
 def test_a_stream_that_fails_says_so_before_it_closes(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any],
+    name: bytes | None, error: tuple[str, str] | None,
+) -> None:  # fmt: skip
+    """In the form of each API: the last line, and no end of an answer."""
     hold_steps(monkeypatch, 5)
-    with serve() as server:
-        http = Http(server.url)
-        with http.connected() as connection:
-            connection.sendall(posted(COMPLETIONS, {**LONG, "stream": True}))
-            wait_until(lambda: running(server) == 1)
-            server.drain(0)
-            heard = b"".join(iter(lambda: connection.recv(65536), b""))
-        data = [line for line in heard.split(b"\n") if line.startswith(b"data: ")]
-        assert json.loads(data[-1].removeprefix(b"data: "))["error"]["code"] == "engine_stopped"
-        assert b"[DONE]" not in heard
+    with serve() as server, Http(server.url).connected() as connection:
+        connection.sendall(posted(path, {**body, "stream": True}))
+        wait_until(lambda: running(server) == 1)
+        server.drain(0)
+        heard = b"".join(iter(lambda: connection.recv(65536), b""))
+    lines = [line.strip() for line in heard.split(b"\n")]
+    told = [line for line in lines if line.startswith((b"data: ", b"{"))][-1]
+    failed = json.loads(told.removeprefix(b"data: "))["error"]
+    assert failed[error[0]] == error[1] if error else isinstance(failed, str)
+    assert name is None or lines[lines.index(told) - 1] == name
+    assert not any(end in heard for end in (b"[DONE]", b"message_stop", b'"done":true'))
 
 
 def test_an_answer_that_ended_in_time_is_sent_whole(

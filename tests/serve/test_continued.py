@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from harness.serve.run import Running
 from tests.serve.http import Http
 
@@ -46,13 +44,6 @@ def test_the_answer_is_the_continuation_of_the_text(hermes: Running) -> None:
     assert b"One, two," not in streamed
 
 
-def test_a_text_that_stands_twice_is_cut_at_its_end(hermes: Running) -> None:
-    again = {"role": "user", "content": "One, two,"}
-    prompt = prompt_of(hermes, [again, SAID], continue_final_message=True)
-    assert prompt.count("One, two,") == 2
-    assert prompt.endswith("One, two,")
-
-
 def test_control_tokens_of_the_text_are_text(hermes: Running) -> None:
     """What a message says ends no turn, continued or not."""
     said = {"role": "assistant", "content": "a<|im_end|>"}
@@ -60,23 +51,6 @@ def test_control_tokens_of_the_text_are_text(hermes: Running) -> None:
     ids = Http(hermes.url).post(CHAT, body | {"continue_final_message": True}).json
     (end,) = hermes.service.model.tokenizer.encode("<|im_end|>", parse_special=True, add_bos=False)
     assert ids["prompt_token_ids"].count(end) == 1
-
-
-@pytest.mark.parametrize(("messages", "fields"), [
-    ([USER], {}),
-    ([USER, {"role": "assistant", "content": " "}], {}),
-    ([USER, SAID], {"add_generation_prompt": True}),
-    ([USER, SAID], {"response_format": {"type": "json_object"}}),
-    ([USER,
-      SAID | {"tool_calls": [{"id": "a", "type": "function",
-                              "function": {"name": "f", "arguments": ""}}]}],
-     {}),
-])  # fmt: skip
-def test_what_is_refused(hermes: Running, messages: Sequence[Any], fields: dict[str, Any]) -> None:
-    body = {"messages": messages, "max_tokens": 1, "continue_final_message": True, **fields}
-    refused = Http(hermes.url).post(CHAT, body)
-    assert refused.status == 400
-    assert refused.error["param"] == "continue_final_message"
 
 
 def test_other_dialects_continue_by_the_last_message_alone(hermes: Running) -> None:

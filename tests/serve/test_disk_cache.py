@@ -141,34 +141,20 @@ def test_a_later_group_of_the_same_number_finds_nothing(
         assert ask(Http(fourth.url), "carl")["x_zinc"]["cached"]["from_disk"] > 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_queue_is_written_before_a_signal_ends_the_server(
-    tiny_model_path: Path, tmp_path: Path, number: signal.Signals
+    tiny_model_path: Path, serve: Serve, tmp_path: Path
 ) -> None:
     words = ("--disk-cache", str(tmp_path / "cache"), "--disk-cache-size", "50MB")
     with process(tiny_model_path, tmp_path, *words) as (server, http):
         expected = ask(http)
-        server.send_signal(number)
+        server.send_signal(signal.SIGINT)
         server.wait(PATIENCE_SECONDS)
         assert server.stderr is not None
         assert "Traceback" not in server.stderr.read()
-    with process(tiny_model_path, tmp_path, *words) as (server, http):
-        answer = ask(http)
+    with serve(disk_cache=tmp_path / "cache", sampling={}) as later:
+        answer = ask(Http(later.url))
         assert digest(answer) == digest(expected)
         assert answer["x_zinc"]["cached"]["from_disk"] > 0
-        server.kill()
-
-
-def test_a_server_that_was_killed_leaves_a_folder_to_use(
-    tiny_model_path: Path, tmp_path: Path
-) -> None:
-    words = ("--disk-cache", str(tmp_path / "cache"))
-    answers = []
-    for _ in range(3):
-        with process(tiny_model_path, tmp_path, *words) as (server, http):
-            answers.append(digest(ask(http)))
-            server.kill()
-    assert answers == [answers[0]] * 3
 
 
 def test_an_llm_finds_what_an_earlier_one_computed(tiny_model_path: Path, tmp_path: Path) -> None:

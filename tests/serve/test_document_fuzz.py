@@ -21,7 +21,7 @@ from tests.serve.conftest import Serve
 from tests.serve.tenants import write_tenants
 
 KEY = new_key()
-EXAMPLES = 4
+EXAMPLES = 3
 SOAK_EXAMPLES = 2000
 MAX_TOKENS = 4
 TOKEN_LIMITS = {

@@ -13,7 +13,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import numpy as np
 import pytest
 
 from contract.errors import DeviceLost, PromptTooLong, QueueFull, RequestError
@@ -71,24 +70,6 @@ def tokens_of(stream: EventStream) -> list[int]:
                 return tokens
 
 
-def test_many_threads_get_what_each_asked_for(driven: Driven) -> None:
-    """Each gets its own tokens, all of them, those of the request alone."""
-    with driven() as driver:
-        alone = tokens_of(driver.submit([request(driver, 20)]))
-        answers: list[list[int]] = []
-
-        def ask() -> None:
-            answers.append(tokens_of(driver.submit([request(driver, 20)])))
-
-        threads = [threading.Thread(target=ask) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert answers == [alone] * 8
-        assert len(alone) == 20
-
-
 def test_refusals_reach_the_caller_and_leave_nothing(
     driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,15 +103,6 @@ def test_what_the_driver_notes_of_a_request(driven: Driven) -> None:
             assert facts.admitted is not None
             assert facts.admitted >= facts.submitted
             assert facts.cached == cached
-
-
-def test_a_cancelled_request_is_gone_before_the_next_step(driven: Driven) -> None:
-    with driven() as driver:
-        stream = driver.submit([request(driver, 80)])
-        stream.take(PATIENCE_SECONDS)
-        stream.cancel()
-        steps = driver.call(lambda engine: (engine.idle, engine.statistics.running))
-        assert steps == (True, 0)
 
 
 def test_nothing_is_computed_for_a_stream_nobody_takes_from(driven: Driven) -> None:
@@ -241,19 +213,6 @@ def test_a_lost_device_ends_everybody(driven: Driven) -> None:
         assert "device was lost" in driver.failure
 
 
-def test_close_drains_or_cuts(driven: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
-    with driven() as driver:
-        stream = driver.submit([request(driver, 40)])
-        driver.close(drain_seconds=60)
-        assert len(tokens_of(stream)) == 40
-    hold_steps(monkeypatch, 5)
-    with driven() as driver:
-        stream = driver.submit([request(driver, 80)])
-        driver.close()
-        with pytest.raises(EngineStopped, match="shutting down"):
-            tokens_of(stream)
-
-
 def test_one_stream_for_many_submissions(driven: Driven) -> None:
     """What is refused is told apart, and takes nothing from the others; the stream says when there
     is something to take."""
@@ -303,17 +262,6 @@ def test_a_released_request_is_forgotten_and_the_others_go_on(
         assert ended == [second.id]
         assert driver.failure is None
         assert driver.call(lambda engine: engine.idle)
-
-
-def test_logits_of_every_position(driven: Driven) -> None:
-    with driven() as driver:
-        asked = replace(request(driver, 2), max_tokens=0)
-        rows: list[np.ndarray[Any, Any]] = []
-        stream = driver.open_stream()
-        sinks = {asked.id: lambda first, values: rows.append(values.copy())}
-        assert driver.submit_to(stream, [Submission([asked], sinks, 0)]) == [None]
-        tokens_of(stream)
-        assert np.concatenate(rows).shape[0] == len(asked.prompt)
 
 
 def interrupted_at(event_number: int, work: Callable[[], object]) -> bool:

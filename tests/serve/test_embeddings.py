@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import math
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -73,26 +72,6 @@ def test_a_vector_is_the_pooled_hidden_states(http: Http, tiny_model_path: Path)
     assert vectors(http, [tokens], dimensions=5)[0] == pool.vector(5).tolist()
 
 
-def test_company_changes_nothing(http: Http) -> None:
-    """Each alone, all at once, more than there are slots, and beside requests that generate."""
-    alone = [vectors(http, text)[0] for text in TEXTS]
-    assert vectors(http, TEXTS) == alone
-    assert vectors(http, TEXTS * 3) == alone * 3
-    busy = [
-        threading.Thread(
-            target=http.post,
-            args=("/v1/completions", {"prompt": f"{i}", "max_tokens": 100, "ignore_eos": True}),
-        )
-        for i in range(4)
-    ]
-    for thread in busy:
-        thread.start()
-    assert vectors(http, list(reversed(TEXTS))) == list(reversed(alone))
-    for thread in busy:
-        thread.join()
-    assert alone[0] != alone[3]
-
-
 def test_texts_and_ids_are_the_same(http: Http, server: Running) -> None:
     ids = [server.service.model.tokenizer.encode(text) for text in TEXTS]
     requested = vectors(http, TEXTS)
@@ -108,30 +87,6 @@ def test_fewer_dimensions_are_normalised_again(http: Http) -> None:
     assert math.isclose(math.fsum(x * x for x in part), 1.0, rel_tol=1e-6)
     scale = part[0] / whole[0]
     assert all(math.isclose(p, w * scale, rel_tol=1e-5) for p, w in zip(part, whole, strict=False))
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "code"),
-    [
-        ({"input": []}, "input", "invalid_value"),
-        ({"input": ["a", ""]}, "input", "invalid_value"),
-        ({"input": [[]]}, "input", "invalid_value"),
-        ({"input": ["a", 1]}, "input", "invalid_value"),
-        ({"input": [10**6]}, "input", "invalid_value"),
-        ({"input": ["a"] * 2049}, "input", "invalid_value"),
-        ({"input": ["a", "b " * 300]}, "input", "context_length_exceeded"),
-        ({"input": "a", "dimensions": 0}, "dimensions", "invalid_value"),
-        ({"input": "a", "dimensions": 10**6}, "dimensions", "invalid_value"),
-        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "invalid_value"),
-        ({"input": "a", "model": "other"}, "model", "model_not_found"),
-        ({"input": "a", "dimension": 2}, "dimension", "unknown_parameter"),
-        ({}, "input", "invalid_value"),
-    ],
-)
-def test_what_is_refused(http: Http, body: dict[str, object], param: str, code: str) -> None:
-    refused = http.post("/v1/embeddings", body)
-    assert refused.status in (400, 404)
-    assert (refused.error["param"], refused.error["code"]) == (param, code)
 
 
 def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@ own tokens alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from tests.serve.http import Http, posted
 from tests.serve.streams import data_of, lines_of
 
 COMPLETIONS, USAGE = "/v1/completions", "/v1/tenants/local/usage"
+GENERATED = re.compile(rb"^zinc_rt:generation_tokens_total\S+ (\S+)$", re.M)
 PROMPT = [1, 2, 3, 4]
 CHOICES = 3
 BODY = {
@@ -64,9 +66,12 @@ def receipt_of(http: Http, notes: dict[str, Any]) -> Receipt:
 
 
 def counted(http: Http) -> tuple[int, int]:
-    """Tokens of answers in the stored ledger, and in the engine's."""
+    """Tokens of answers in the stored ledger, which the metrics have, too, and in the engine's."""
     usage = http.get(USAGE).json
-    return usage["total"]["completion_tokens"], usage["since_start"]["tokens_generated"]
+    stored = usage["total"]["completion_tokens"]
+    (generated,) = GENERATED.findall(http.get("/metrics").body) or (0,)
+    assert stored == float(generated)
+    return stored, usage["since_start"]["tokens_generated"]
 
 
 def logs_of(choices: Sequence[dict[str, Any]]) -> list[list[float]]:

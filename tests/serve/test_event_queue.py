@@ -68,15 +68,6 @@ class Taker:
         assert not self._thread.is_alive()
 
 
-def test_without_an_offer_everything_is_taken() -> None:
-    event_queue = EventQueue()
-    event_queue.give(events(1, 2))
-    event_queue.give(events(3))
-    assert len(event_queue) == 3
-    assert tokens_of(event_queue.take(0)) == [1, 2, 3]
-    assert event_queue.take(0) == []
-
-
 def test_what_is_accepted_wakes_nobody() -> None:
     accepted: list[int] = []
     event_queue = EventQueue()

@@ -20,7 +20,7 @@ from harness.serve.chat import ChatPlan, plan_chat
 from harness.serve.wire import ChatRequest, converted
 from reference.model.chat_template import ChatTemplate
 from reference.model.open import Model
-from tests.serve import family_templates as templates
+from tests.serve import chat_templates as templates
 from tests.serve.calling import MESSAGES, TOOLS, check_call
 from tests.serve.test_reply import told
 from tests.serve.test_structured import allowed, walk

@@ -85,27 +85,6 @@ def test_scores_are_those_of_the_score_route(http: Http) -> None:
     assert echoed["token_logprobs"] == whole["logprobs"]
 
 
-@pytest.mark.parametrize(("more", "param"), [
-    ({"max_tokens": 4}, "max_tokens"),
-    ({"n_predict": 4, "max_tokens": None}, "n_predict"),
-    ({"n": 2}, "n"),
-    ({"stop": "e"}, "stop"),
-    ({"stop_token_ids": [5]}, "stop_token_ids"),
-    ({"force_tokens": []}, "force_tokens"),
-    ({"force_tokens": ["a"]}, "force_tokens[0]"),
-    ({"force_tokens": [999_999] * 5}, "force_tokens"),
-    ({"force_tokens": [5] * 300, "max_tokens": None}, "force_tokens"),
-    ({"force_tokens": [-1]}, "force_tokens[0]"),
-    ({"response_format": {"type": "regex", "regex": "[a-z]+"}, "ignore_eos": False},
-     "force_tokens"),
-])  # fmt: skip
-def test_refusals(http: Http, more: Json, param: str) -> None:
-    body = {**TEXT, "max_tokens": len(SAID), "force_tokens": SAID, **more}
-    refused = http.post(COMPLETIONS, body)
-    assert refused.status == 400, refused.body
-    assert refused.error["param"] == param
-
-
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_its_receipt_verifies_and_another_token_is_named(
     http: Http, server: Running, folder: Path, path: str

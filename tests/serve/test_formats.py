@@ -19,7 +19,6 @@ from tests.serve.calling import (
     CALLING,
     ENUM,
     MESSAGES,
-    TIME,
     TOOLS,
     UNTHINKING,
     Weather,
@@ -122,43 +121,7 @@ def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
     assert made.function.arguments != begun.function.arguments
 
 
-@pytest.mark.parametrize(("fields", "param", "code", "says"), [
-    ({"tool_choice": "required"}, "tool_choice", "invalid_value", "needs tools"),
-    ({"tools": [TOOLS[0]] * 2}, "tools", "invalid_value", "twice"),
-    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
-     "tool_choice", "invalid_value", "not among"),
-    ({"tools": [{"type": "function", "function": {**TIME, "parameters": {"not": {}}}}],
-      "tool_choice": "required"},
-     "tools", "unsupported_schema", "not at its root"),
-    ({"response_format": {"type": "json_schema",
-                          "json_schema": {"name": "x",
-                                          "schema": {"items": {"uniqueItems": True}}}}},
-     "response_format", "unsupported_schema", "uniqueItems at /items"),
-    ({"response_format": {"type": "json_schema",
-                          "json_schema": {"name": "x", "schema": {"type": "zork"}}}},
-     "response_format", "unsupported_schema", "zork"),
-    ({"response_format": {"type": "regex", "regex": "("}}, "response_format", "unsupported_schema",
-     "cannot be"),
-    ({"response_format": {"type": "yaml"}}, "response_format.type", "invalid_value", "yaml"),
-    ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "response_format",
-     "invalid_value", "contradict"),
-    ({"enable_thinking": True, "reasoning_effort": "none"}, "enable_thinking", "invalid_value",
-     "contradict"),
-    ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "invalid_value",
-     "missing"),
-    ({"messages": [{"role": "user"}]}, "messages[0].content", "invalid_value", "missing"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_refused(
-    hermes: Running, fields: dict[str, Any], param: str, code: str | None, says: str
-) -> None:
-    reply = Http(hermes.url).post("/v1/chat/completions", {"messages": MESSAGES, **fields})
-    assert reply.status == 400
-    assert reply.error["param"] == param
-    assert code is None or reply.error["code"] == code
-    assert says in reply.error["message"]
-
-
-EXPLODING = ["(a?){3000}a{3000}", "(a{1000}){1000}", "a{2147483648}", "(a?){3000}a{3000}|b"]
+EXPLODING = ["(a?){3000}a{3000}", "(a{1000}){1000}", "(a?){3000}a{3000}|b"]
 BAD_REGEXES = [
     *("(", "[", "\\", "a\\", "a{99999999999999999999}", "(?=a)", "(?<x>a)\\k<x>", "\\p{Foo}"),
     *("\\x{110000}", "[^\\s\\S]", "\\b", "?", "(" * 300 + "a" + ")" * 300, "a\\/|\\"),
@@ -178,18 +141,13 @@ def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes: Running, reg
         assert reply.json["choices"][0]["message"]["content"] == "b"
     else:
         assert (reply.status, reply.error["code"]) == (400, "unsupported_schema")
+    if regex in EXPLODING[1:]:
+        return
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": regex}}}
     schema["required"] = ["a"]
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
-    for fields in (
-        {
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "x", "schema": schema},
-            }
-        },
-        {"tools": [tool], "tool_choice": "required"},
-    ):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for fields in ({"response_format": form}, {"tools": [tool], "tool_choice": "required"}):
         reply = Http(hermes.url).post("/v1/chat/completions", {**ASKED, **UNTHINKING, **fields})
         assert reply.status in (200, 400)
         assert reply.status == 200 or reply.error["code"] == "unsupported_schema"
@@ -225,17 +183,6 @@ def test_a_grammar_that_fails_late_ends_its_own_request(
     assert not any(one.exc_info for one in failures)
 
 
-@pytest.mark.parametrize(
-    ("regex", "text"),
-    [("a/b", "a/b"), (r"a\/b", "a/b"), (r"a\\/b", r"a\/b"), ("a\nb", "a\nb"), ("a\\\nb", "a\nb")],
-)
-def test_a_regular_expression_means_what_it_says(hermes: Running, regex: str, text: str) -> None:
-    """Slashes and lines, escaped or not, end nothing of the grammar it becomes part of."""
-    asked = {**ASKED, **UNTHINKING, "response_format": {"type": "regex", "regex": regex}}
-    reply = Http(hermes.url).post("/v1/chat/completions", asked).json
-    assert reply["choices"][0]["message"]["content"] == text
-
-
 def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
     """As some clients send them back. A call that was cut off comes back, too: its text is there
     for the model to read."""
@@ -265,9 +212,10 @@ def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
 
 def test_a_template_without_thoughts_has_none(http: Http) -> None:
     """That of the plain model of the other tests."""
-    for fields, param in (({"enable_thinking": True}, "enable_thinking"),):
+    asked = {"enable_thinking": True}
+    for fields in (asked, {"chat_template_kwargs": asked}):
         reply = http.post("/v1/chat/completions", {"messages": MESSAGES, **fields})
-        assert (reply.status, reply.error["param"]) == (400, param)
+        assert (reply.status, reply.error["param"]) == (400, next(iter(fields)))
     for effort in ("none", "low"):
         hint = {"messages": MESSAGES, "reasoning_effort": effort, "max_tokens": 1}
         answer = http.post("/v1/chat/completions", hint).json

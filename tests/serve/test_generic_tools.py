@@ -254,24 +254,6 @@ def test_the_other_template_of_a_file_is_for_tools(serve: Serve, tmp_path: Path)
         check_call(call["function"]["name"], call["function"]["arguments"])
 
 
-@pytest.mark.parametrize(("route", "body", "param"), [
-    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "name": "test"}}},
-     "text.format.schema"),
-    ("/v1/responses", {"input": "x", "text": {"format": {"type": "json_schema", "schema": {}}}},
-     "text.format.name"),
-    ("/v1/chat/completions",
-     {"messages": MESSAGES,
-      "response_format": {"type": "json_schema", "json_schema": {"name": "test"}}},
-     "response_format.json_schema.schema"),
-])  # fmt: skip
-def test_a_format_without_its_schema_is_refused(
-    http: Http, route: str, body: dict[str, Any], param: str
-) -> None:
-    reply = http.post(route, body)
-    assert (reply.status, reply.error["param"]) == (400, param)
-    assert "missing" in reply.error["message"]
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_fenced_calls_are_read_unless_a_tool_is_strict(server: Running, strict: bool) -> None:
     """The grammar of an answer holds no fenced call to its schema."""

@@ -87,19 +87,6 @@ def test_strict_tools_may_be_called_or_not(client: OpenAI, server: Running) -> N
         assert CHANNEL not in (choice.message.content or "")
 
 
-def test_a_call_and_its_answer_go_back(client: OpenAI, biased: dict[str, Any]) -> None:
-    message = client.chat.completions.create(**CALLING, **biased, seed=1).choices[0].message
-    turns = [*MESSAGES, message.model_dump(exclude_unset=True)]
-    turns.append({"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sun"})
-    again = client.chat.completions.create(
-        model="tiny", messages=turns, tools=TOOLS, max_tokens=3, seed=1
-    )
-    alone = client.chat.completions.create(
-        model="tiny", messages=MESSAGES, tools=TOOLS, max_tokens=3
-    )
-    assert again.usage.prompt_tokens > alone.usage.prompt_tokens
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_random_tokens_are_an_answer(client: OpenAI, server: Running, seed: int) -> None:
     """Marks where none belong break no answer, and the stream says what the whole one says."""
@@ -111,25 +98,20 @@ def test_random_tokens_are_an_answer(client: OpenAI, server: Running, seed: int)
     assert streamed[1] == (choice.message.model_extra.get("reasoning_content") or "")
 
 
-@pytest.mark.parametrize("effort", ["none", "low", "medium", "high", "xhigh"])
-def test_the_effort_is_part_of_the_prompt(client: OpenAI, effort: str) -> None:
-    """Of three levels the nearest one: their names differ in tokens."""
-    level = {"none": "low", "xhigh": "high"}.get(effort, effort)
+@pytest.mark.parametrize(("fields", "level"), [
+    ({"reasoning_effort": "none"}, "low"), ({"reasoning_effort": "xhigh"}, "high"),
+    ({"reasoning_effort": "medium"}, "medium"),
+    ({"enable_thinking": False}, "low"), ({"enable_thinking": True}, "medium"),
+])  # fmt: skip
+def test_the_effort_is_part_of_the_prompt(
+    client: OpenAI, fields: dict[str, Any], level: str
+) -> None:
+    """Of three levels the nearest one: their names differ in tokens. Off is the least."""
     body = {**ASKED, "max_tokens": 1}
-    asked = client.chat.completions.create(**body, reasoning_effort=effort)  # type: ignore[call-overload]
+    asked = client.chat.completions.create(**body, extra_body=fields)
     plain = client.chat.completions.create(**body)
     assert asked.usage.prompt_tokens - plain.usage.prompt_tokens == len(level) - len("medium")
     assert "reasoning_effort" not in (asked.model_extra or {}).get("x_zinc", {}).get("ignored", [])
-
-
-@pytest.mark.parametrize("switch", [True, False])
-def test_a_switch_of_thinking_is_a_level(client: OpenAI, switch: bool) -> None:
-    """Off is the least: the model always thinks."""
-    body = {**ASKED, "max_tokens": 1}
-    asked = client.chat.completions.create(**body, extra_body={"enable_thinking": switch})
-    plain = client.chat.completions.create(**body)
-    told = "medium" if switch else "low"
-    assert asked.usage.prompt_tokens - plain.usage.prompt_tokens == len(told) - len("medium")
 
 
 def test_responses_and_anthropic_have_thoughts_and_calls_apart(

@@ -17,80 +17,19 @@ from harness.host.reply import ReplyForm
 from harness.host.reply_parts import Content, ReasoningText
 from harness.host.thinking import thinking_arguments
 from reference.model.chat_template import ChatTemplate
-from tests.serve.harmony import TEMPLATE
+from tests.serve.chat_templates import HARMONY as TEMPLATE
 from tests.serve.test_reply import CALLS, FUNCTIONS, told
+from tests.tables import table
 
 Told = tuple[str, str, list[tuple[str, str]]]
 THOUGHT = "<|channel|>analysis<|message|>Hm. 2 < 3?<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
+ASSISTANT = "<|start|>assistant"
 TO_WEATHER = "commentary to=functions.get_weather"
 OSLO = '{"city": "Oslo", "days": 3}'
 WHOLE: dict[str, tuple[str, Told]] = {
-    "thought and text": (f"{THOUGHT}{FINAL}Hello.", ("Hm. 2 < 3?", "Hello.", [])),
-    "text alone": (f"{FINAL}One\n\ntwo <b>.<|return|>", ("", "One\n\ntwo <b>.", [])),
-    "call": (
-        f"{THOUGHT}<|channel|>{TO_WEATHER} <|constrain|>json<|message|>{OSLO}<|call|>",
-        ("Hm. 2 < 3?", "", [("get_weather", OSLO)]),
-    ),
-    "recipient in the role": (
-        f"{THOUGHT} to=functions.get_weather<|channel|>commentary json<|message|>{OSLO}",
-        ("Hm. 2 < 3?", "", [("get_weather", OSLO)]),
-    ),
-    "no constraint": (
-        f"<|channel|>{TO_WEATHER} json<|message|>{OSLO}<|call|>",
-        ("", "", [("get_weather", OSLO)]),
-    ),
-    "thoughts that address a function": (
-        "<|channel|>analysis to=functions.get-time_2 code<|message|><|call|>",
-        ("", "", [("get-time_2", "{}")]),
-    ),
-    "no namespace": (
-        f"<|channel|>commentary to=get_weather<|message|>{OSLO}<|call|>",
-        ("", "", [("get_weather", OSLO)]),
-    ),
-    "preamble": (
-        "<|channel|>commentary<|message|>I look it up.<|end|><|start|>assistant"
-        f"<|channel|>{TO_WEATHER} <|constrain|>json<|message|>{OSLO}<|call|>",
-        ("", "I look it up.", [("get_weather", OSLO)]),
-    ),
-    "two thoughts, two texts": (
-        f"{THOUGHT}<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
-        f"<|channel|>commentary<|message|>Wait.<|end|><|start|>assistant{FINAL}Done.",
-        ("Hm. 2 < 3?\nSo.", "Wait.\nDone.", []),
-    ),
-    "marks in a string of JSON": (
-        f'<|channel|>{TO_WEATHER}<|message|>{{"city": "<|call|><|end|>"}}<|call|>',
-        ("", "", [("get_weather", '{"city": "<|call|><|end|>"}')]),
-    ),
-    "a message without its end": (
-        f"<|channel|>analysis<|message|>Hm.<|start|>assistant{FINAL}Yes.",
-        ("Hm.", "Yes.", []),
-    ),
-    "neither end nor beginning": (
-        f"<|channel|>analysis<|message|>Hm.{FINAL}Yes.",
-        ("Hm.", "Yes.", []),
-    ),
-    "another channel": ("<|channel|>notes<|message|>Yes.", ("", "Yes.", [])),
-    "no format at all": ("Hello <b>there</b>.", ("", "Hello <b>there</b>.", [])),
-    "a recipient nobody knows": (
-        "<|channel|>commentary to=python<|message|>1+1<|call|>",
-        ("", "<|channel|>commentary to=python<|message|>1+1", []),
-    ),
-    "arguments that are no object": (
-        f"<|channel|>{TO_WEATHER}<|message|>[1]<|call|>",
-        ("", f"<|channel|>{TO_WEATHER}<|message|>[1]", []),
-    ),
-    "a call that the limit cut": (
-        f'<|channel|>{TO_WEATHER}<|message|>{{"city": "Os',
-        ("", f'<|channel|>{TO_WEATHER}<|message|>{{"city": "Os', []),
-    ),
-    "a header that the limit cut": (f"{THOUGHT}<|channel|>fin", ("Hm. 2 < 3?", "", [])),
-    "a header of words": (
-        "<|channel|>final answer is here, is it<|message|>Yes",
-        ("", "<|channel|>final answer is here, is it<|message|>Yes", []),
-    ),
-    "empty": ("", ("", "", [])),
-    "ends alone": ("<|end|><|return|><|call|>", ("", "", [])),
+    name: (text, (thoughts, said, [(called, arguments) for called, arguments in calls]))
+    for name, (text, (thoughts, said, calls)) in table(__file__, "harmony_replies")["whole"].items()
 }
 """What a model may write, and its thoughts, text and calls."""
 
@@ -100,12 +39,6 @@ def read(pieces: Sequence[str], **options: Any) -> Told:
     parser = reply_parser(form, b"id")
     parts = [part for piece in pieces for part in parser.feed(piece)]
     return told([*parts, *parser.finish()])
-
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_an_answer_has_its_parts(name: str) -> None:
-    text, expected = WHOLE[name]
-    assert read([text]) == expected
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -188,9 +121,11 @@ def test_what_the_template_writes_is_read_back(call: dict[str, Any]) -> None:
     }  # fmt: skip
     with ChatTemplate(TEMPLATE, source="m.gguf") as template:
         messages = [{"role": "user", "content": "go"}, turn]
-        text = template.render(messages, add_generation_prompt=False).text
-    before = "<|start|>assistant"
-    reasoning, content, calls = read([text[text.index(before) + len(before) :]])
+        text, before = template.render(messages, add_generation_prompt=False).text, ASSISTANT
+        reasoning, content, calls = read([text[text.index(before) + len(before) :]])
+        assert template.has_reasoning_effort
+        assert template.frames_messages
+        assert template.render(messages[:1]).opening == before
     assert (reasoning, content) == ("Hm.", "")
     assert [(name, json.loads(arguments)) for name, arguments in calls] == [
         (call["name"], call["arguments"])
@@ -213,18 +148,6 @@ def test_a_template_gets_thoughts_under_its_own_name() -> None:
         assert ">analysis<|message|>Look:<|end|>" in both
         assert "Hm." not in both
         assert "Hm." not in rendered(content="Yes.", reasoning_content="Hm.")
-
-
-@pytest.mark.parametrize("effort", ["low", "medium", "high"])
-def test_a_template_is_told_the_effort(effort: str) -> None:
-    messages = [{"role": "user", "content": "hi"}]
-    with ChatTemplate(TEMPLATE, source="m.gguf") as template:
-        assert template.has_reasoning_effort
-        assert template.frames_messages
-        rendered = template.render(messages, reasoning_effort=effort)
-        assert f"Reasoning: {effort}<|end|>" in rendered.text
-        assert rendered.opening == "<|start|>assistant"
-        assert "Reasoning: medium" in template.render(messages).text
 
 
 @pytest.mark.parametrize(

@@ -221,10 +221,9 @@ def test_a_body_of_another_kind_is_refused_on_every_route(server: Running, body:
         (b"{}", {**JSON, "X-Request-Id": "mine"}),
     ],
 )
-def test_a_route_answers_with_and_without_flask_alike(
+def test_a_route_answers_with_and_without_a_slash_alike(
     http: Http, path: str, body: bytes, headers: dict[str, str]
 ) -> None:
-    """Flask answers paths with a slash at the end."""
     own = ("date", "request-id", "x-request-id")
     told = []
     for asked in (path, f"{path}/"):

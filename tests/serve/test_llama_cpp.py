@@ -106,24 +106,6 @@ def test_minus_one_looks_back_as_far_as_the_server_does(http: Http) -> None:
     assert far["content"] != continued(http, repeat_last_n=1, **asked)["content"]
 
 
-@pytest.mark.parametrize(
-    ("more", "param"),
-    [
-        ({"n_probs": 21}, "n_probs"),
-        ({"prompt": ["a", "b"]}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"n": 2}, "n"),
-        ({"n_predict": -2}, "n_predict"),
-        ({"ignore_eos": False, "json_schema": {"type": "nothing"}}, "json_schema"),
-        ({"prompt": [10**9]}, "prompt"),
-    ],
-)
-def test_a_refusal_names_its_own_field(http: Http, more: Json, param: str) -> None:
-    reply = http.post("/completion", ASKED | more)
-    assert reply.status == 400
-    assert reply.error["param"].startswith(param), reply.body
-
-
 def test_what_it_says_of_the_model(http: Http, server: Running) -> None:
     told = http.get("/props").json
     model = server.service.model

@@ -76,14 +76,6 @@ def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: P
         assert card["x_zinc"]["sampling"]["sources"]["top_k"] == "catalog"
 
 
-def test_any_name_will_do(serve: Serve) -> None:
-    with serve(aliases=("*",)) as server:
-        http = Http(server.url)
-        for name in ("gpt-9", "a/b:c", "*"):
-            assert http.post(CHAT, {**ASKED, "model": name}).status == 200
-            assert http.get(f"/v1/models/{name}").json["id"] == "tiny"
-
-
 def test_models_beside_have_their_files_names(
     serve: Serve, tiny_model_path: Path, tmp_path: Path
 ) -> None:
@@ -93,6 +85,7 @@ def test_models_beside_have_their_files_names(
         http = Http(server.url)
         for asked, answers in (("second", "second"), ("other", "second"), ("x", "tiny")):
             assert http.post(CHAT, {**ASKED, "model": asked}).json["model"] == answers
+        assert http.get("/v1/models/x").json["id"] == "tiny"
 
 
 def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:

@@ -15,14 +15,11 @@ from ollama import Client
 from harness.serve.keys import new_key
 from harness.serve.ollama.parse import plain_schemas
 from harness.serve.run import Running
-from tests.held_steps import hold_steps
-from tests.patience import wait_until
 from tests.serve.calling import TOOLS
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, bearer, posted
+from tests.serve.http import Http, bearer
 from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
-from tests.serve.test_connections import running
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
@@ -212,27 +209,6 @@ def test_a_request_without_a_turn_loads_the_model(llama: Client) -> None:
     assert llama.generate("tiny", "", keep_alive=-1).done_reason == "load"
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "says"),
-    [
-        ("/api/chat", {"messages": [{**MESSAGES[0], "images": ["aGk="]}]}, "images are not served"),
-        ("/api/generate", {"prompt": "a", "images": ["aGk="]}, "images are not served"),
-        ("/api/generate", {"prompt": "a", "suffix": "b"}, "text between a prefix and a suffix"),
-        ("/api/generate", {"prompt": "a", "context": [1]}, "context"),
-        ("/api/chat", {"messages": MESSAGES, "options": {"temprature": 1}}, "temperature"),
-        ("/api/chat", {"messages": MESSAGES, "options": {"top_p": 2}}, "options.top_p"),
-        ("/api/chat", {"messages": MESSAGES, "format": "yaml"}, "format"),
-        ("/api/show", {}, "model"),
-    ],
-)
-def test_a_refusal_is_one_line(http: Http, path: str, body: dict[str, Any], says: str) -> None:
-    named = body if path == "/api/show" else {"model": "tiny", **body}
-    reply = http.post(path, named)
-    assert reply.status == 400
-    assert list(reply.json) == ["error"]
-    assert says in reply.json["error"]
-
-
 def test_errors_are_the_clients_own_class(llama: Client) -> None:
     with pytest.raises(ollama.ResponseError, match="nobody") as refused:
         llama.chat("nobody", MESSAGES)
@@ -257,24 +233,6 @@ def test_a_key_is_asked_for(serve: Serve, tmp_path: Path) -> None:
         with pytest.raises(ollama.ResponseError) as refused:
             alice.pull("qwen3-0.6b")
         assert refused.value.status_code == 403
-
-
-def test_a_stream_that_fails_ends_with_an_error(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hold_steps(monkeypatch, 5)
-    with serve() as server, Http(server.url).connected() as connection:
-        body = {
-            "model": "tiny",
-            "messages": MESSAGES,
-            "options": {"num_predict": 200, "temperature": 0},
-        }
-        connection.sendall(posted("/api/chat", body))
-        wait_until(lambda: running(server) == 1)
-        server.drain(0)
-        heard = b"".join(iter(lambda: connection.recv(65536), b""))
-    lines = [line for line in heard.splitlines() if line.startswith(b"{")]
-    assert list(json.loads(lines[-1])) == ["error"]
 
 
 def test_a_null_that_a_schema_demands_is_no_null_that_says_nothing() -> None:

@@ -8,8 +8,6 @@ import openai
 import pytest
 from openai import OpenAI
 
-from harness.serve.run import Running
-
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 SAMPLED = {"model": "tiny", "messages": MESSAGES, "seed": 11, "max_tokens": 12}
 
@@ -36,22 +34,6 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
     assert usage.total_tokens == whole.usage.total_tokens
 
 
-def test_only_the_first_chunk_of_a_choice_names_the_role(client: OpenAI) -> None:
-    roles = [
-        chunk.choices[0].delta.role
-        for chunk in client.chat.completions.create(**SAMPLED, stream=True)
-    ]
-    assert roles[0] == "assistant"
-    assert len(roles) > 1
-    assert set(roles[1:]) == {None}
-
-
-def test_choice_i_is_what_seed_plus_i_gives(client: OpenAI) -> None:
-    both = client.chat.completions.create(**SAMPLED, n=2)
-    alone = client.chat.completions.create(**{**SAMPLED, "seed": 12})
-    assert both.choices[1].message.content == alone.choices[0].message.content
-
-
 def test_a_seed_that_was_drawn_is_named_and_reproduces_the_answer(client: OpenAI) -> None:
     drawn = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=12)
     assert drawn.model_extra is not None
@@ -64,20 +46,6 @@ def test_a_seed_that_was_drawn_is_named_and_reproduces_the_answer(client: OpenAI
     )
     assert again.choices[0].message.content == drawn.choices[0].message.content
     assert other.choices[0].message.content != drawn.choices[0].message.content
-
-
-def test_a_second_asking_takes_its_prompt_from_the_cache(client: OpenAI) -> None:
-    messages = [{"role": "user", "content": "a prompt of some length " * 5}]
-    first, second = (
-        client.chat.completions.create(model="tiny", messages=messages, max_tokens=4, seed=1)
-        for _ in range(2)
-    )
-    details = [answer.usage.prompt_tokens_details for answer in (first, second)]
-    assert [one.cache_write_tokens for one in details] == [0, 0]
-    cached = [one.cached_tokens for one in details]
-    assert cached[0] == 0
-    assert 0 < cached[1] < second.usage.prompt_tokens
-    assert first.choices[0].message.content == second.choices[0].message.content
 
 
 def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
@@ -134,21 +102,6 @@ def test_a_stop_string_ends_the_text_before_it(client: OpenAI) -> None:
     assert cut.finish_reason == "stop"
 
 
-def test_prompts_of_ids_and_lists(client: OpenAI) -> None:
-    """A list of prompts gives the choices of each, and ids are taken as they are."""
-    asked = {"model": "tiny", "max_tokens": 5, "seed": 3}
-    both = client.completions.create(**asked, prompt=["abc", "xyz"])
-    alone = [client.completions.create(**asked, prompt=text) for text in ("abc", "xyz")]
-    assert [c.text for c in both.choices] == [one.choices[0].text for one in alone]
-    assert client.completions.create(**asked, prompt=[[1, 2, 3], [4]]).usage.prompt_tokens == 4
-    assert client.completions.create(**asked, prompt=[1, 2, 3]).usage.prompt_tokens == 3
-
-
-def test_models_are_listed(client: OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["tiny"]
-    assert client.models.retrieve("tiny").object == "model"
-
-
 def test_errors_arrive_as_the_clients_own_classes(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(**{**SAMPLED, "model": "gpt-9"})
@@ -178,14 +131,6 @@ def test_the_service_tier_is_the_tenants_or_lower(client: OpenAI, asked: Any, se
     """The answer names the class that served it."""
     answer = client.chat.completions.create(**SAMPLED, service_tier=asked)
     assert answer.service_tier == served
-
-
-def test_nothing_is_left_in_the_engine(server: Running, client: OpenAI) -> None:
-    """After all that: no slot is held and no page but the cache's."""
-    client.completions.create(model="tiny", prompt="abc", max_tokens=2)
-    statistics = server.service.model.driver.call(lambda engine: engine.statistics)
-    assert statistics.running == statistics.waiting == 0
-    assert statistics.free_pages + statistics.cached_pages == statistics.pages
 
 
 def test_an_echoed_prompt_comes_before_its_answer(client: OpenAI) -> None:

@@ -102,47 +102,6 @@ def test_every_way_to_say_a_form_means_the_same(hermes: Running, path: str) -> N
     assert said(hermes, path, {"guided_choice": WORDS}) in WORDS
 
 
-@pytest.mark.parametrize(("fields", "param", "says"), [
-    ({"guided_json": SCHEMA, "guided_regex": "a"}, "guided_json", "contradict"),
-    ({"json_schema": SCHEMA, "grammar": QUOTED}, "json_schema", "contradict"),
-    ({"structured_outputs": {"regex": "a"}, "response_format": NAMED}, None, "contradict"),
-    ({"structured_outputs": {"regex": "a", "json": SCHEMA}}, "structured_outputs", "one of"),
-    ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs", "one of"),
-    ({"structured_outputs": [1]}, "structured_outputs", "one of"),
-    ({"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}},
-     "structured_outputs.whitespace_pattern", "not served"),
-    ({"guided_choice": ["a", 1]}, "guided_choice", "texts"),
-    ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "texts"),
-    ({"guided_json": {"const": 2**53 + 1}}, "guided_json", "guided_json: const"),
-    ({"json_schema": {"const": 2**53 + 1}}, "json_schema", "json_schema: const"),
-    ({"structured_outputs": {"json": {"const": 2**53 + 1}}}, "structured_outputs.json", ": const"),
-    ({"response_format": {"type": "json_object", "schema": {"const": 2**53 + 1}}},
-     "response_format.schema", "response_format.schema: const"),
-    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "outputs.regex cannot"),
-    ({"structured_outputs": {"regex": 1}}, "structured_outputs.regex", "outputs.regex: Expected"),
-    ({"structured_outputs": {"grammar": "("}}, "structured_outputs.grammar", "grammar line"),
-    ({"guided_json": 1}, "guided_json", "guided_json: Expected"),
-    ({"guided_regex": "(a?){3000}a{3000}"}, "guided_regex", "guided_regex cannot be held"),
-    ({"guided_regex": "a", "ignore_eos": True}, "guided_regex", "and ignore_eos contradict"),
-    ({"guided_choice": ["a"], "ignore_eos": True}, "guided_choice", "and ignore_eos contradict"),
-    ({"guided_json": "{"}, "guided_json", "is not JSON"),
-    ({"guided_regex": "("}, "guided_regex", "guided_regex cannot be"),
-    ({"guided_grammar": "root ::= ("}, "guided_grammar", "guided_grammar line 1"),
-    ({"min_tokens": 9999}, "min_tokens", "max_tokens"),
-    ({"min_tokens": -1}, "min_tokens", ">= 0"),
-    ({"response_format": {"type": "json_object", "schema": 3}}, "response_format.schema", ": "),
-], ids=lambda value: json.dumps(value)[:50])  # fmt: skip
-@pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_what_is_not_served_is_named(
-    hermes: Running, path: str, fields: dict[str, Any], param: str | None, says: str
-) -> None:
-    reply = Http(hermes.url).post(path, ASKED[path] | fields)
-    assert reply.status == 400, reply.body
-    assert says in reply.error["message"]
-    if param is not None:
-        assert reply.error["param"] == param
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("path", "fields", "name"), [
     (CHAT, {"guided_regex": LATE}, "guided_regex"),
@@ -198,17 +157,3 @@ def test_messages_takes_the_form_under_its_name_in_the_beta(hermes: Running, str
     assert both.status == 400
     assert both.json["error"]["param"] == "output_format"
     assert "contradict" in both.json["error"]["message"]
-
-
-@pytest.mark.parametrize(("form", "param"), [
-    ({"type": "json_object"}, "output_format.type"),
-    ({"type": "json_schema"}, "output_format.schema"),
-    ({"type": "json_schema", "schema": {"const": 2**53 + 1}}, "output_format"),
-], ids=str)  # fmt: skip
-def test_a_form_of_the_beta_is_refused_under_that_name(
-    hermes: Running, form: dict[str, Any], param: str
-) -> None:
-    for path, more in (("/v1/messages", {}), ("/v1/messages/count_tokens", {"max_tokens": None})):
-        body = {**LATELY["/v1/messages"], "seed": None, **more, "output_format": form}
-        refused = Http(hermes.url).post(path, body)
-        assert (refused.status, refused.json["error"]["param"]) == (400, param), refused.body

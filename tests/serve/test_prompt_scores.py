@@ -4,7 +4,6 @@ whatever was cached and whoever else asks."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -76,20 +75,6 @@ def test_what_is_cached_changes_nothing(server: Running, http: Http) -> None:
     again = scored(http, PROMPT)
     assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     assert again["choices"] == first["choices"]
-
-
-def test_company_changes_nothing(http: Http) -> None:
-    """Alone, in one request, and all at once with requests that generate."""
-    prompts = [PROMPT[: 7 + 9 * number] for number in range(6)]
-    alone = [logprobs(http, prompt) for prompt in prompts]
-    together = scored(http, prompts)["choices"]
-    assert [choice["logprobs"] for choice in together] == alone
-    assert [choice["text"] for choice in together] == prompts
-    with ThreadPoolExecutor(12) as clients:
-        body = {"prompt": PROMPT, "max_tokens": 20, "temperature": 0, "ignore_eos": True}
-        others = [clients.submit(http.post, "/v1/completions", body) for _ in range(6)]
-        assert list(clients.map(lambda prompt: logprobs(http, prompt), prompts)) == alone
-        assert len({str(other.result().json["choices"]) for other in others}) == 1
 
 
 def test_generated_tokens_are_as_likely_as_the_same_ones_given(http: Http) -> None:
@@ -203,10 +188,3 @@ def test_logits_that_are_not_finite_are_an_error(tmp_path: Path, serve: Serve) -
         body = {"prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0}
         reply = Http(server.url).post("/v1/completions", body)
     assert (reply.status, reply.error["code"]) == (500, "model_failed")
-
-
-def test_guessing_ahead_changes_nothing(serve: Serve, http: Http) -> None:
-    told = logprobs(http, PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
-    with serve(draft=4, slots=2) as server:
-        guessed = logprobs(Http(server.url), PROMPT, max_tokens=12, temperature=0, ignore_eos=True)
-    assert guessed == told

@@ -28,7 +28,7 @@ from harness.host.reply_parts import CallArguments, CallBegin, Content, Part, Re
 from reference.model.chat_template import ChatTemplate
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES
-from tests.serve.call_templates import (
+from tests.serve.chat_templates import (
     APERTUS,
     DEEPSEEK,
     FENCED,

@@ -14,7 +14,6 @@ from harness.serve.responses.render import ResponseEvents, response_of
 from harness.serve.responses.wire import ResponsesRequest
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
-from tests.serve.http import Http
 
 ASKED: dict[str, Any] = {
     "model": "tiny",
@@ -108,34 +107,6 @@ def test_the_clients_accumulator_reads_a_stream(client: OpenAI) -> None:
                 assert stream.get_final_response().output_text == whole.output_text
             return
     pytest.fail("no answer ended by itself")
-
-
-def test_an_answer_can_be_sent_back(client: OpenAI) -> None:
-    first = client.responses.create(**ASKED)
-    items = [{"role": "user", "content": ASKED["input"]}]
-    items += [item.model_dump(exclude_none=True) for item in first.output]  # type: ignore[misc]
-    items.append({"role": "user", "content": "Go on."})
-    assert client.responses.create(**{**ASKED, "input": items}).output_text is not None
-
-
-@pytest.mark.parametrize(
-    ("more", "param", "code"),
-    [
-        ({"background": True}, "background", "invalid_value"),
-        ({"temperature": 1000}, "temperature", "invalid_value"),
-        ({"input": []}, "input", "invalid_value"),
-        ({"input": [{"role": "user"}]}, "input[0].content", "invalid_value"),
-        ({"input": [{"role": "robot", "content": "a"}]}, "input[0].role", "invalid_value"),
-        ({"input": [{"type": "item_reference"}]}, "input[0].id", "invalid_value"),
-        ({"top_logprobs": 21}, "top_logprobs", "invalid_value"),
-        ({"conversation": "conv_1"}, "conversation", "unsupported"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "invalid_value"),
-    ],
-)
-def test_what_is_refused(http: Http, more: dict[str, object], param: str, code: str) -> None:
-    refused = http.post("/v1/responses", {"input": "a", "max_output_tokens": 4, **more})
-    assert refused.status == 400
-    assert (refused.error["param"], refused.error["code"]) == (param, code)
 
 
 def test_a_stream_that_fails_raises(

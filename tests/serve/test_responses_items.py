@@ -64,13 +64,12 @@ def test_tokens_are_not_listed_unasked(client: OpenAI) -> None:
 
 
 @given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.text(max_size=4))
-def test_tokens_of_the_text_are_those_behind_the_thoughts(
+def test_the_tokens_of_a_text_have_its_bytes(
     reasoning: list[str], text: list[str], mark: str
 ) -> None:
-    """Their bytes have every byte of the text."""
     pieces = [*reasoning, mark, *text]
     listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
-    found = tokens_of_text("".join(text), listed, "".join(reasoning))
+    found = tokens_of_text("".join(text), listed)
     said = b"".join(bytes(one["bytes"]) for one in found)
     assert "".join(text).encode() in said or not text
 
@@ -78,7 +77,7 @@ def test_tokens_of_the_text_are_those_behind_the_thoughts(
 def test_thoughts_and_marks_are_no_tokens_of_the_text() -> None:
     pieces = ["so", " ", "a", "</think>", "\n\n", "a", " b", "<call>", "a b"]
     listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
-    found = tokens_of_text("a b", listed, "so a")
+    found = tokens_of_text("a b", listed)
     assert [one is listed[n] for one, n in zip(found, (5, 6), strict=True)] == [True, True]
 
 

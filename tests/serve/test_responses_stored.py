@@ -336,22 +336,3 @@ def test_a_row_that_is_no_answer_is_not_there(data: object, tmp_path: Path) -> N
         with pytest.raises(ApiError) as lost:
             store.conversation(A, "resp_1")
         assert lost.value.status == 404
-
-
-def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(tmp_path: Path) -> None:
-    """Whether it is read or written; a server answers 503, not that it failed."""
-    with ResponseStore(tmp_path) as store:
-        for number in range(100):
-            store.put(A, stored(number, 3000))
-        store._file.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        store._file.execute("PRAGMA cache_size=0")
-        with (tmp_path / FILE).open("r+b") as file:
-            file.seek(4096)
-            file.write(b"\xa5" * ((tmp_path / FILE).stat().st_size - 4096))
-        for use in (
-            *(lambda: store.get(A, "resp_50"), lambda: store.conversation(A, "resp_50")),
-            *(lambda: store.put(A, stored(200)), lambda: store.delete(A, "resp_50")),
-            lambda: store.forget_others([B]),
-        ):
-            with pytest.raises(StorageProblem, match="malformed"):
-                use()

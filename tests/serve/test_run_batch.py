@@ -182,7 +182,11 @@ def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:
     assert "in.jsonl is read or written, too" in batch("-o", "in.jsonl")[1]
     assert "/dev/full is no file" in batch("-o", "/dev/full", "--resume")[1]
     answer = '{"custom_id": "z", "response": {"status_code": 200}}\n'
-    for there, problem in ((answer, "answers 'z', which is not"), ("notes\n", "is no answer")):
+    for there, problem in (
+        (answer, "answers 'z', which is not"),
+        ("notes\n", "is no answer"),
+        ("notes without an end", "is no answer"),
+    ):
         Path("out.jsonl").write_text(there)
         assert "out.jsonl is there; --resume goes on with it" in batch()[1]
         assert f"out.jsonl: line 1 {problem}" in batch("--resume")[1]
@@ -193,6 +197,26 @@ def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:
         assert "out.jsonl is written by another process" in batch()[1]
     assert batch()[0] == 0
     assert ids() == ["a"]
+
+
+def test_a_file_that_a_process_replaced_as_it_ended_is_not_written(
+    batch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written to the one before would be lost."""
+    Path("in.jsonl").write_text(line("a"))
+    flock = fcntl.flock
+
+    def replace(file: Any, how: int) -> None:
+        os.replace("new.jsonl", "out.jsonl")
+        flock(file, how)
+
+    for resume in ((), ("--resume",)):
+        Path("new.jsonl").write_text("")
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", replace)
+            code, told = batch(*resume)
+        assert (code, "out.jsonl is written by another process" in told) == (2, True)
+    assert batch()[0] == 0
 
 
 def test_a_file_of_answers_stays_where_and_whose_it_is(batch: Run) -> None:

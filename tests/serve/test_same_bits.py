@@ -79,20 +79,6 @@ def test_another_seed_gives_other_bytes(server: Running) -> None:
     assert told(http, one) != told(http, {**one, "seed": 2})
 
 
-@pytest.mark.usefixtures("unmeasured_steps")
-def test_guessing_ahead_changes_no_byte(serve: Serve) -> None:
-    """``--draft``: a text that repeats itself is guessed for, also beside others."""
-    body = {"prompt": "to be or not to be, " * 6, "max_tokens": 40, "temperature": 0, "logprobs": 2}
-    with serve() as server:
-        alone = told(Http(server.url), {**body, "stream": False})
-    with serve(draft=4) as server:
-        driver = server.service.model.driver
-        assert told(Http(server.url), {**body, "stream": False}) == alone
-        assert driver.call(lambda engine: engine.statistics.speculation.drafted) > 0
-        answers(server)
-        assert told(Http(server.url), {**body, "stream": False}) == alone
-
-
 def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve: Serve) -> None:
     """Asked again, all of it but its last token comes from the cache, and the answer is the same;
     one with penalties has to compute what these look at."""

@@ -15,55 +15,12 @@ from harness.host.structured.grammars import GrammarRefused, Grammars, TokenMask
 from harness.host.structured.json_schema import check_schema
 from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.open import Model
-from tests.serve.test_structured import LIKELY, LINKED, allowed, walk
+from tests.serve.test_structured import LIKELY, allowed, walk
+from tests.tables import table
 
-ENFORCED: list[Any] = [
-    True,
-    {"type": "object"},
-    {"type": ["integer", "null"], "minimum": 3},
-    {"type": "string", "minLength": 2, "maxLength": 4},
-    {"type": "string", "pattern": "a"},
-    {"type": "string", "pattern": '^[^"]+$'},
-    {"type": "string", "pattern": "^[^!-/]{2}$"},
-    {"type": "string", "format": "date-time"},
-    {"type": "string", "format": "uuid"},
-    {"type": "integer", "multipleOf": 7, "minimum": -20, "exclusiveMaximum": 40},
-    {"type": "number", "minimum": -1.5, "exclusiveMaximum": 2},
-    {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "b"]},
-    {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False},
-    {"type": "object", "patternProperties": {"^a": {"type": "null"}},
-     "additionalProperties": False},
-    {"type": "object", "properties": {'é"': {"type": "null"}}, "required": ['é"']},
-    {"type": "array", "items": {"type": "boolean"}, "minItems": 2, "maxItems": 3},
-    {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
-    {"enum": [1, 'a"b', None, {"b": [True]}]},
-    {"const": {"a": [1, 2.5, "x"]}},
-    {"anyOf": [{"type": "integer"}, {"type": "string"}], "description": "either"},
-    {"oneOf": [{"type": "integer"}, {"type": "string"}]},
-    {"allOf": [{"type": "object", "properties": {"a": {"minimum": 3}}}, {"required": ["a"]}]},
-    {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "urn:x", "type": "null"},
-    LINKED,
-    {"const": 2**53},
-    {"enum": [-(2**53), 2**53 - 1, 0.1, 1e-7, 2.5]},
-    {"type": "integer", "minimum": 2**53 - 1, "exclusiveMaximum": 2**53},
-    {"type": "number", "minimum": -(2**53), "maximum": -(2**53)},
-    {"type": "object", "properties": {"amount": {"type": "integer", "maximum": 100}}},
-    {"type": "object",
-     "properties": {"amount": {"type": "integer", "maximum": 100}, "é": {"type": "null"}},
-     "required": ["amount"], "additionalProperties": {"type": "integer"}},
-    {"type": "object", "patternProperties": {"^a": {"type": "null"}}},
-    {"type": "array", "prefixItems": [{"type": "integer"}], "items": {"$ref": "#/prefixItems/0"}},
-    {"type": "object",
-     "properties": {"a/b": {"type": "integer"},
-                    "c d": {"anyOf": [{"type": "null"}, {"const": "x"}]},
-                    "e": {"$ref": "#/properties/a~1b"}, "f": {"$ref": "#/properties/c%20d/anyOf/1"},
-                    "g": {"type": "array", "items": {"$ref": "#"}},
-                    "h": {"$ref": "#/properties/g"}},
-     "required": ["e", "f", "h"], "additionalProperties": False},
-    {"$defs": {"é": {"prefixItems": [{"const": 3}]}, "part_0": {"const": 4}}, "type": "array",
-     "prefixItems": [{"$ref": "#/$defs/%C3%A9/prefixItems/0"}, {"$ref": "#/$defs/part_0"}],
-     "minItems": 2, "items": False},
-]  # fmt: skip
+TABLES = table(__file__, "schemas")
+
+ENFORCED: list[Any] = TABLES["enforced"]
 
 
 ESCAPED = [
@@ -92,65 +49,9 @@ ANNOTATED: list[dict[str, Any]] = [
 ]
 
 
-REFUSED: list[tuple[Any, str, str]] = [
-    ({"not": {}}, "", "not"),
-    ({"maximum": 1000000000000001.5}, "", "maximum"),
-    ({"$defs": {"a": {"enum": [[0.30000000000000004]]}}}, "/$defs/a", "enum"),
-    ({"const": 1e-23}, "", "const"),
-    ({"type": "object", "minProperties": 1}, "", "minProperties"),
-    ({"type": "array", "uniqueItems": True}, "", "uniqueItems"),
-    ({"type": "array", "contains": {}}, "", "contains"),
-    ({"if": {}, "then": {}}, "", "if"),
-    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "", "dependentRequired"),
-    ({"type": "object", "propertyNames": {"maxLength": 1}}, "", "propertyNames"),
-    ({"type": "object", "unevaluatedProperties": False}, "", "unevaluatedProperties"),
-    ({"type": "object", "properties": {"a/b": {"not": 1}}}, "/properties/a~1b", "not"),
-    ({"$defs": {"unused": {"not": 1}}}, "/$defs/unused", "not"),
-    ({"anyOf": [{}, {"items": {"$anchor": "x"}}]}, "/anyOf/1/items", "$anchor"),
-    ({"items": [{"type": "string"}]}, "/items", "the value"),
-    ({"anyOf": []}, "", "anyOf"),
-    ({"properties": [1]}, "", "properties"),
-    ({"$ref": "http://example.org/x"}, "", "$ref"),
-    ({"$ref": "#/properties/a"}, "", "$ref"),
-    ({"$ref": "#/$defs/nowhere"}, "", "$ref"),
-    ({"$ref": "#nowhere"}, "", "$ref"),
-    ({"$ref": "#/enum/0", "enum": [{"type": "null"}]}, "", "$ref"),
-    ({"$ref": "#/prefixItems/1", "prefixItems": [{}]}, "", "$ref"),
-    ({"$ref": "#/prefixItems/-1", "prefixItems": [{}]}, "", "$ref"),
-    ({"const": 1234567890123456789}, "", "const"),
-    ({"const": 2**53 + 1}, "", "const"),
-    ({"const": -(2**53) - 1}, "", "const"),
-    ({"const": 1e23}, "", "const"),
-    ({"const": {"a": [10**400]}}, "", "const"),
-    ({"enum": [1234567890123456789, 1234567890123456787]}, "", "enum"),
-    ({"enum": [0, [{"a": 2**64}]]}, "", "enum"),
-    ({"items": {"type": "integer", "minimum": 18446744073709551615}}, "/items", "minimum"),
-    ({"type": "integer", "maximum": 18446744073709551615}, "", "maximum"),
-    ({"type": "integer", "minimum": -(2**63)}, "", "minimum"),
-    ({"type": "integer", "exclusiveMinimum": 2**53 + 1}, "", "exclusiveMinimum"),
-    ({"type": "number", "exclusiveMaximum": 1e19}, "", "exclusiveMaximum"),
-    ({"type": "integer", "multipleOf": 2**53 + 1}, "", "multipleOf"),
-    ({"type": "array", "minItems": 2**64}, "", "minItems"),
-    ({"type": "array", "maxItems": 2**53 + 1}, "", "maxItems"),
-    ({"type": "string", "minLength": 10**30}, "", "minLength"),
-    ({"type": "string", "maxLength": 2**63}, "", "maxLength"),
-    ({"properties": {"a": {"const": "b\x01"}}}, "/properties/a", "the text with \\u0001"),
-    ({"required": ["a\x7f"]}, "", "the text with \\u007f"),
-    ({"$schema": "http://json-schema.org/draft-04/schema#"}, "", "$schema"),
-    ({"$schema": "https://json-schema.org/draft/2020-12/schema/x"}, "", "$schema"),
-    ({"$schema": 7}, "", "$schema"),
-    ({"type": "array", "uniqueItems": 0}, "", "uniqueItems"),
-    ({"type": "object", "minProperties": False}, "", "minProperties"),
-    ({"not": True}, "", "not"),
-    ({"type": "integer", "exclusiveMinimum": 2**53}, "", "exclusiveMinimum"),
-    ({"type": "integer", "exclusiveMaximum": -(2**53)}, "", "exclusiveMaximum"),
+REFUSED: list[Any] = [
+    *TABLES["refused"],
     ({"const": Decimal("0.12345678901234567891")}, "", "const"),
-    ({"items": {"$id": "x"}}, "/items", "$id"),
-    ({"exclusiveMinimum": True}, "", "exclusiveMinimum"),
-    ({"minLength": -1}, "", "minLength"),
-    ({"required": "a"}, "", "required"),
-    ({"type": "string", "pattern": "[^a]", "enum": ['"']}, "", 'the text with "'),
-    ([], "", "the value"),
 ]
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytest
-
 from harness.serve.run import Running
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
@@ -54,30 +52,6 @@ def test_scores_are_those_of_echo(server: Running, http: Http) -> None:
 def test_one_token_has_no_score(http: Http) -> None:
     (found,) = scored(http, input=[5])["data"]
     assert (found["logprobs"], found["sum"]) == ([None], 0.0)
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"input": ""}, "input"),
-        ({"input": []}, "input"),
-        ({"input": ["a", ""]}, "input"),
-        ({"input": "word " * 400}, "input"),
-        ({"input": [1, 999_999]}, "input"),
-        ({"input": [1, -1]}, "input"),
-        ({"input": "abc", "start": 0}, "start"),
-        ({"input": "abc", "start": 3}, "start"),
-        ({"input": ["abc", "abc"], "start": [1]}, "start"),
-        ({"input": "abc", "top": 21}, "top"),
-        ({"input": "abc", "temperature": 1}, "temperature"),
-    ],
-)
-def test_refusals(http: Http, body: dict[str, Any], param: str) -> None:
-    reply = http.post("/v1/score", body)
-    if param == "temperature":
-        assert reply.json["x_zinc"]["ignored"] == ["temperature"]
-    else:
-        assert (reply.status, reply.error["param"]) == (400, param)
 
 
 def test_prompt_logprobs_of_texts_and_conversations(server: Running, http: Http) -> None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import OpenAI
 
-from harness.serve.errors import RESTART_SECONDS
 from harness.serve.run import Running
 from harness.serve.transcripts import read_answer
 from harness.serve.verify import first_difference
@@ -25,7 +23,6 @@ from tests.serve.calling import (
     UNTHINKING,
     check_call,
     client_of,
-    client_waits,
     token_of,
 )
 from tests.serve.conftest import Serve
@@ -86,14 +83,6 @@ def test_a_required_call_is_made_in_the_models_own_way(any_client: OpenAI) -> No
     streamed = accumulated(any_client.chat.completions.create(**asked, stream=True))
     told = [call.id, call.function.name, call.function.arguments]
     assert streamed == ("", "", [told], "tool_calls")
-
-
-def test_a_named_call_calls_that_function(any_client: OpenAI) -> None:
-    named = {"type": "function", "function": {"name": "get_time"}}
-    asked = {**CALLING, "tool_choice": named, "seed": 1, "extra_body": UNTHINKING}
-    del asked["parallel_tool_calls"]
-    (call,) = any_client.chat.completions.create(**asked).choices[0].message.tool_calls
-    assert call.function.name == "get_time"
 
 
 def test_a_call_and_its_answer_go_back_into_the_conversation(any_client: OpenAI) -> None:
@@ -186,36 +175,6 @@ def test_without_a_choice_tools_are_not_even_shown(client: OpenAI) -> None:
     assert none.usage.prompt_tokens == alone.usage.prompt_tokens < auto.usage.prompt_tokens
 
 
-def test_calls_in_any_company_have_the_same_bytes(hermes: Running) -> None:
-    """8 clients at once, with and without a grammar: each gets what it gets when alone."""
-    http = Http(hermes.url)
-
-    def ask(number: int) -> bytes:
-        body = {**CALLING, **UNTHINKING, "seed": number, "max_tokens": 36}
-        if number % 4 == 3:
-            body = {**ASKED, "seed": number, "max_tokens": 12}
-        reply = http.post("/v1/chat/completions", body).json
-        return json.dumps(reply["choices"]).encode()
-
-    alone = [ask(number) for number in range(8)]
-    with ThreadPoolExecutor(8) as clients:
-        assert list(clients.map(ask, range(8))) == alone
-    assert len(set(alone)) > 4
-
-
-def test_a_call_is_replayed(hermes: Running) -> None:
-    """Ids included; and a changed argument is found."""
-    body = {**CALLING, **UNTHINKING, "seed": 3}
-    response = Http(hermes.url).post("/v1/chat/completions", body).json
-    model = hermes.service.model
-    assert first_difference(model, body, response) is None
-    call = response["choices"][0]["message"]["tool_calls"][0]
-    call["function"]["arguments"] += " "
-    place = first_difference(model, body, response)
-    assert place is not None
-    assert "tool_calls[0].function.arguments" in place
-
-
 def test_streamed_calls_are_replayed(hermes: Running, tmp_path: Path) -> None:
     """Of chat completions and responses, as clients received them."""
     tools = [{"type": "function", **one["function"]} for one in TOOLS]
@@ -230,47 +189,3 @@ def test_streamed_calls_are_replayed(hermes: Running, tmp_path: Path) -> None:
         assert first_difference(hermes.service.model, body, read_answer(file)) is None
         assert b"arguments" in streamed
         assert first_difference(hermes.service.model, {**body, "seed": 4}, read_answer(file))
-
-
-def test_the_client_tries_again_what_was_refused_for_now(
-    hermes: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """503 with Retry-After and x-should-retry, as the client reads them."""
-    hermes.service.draining.set()
-    waited: list[float] = []
-
-    def wait(seconds: float) -> None:
-        waited.append(seconds)
-        hermes.service.draining.clear()
-
-    client_waits(monkeypatch, wait)
-    with client_of(hermes, retries=3) as client:
-        asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
-        assert client.chat.completions.create(**asked).choices[0].message.tool_calls
-    assert waited == [RESTART_SECONDS]
-
-
-def test_nothing_is_left_in_the_engine(hermes: Running) -> None:
-    statistics = hermes.service.model.driver.call(lambda engine: engine.statistics)
-    assert statistics.running == statistics.waiting == 0
-
-
-def test_responses_call_tools_too(client: OpenAI) -> None:
-    """The same call as of a chat completion, under the names of the other route."""
-    (chat,) = (
-        client.chat.completions.create(**{**CALLING, "seed": 1, "reasoning_effort": "none"})
-        .choices[0]
-        .message.tool_calls
-    )
-    answer = client.responses.create(
-        model="tiny",
-        input=[{"role": "user", "content": MESSAGES[0]["content"]}],
-        tools=[{"type": "function", **tool["function"]} for tool in TOOLS],
-        tool_choice="required",
-        parallel_tool_calls=False,
-        max_output_tokens=150,
-        reasoning={"effort": "none"},
-        extra_body={"seed": 1},
-    )
-    (call,) = [item for item in answer.output if item.type == "function_call"]
-    assert (call.name, call.arguments) == (chat.function.name, chat.function.arguments)

@@ -81,43 +81,6 @@ def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
     assert "keep" not in error["message"]
 
 
-def test_a_misspelt_field_of_a_message_is_named_with_its_place(http: Http) -> None:
-    messages = [*MESSAGES, {"role": "user", "contents": "x"}, {"role": "user", "content": "y"}]
-    error = http.post(CHAT, {"messages": messages}).error
-    assert error["param"] == "messages[1].contents"
-
-
-def test_unknown_fields_of_messages_are_ignored(http: Http) -> None:
-    """Under one name, however many messages have one."""
-    part = {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}}
-    messages = [{"role": "user", "content": [part], "created_by": "x"} for _ in range(3)]
-    reply = http.post(CHAT, {"messages": messages, "max_tokens": 1})
-    assert reply.json["x_zinc"]["ignored"] == [
-        "messages[].content[].cache_control",
-        "messages[].created_by",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("path", "asked", "name", "value"),
-    [
-        (RESPONSES, {"input": "a"}, "prompt", {"id": "pmpt_1", "variables": {"a": "b"}}),
-        (RESPONSES, {"input": "a"}, "conversation", "conv_1"),
-        ("/v1/messages", ASKED, "thread", {"type": "continue", "previous_message_id": "msg_1"}),
-        ("/v1/messages", ASKED, "thread", {"type": "create"}),
-        ("/v1/messages", ASKED, "compaction", {"type": "summarize"}),
-    ],
-)
-def test_what_only_another_server_holds_is_refused(
-    path: str, asked: dict[str, Any], name: str, value: object, http: Http
-) -> None:
-    """Without it an answer would be to less than the client means, or be another kind of answer."""
-    body = {"model": "tiny", **asked}
-    reply = http.post(path, {**body, name: value})
-    assert (reply.status, reply.json["error"]["param"]) == (400, name)
-    assert http.post(path, {**body, name: None}).status == 200
-
-
 @pytest.mark.parametrize("name", FOREIGN_NAMES)
 def test_fields_of_other_servers_are_nobodys_misspelling(name: str) -> None:
     kinds = (ChatRequest, CompletionRequest)
@@ -171,34 +134,6 @@ def test_null_is_absent_for_every_field(http: Http) -> None:
         assert http.post(path, nulls | {"stream_options": None}).status == 200
     missing = http.post(CHAT, {"messages": None}).error
     assert missing["param"] == "messages"
-
-
-@pytest.mark.parametrize(
-    ("path", "content", "place"),
-    [
-        (CHAT, {"type": "image_url", "image_url": {"url": "x"}}, "messages[0].content[0].type"),
-        (CHAT, {"type": "input_audio", "input_audio": {}}, "messages[0].content[0].type"),
-        (RESPONSES, {"type": "input_image", "image_url": "x"}, "input[0].content[0].type"),
-        (RESPONSES, {"type": "input_file", "file_id": "x"}, "input[0].content[0].type"),
-    ],
-)
-def test_what_is_no_text_is_refused_in_plain_words(
-    http: Http, path: str, content: dict[str, object], place: str
-) -> None:
-    turn = [{"role": "user", "content": [content]}]
-    body = {"messages": turn} if path == CHAT else {"input": turn}
-    error = http.post(path, body).error
-    assert (error["code"], error["param"]) == ("unsupported", place)
-    assert "this server takes text" in error["message"]
-
-
-def test_a_choice_among_no_tools_is_refused(http: Http) -> None:
-    for choice in ("auto", "required"):
-        error = http.post(CHAT, {**ASKED, "tool_choice": choice}).error
-        assert error["param"] == "tool_choice"
-    for tools in (None, []):
-        none = {**ASKED, "tool_choice": "none", "tools": tools}
-        assert http.post(CHAT, none).status == 200
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**64])
@@ -258,34 +193,6 @@ def test_a_choice_of_allowed_tools_offers_those(hermes: Running) -> None:
         answer = http.post(RESPONSES, body).json
         assert [tool["name"] for tool in answer["tools"]] == ["look"]
         assert answer["tool_choice"] == mode
-
-
-@pytest.mark.parametrize(
-    "choice",
-    [
-        {"mode": "auto", "tools": [{"type": "function", "name": "other"}]},
-        {"mode": "auto", "tools": [{"type": "function"}]},
-        {"mode": "none", "tools": [{"type": "function", "name": "look"}]},
-        {"mode": "auto", "tools": 3},
-        {"mode": "auto"},
-        {"allowed_tools": 3},
-        {"mode": "required", "tools": []},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("tools", [[tool_of("look")], [], None])
-def test_a_choice_that_allows_no_tool_there_is_is_refused(
-    http: Http, choice: dict[str, Any], tools: Any
-) -> None:
-    body = {**ASKED, "tools": tools, "tool_choice": {"type": "allowed_tools", **choice}}
-    reply = http.post(CHAT, body)
-    assert (reply.status, reply.error["param"]) == (400, "tool_choice")
-
-
-def test_tools_of_free_form_are_left_out_of_every_route(hermes: Running) -> None:
-    http = Http(hermes.url)
-    body = {**ASKED, "tools": [{"type": "custom", "custom": {"name": "patch"}}]}
-    assert http.post(CHAT, body).json["x_zinc"]["ignored"] == ["tools[0] (custom)"]
 
 
 def test_names_of_llama_cpp_mean_what_they_say(http: Http) -> None:

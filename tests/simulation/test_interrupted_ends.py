@@ -62,9 +62,9 @@ def test_a_stall_that_is_over_before_its_end_is_handed_out(step: int) -> None:
         Arrive(0, request(1, 4)), Arrive(0, request(2, 9)), Stall(1, 1),
         Stall(step + 1, 1, over=True),
     )  # fmt: skip
-    lines = 1 + step % 2
+    lines = step
     while interrupts(stalled, step, lines):
-        lines += 2
+        lines += 5
     assert lines > 100
 
 
@@ -76,7 +76,7 @@ def test_a_restart_before_counted_tokens_are_handed_out(step: int) -> None:
     )  # fmt: skip
     lines = step
     while interrupts(left, step, lines):
-        lines += 7
+        lines += 11
     assert lines > 100
 
 
@@ -105,7 +105,7 @@ def test_any_other_call(what: str, recurrent: bool) -> None:
     while played(
         Schedule(0, shape, (TENANT,), (*before, Interrupt(6, line, call=True), CALLS[what])), line
     ):
-        line += 11 if line < 200 else 53
+        line += 13 if line < 200 else 89
     assert line > 14
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from contract.tier import Tier
-from tests.tiers.ways import OTHERS, SOAKING, WAYS, OpenTier, Way
+from tests.tiers.ways import BY_NAME, SOAKING, WAYS, OpenTier, Way
 
 
 def each(*names: str) -> list[object]:
@@ -23,7 +23,7 @@ def each(*names: str) -> list[object]:
 @pytest.fixture(scope="module", params=each())
 def way(request: pytest.FixtureRequest) -> Way:
     """One of the ways, those of WAYS where a test does not name others."""
-    return (WAYS | OTHERS)[request.param]
+    return BY_NAME[request.param]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 from accel.packets.rules import OPCODES
 from contract.errors import DeviceLost
 from contract.opcodes import Opcode
-from contract.tier import Tier
 from contract.tier_names import TIER_NAMES
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.tiers.conftest import each
@@ -21,18 +20,14 @@ from tests.tiers.ways import DEVICES, OpenTier, Way
 devices = pytest.mark.parametrize("way", each(*DEVICES), indirect=True, scope="module")
 
 
-def test_info_names_device_and_opcodes(tier: Tier) -> None:
-    """What a conformance package records."""
+def test_a_tier_says_what_it_is_and_is_closed_twice(open_way: OpenTier) -> None:
+    """What a conformance package records. It is closed with a step in flight."""
+    tier = open_way()
     info = tier.info
     assert info.name in TIER_NAMES
     assert info.device
     assert info.opcodes == OPCODES == frozenset(Opcode)
     assert info.arithmetic == "exact-2"
-
-
-def test_closing_twice_is_harmless(open_way: OpenTier) -> None:
-    """And closing with a step in flight."""
-    tier = open_way()
     lowered = Doubling(tier)
     lowered.run(2)
     tier.submit(lowered.batch, inputs_of(values_of(0)), ("y",))

@@ -44,6 +44,17 @@ MODELS = {
     "phi2": ("q4_k_m", F16),
     "gptneox-parallel": ("q8_0", F16),
     "cohere2": ("q4_k_m", F16),
+    "exaone": ("q4_k_m", F16),
+    "chatglm": ("q4_k_m", F16),
+    "arcee": ("q4_k_m", F16),
+    "baichuan": ("q8_0", F16),
+    "falcon-parallel": ("q4_k_m", F16),
+    "nemotron": ("q4_k_m", F16),
+    "olmo": ("q4_k_m", F16),
+    "stablelm-head-norms": ("q4_k_m", F16),
+    "deepseek-experts": ("q4_k_m", F16),
+    "bailingmoe-experts": ("q4_k_m", F16),
+    "mamba2-groups": ("q4_k_m", F16),
     "qwen2-untied-mqa": ("q5_1", Q8_0),
     "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0),
@@ -106,7 +117,7 @@ ON_OPENCL = (
     *ON_VULKAN,
     *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
     *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
-    *("gemma4-per-layer-embeddings", "deepseek2"),
+    *("gemma4-per-layer-embeddings", "deepseek2", "stablelm-head-norms"),
 )
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {

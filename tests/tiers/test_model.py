@@ -26,10 +26,10 @@ def models(*slow: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("way", ways, indirect=True, scope="module")
 
 
-@models("amd-userq", "vulkan-integers")
+@models("amd-userq", "vulkan-integers", "vulkan-own-memory", "opencl-one-worker")
 def test_logits_and_tokens_are_the_cpu_tiers(tier: Tier, way: Way, tiny_model_path: Path) -> None:
-    """Mixed prefill and decode, greedy and sampled. What is left to ``--all`` has ops that parity
-    compares, and the user queues of AMD have the steps below."""
+    """Mixed prefill and decode, greedy and sampled. What is left to ``--all`` has the kernels of
+    another way, or ops that parity compares; the user queues of AMD have the steps below."""
     compare(open_model(tiny_model_path), tier, requests=way.requests)
 
 

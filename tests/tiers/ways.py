@@ -37,7 +37,7 @@ from tests.metal.conftest import new_mac
 from tests.model_runs import FEW, REQUESTS, SHORT
 from tests.needs import need_device
 from tests.opencl.conftest import WAYS as OPENCL_WAYS
-from tests.opencl_parts import SOME, holding, is_usual
+from tests.opencl_parts import HALF_OF_THEM, SOME, holding, is_usual, portable
 from tests.vulkan.conftest import WAYS as VULKAN_WAYS
 
 OpenTier = Callable[..., Tier]
@@ -71,6 +71,13 @@ def _opencl(cache: Path, way: str) -> Iterator[OpenTier]:
 
     with holding(SOME, not is_usual(choices)):
         yield open_it
+
+
+@contextmanager
+def _portable(cache: Path) -> Iterator[OpenTier]:
+    choices = replace(OPENCL_WAYS["persistent"], cache=cache)
+    with portable(), holding(HALF_OF_THEM):
+        yield lambda memory_bytes=None: need_device(lambda: OpenClTier(choices=choices))
 
 
 @contextmanager
@@ -182,6 +189,8 @@ OTHERS = {
     "cuda": Way(_cuda_device, (SCRATCH, INPUTS), REQUESTS),
 }
 """What computes otherwise, but has memory and a queue like one of WAYS, or needs its device."""
+BY_NAME = WAYS | OTHERS | {"opencl-portable": Way(_portable)}
+"""And what computes otherwise on other processors."""
 DEVICES = [name for name in WAYS if name != "cpu"]
 """Those on the base of device tiers."""
 MODELS = [name for name, way in WAYS.items() if way.requests]

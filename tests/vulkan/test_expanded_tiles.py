@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from accel.kernels.matrix_tiles import WIDE_FORMATS, plane_bytes
@@ -65,40 +68,40 @@ def test_new_integers_in_the_same_place_are_expanded_again() -> None:
     ]
 
 
-def test_others_are_multiplied_in_tiles() -> None:
-    """Few tokens, few or very many rows, scales a block."""
-    for other in (
-        product("y", most=PLANES_FROM - 1),
-        product("y", rows=MIN_ROWS - 1),
-        product("y", rows=1 << 19),
-        product("y", Q4_0),
-    ):
-        assert names(with_expanded_tiles(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
+PLANES, WIDE, SMALL = with_expanded_tiles, with_tiles_128x128, with_tiles_32x16
+WIDE_ROWS = {"rows": MIN_WIDE_ROWS, "most": WIDE_FROM}
 
 
 @pytest.mark.parametrize(
-    ("rows", "name"), [(MIN_WIDE_ROWS, "matmul_wide"), (MIN_WIDE_ROWS - 1, "matmul_narrow")]
+    ("change", "given", "name"),
+    [
+        *((WIDE, {"dtype": dtype, **WIDE_ROWS}, "matmul_wide") for dtype in WIDE_FORMATS),
+        (WIDE, {"dtype": Q4_K, **WIDE_ROWS, "rows": MIN_WIDE_ROWS - 1}, "matmul_narrow"),
+        *(
+            (SMALL, {"dtype": dtype, "rows": 33, "most": most}, "matmul_few")
+            for dtype in (Q4_0, Q6_K)
+            for most in SMALL_BUCKETS
+        ),
+        (PLANES, {"most": PLANES_FROM - 1}, "matmul_tiles"),
+        (PLANES, {"rows": MIN_ROWS - 1}, "matmul_tiles"),
+        (PLANES, {"rows": 1 << 19}, "matmul_tiles"),
+        (PLANES, {"dtype": Q4_0}, "matmul_tiles"),
+        (WIDE, {"dtype": Q4_K, "most": WIDE_FROM - 1}, "matmul_tiles"),
+        (WIDE, {"dtype": Q6_K, "most": WIDE_FROM}, "matmul_tiles"),
+        (SMALL, {"dtype": Q4_K, "most": SMALL_BUCKETS[-1] + 1}, "matmul_tiles"),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("dtype", WIDE_FORMATS, ids=str)
-def test_products_of_many_tokens_are_multiplied_in_wide_tiles(
-    dtype: DType, rows: int, name: str
+def test_kernels_of_products(
+    change: Callable[[Step], Step], given: dict[str, Any], name: str
 ) -> None:
-    """With the operands, sizes and count they had; of few rows in tiles of fewer tokens."""
-    before = product("gate", dtype=dtype, rows=rows, most=WIDE_FROM)
-    (_, after) = with_tiles_128x128(step(before)).ops
+    """With the operands, sizes and count they had: by tokens, rows and formats; few tokens, few or
+    very many rows and other formats stay in tiles."""
+    before = product("gate", **given)
+    (_, after) = change(step(before)).ops
     assert after.name == name
-    assert after.operands == before.operands
+    assert (after.operands, after.matrices) == (before.operands, before.matrices)
     assert (after.count, after.sizes, after.dtype) == (before.count, before.sizes, before.dtype)
-    assert after.matrices == before.matrices
-
-
-@pytest.mark.parametrize(
-    "other",
-    [product("gate", dtype=Q4_K, most=WIDE_FROM - 1), product("gate", dtype=Q6_K, most=WIDE_FROM)],
-    ids=["few tokens", "another format"],
-)
-def test_others_are_not_multiplied_in_wide_tiles(other: Op) -> None:
-    assert names(with_tiles_128x128(step(other))) == ["rms_norm_quantize", "matmul_tiles"]
 
 
 def of_one_layer() -> list[Op]:
@@ -124,20 +127,3 @@ def test_those_of_others_stay_where_they_are(operand: str) -> None:
     assert names(with_tiles_128x128(step(*ops)))[1:] == [
         *("matmul_narrow", "matmul_wide", "matmul_tiles")
     ]
-
-
-@pytest.mark.parametrize("dtype", [Q4_0, Q4_K, Q6_K], ids=str)
-@pytest.mark.parametrize("most", SMALL_BUCKETS)
-def test_products_of_few_tokens_are_multiplied_in_small_tiles(dtype: DType, most: int) -> None:
-    """With the operands, sizes and count they had, of any format and size."""
-    before = product("gate", dtype=dtype, rows=33, most=most)
-    (_, after) = with_tiles_32x16(step(before)).ops
-    assert after.name == "matmul_few"
-    assert after.operands == before.operands
-    assert (after.count, after.sizes, after.dtype) == (before.count, before.sizes, before.dtype)
-    assert after.matrices == before.matrices
-
-
-def test_others_are_not_multiplied_in_small_tiles() -> None:
-    other: Op = product("gate", dtype=Q4_K, most=SMALL_BUCKETS[-1] + 1)
-    assert names(with_tiles_32x16(step(other))) == ["rms_norm_quantize", "matmul_tiles"]

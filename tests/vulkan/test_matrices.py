@@ -41,6 +41,7 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from harness.parity.cases import Case, all_cases
 from harness.parity.execute import build_graph, compare
+from tests.long_cases import long_except
 from tests.vulkan.conftest import Library, OpenTier
 
 FORMAT = Q4_K
@@ -158,17 +159,17 @@ def agree(tier: VulkanTier) -> bool:
 
 
 @pytest.mark.parametrize(
-    "wide", [WIDE_PRODUCTS[1:], pytest.param(WIDE_PRODUCTS, marks=pytest.mark.soak)], ids=len
+    "wide", [(), pytest.param(WIDE_PRODUCTS, marks=pytest.mark.soak)], ids=["small", "all"]
 )
 def test_a_device_is_asked_for_the_bits_of_packed_dots(
     tier: VulkanTier, monkeypatch: pytest.MonkeyPatch, wide: tuple[str, ...]
 ) -> None:
-    """Wide tiles are narrow ones with more matrices, of which a processor's compiler takes twice as
-    long; tests of kernels have the bits of both."""
+    """A processor's compiler takes half a minute for wide tiles, whose bits tests of kernels
+    have."""
     with_units(monkeypatch)
     monkeypatch.setattr("accel.kernels.product_check.WIDE_PRODUCTS", wide)
     assert agree(tier)
-    assert {*wide} <= {module.op for module, _ in tier._runtime.program._kernels}
+    assert {*wide, FEW_PRODUCT, PLANE_PRODUCT} <= {m.op for m, _ in tier._runtime.program._kernels}
 
 
 def test_a_device_that_multiplies_wrong_is_noticed(
@@ -233,74 +234,52 @@ MANY = [
 ]
 
 
-def check_many(tier: VulkanTier) -> set[str]:
-    """Names of the kernels that multiply MANY, of the whole tier: lowered, fused, launched, equal
-    to the definition."""
-    for case in MANY:
-        problems = compare(tier, case)
-        assert not problems, f"{case}: {problems}"
-    return {module.op for module, _ in tier._runtime.program._kernels}
+STEPS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
+    "tiles": ({"matrix_tiles.SMALL_BUCKETS": (16,)}, {"matmul_tiles"}, {*PLANE_OPS}),
+    "small tiles": ({}, {"matmul_few"}, {"matmul_tiles"}),
+    "wide tiles": (
+        {"matrix_tiles.WIDE_FROM": 17, "matrix_tiles.MIN_ROWS": 1},
+        *({WIDE_PRODUCT}, {"matmul_tiles"}),
+    ),
+    "narrow tiles": (
+        {"matrix_tiles.WIDE_FROM": 17, "matrix_tiles.MIN_ROWS": 1 << 20},
+        *({"matmul_narrow"}, {"matmul_tiles"}),
+    ),
+    "planes": (
+        {"expanded_tiles.FORMATS": (FORMAT,), "expanded_tiles.PLANES_FROM": 17,
+         "expanded_tiles.MIN_ROWS": 1},
+        *({*PLANE_OPS}, {"matmul_tiles"}),
+    ),
+}  # fmt: skip
+"""What steps of MANY are multiplied in where these constants are others, and in what not."""
 
 
+@pytest.mark.parametrize("name", long_except(STEPS, "tiles", "small tiles", "planes"))
 def test_steps_of_many_tokens_are_multiplied_in_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
+    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
+    """Of the whole tier: lowered, fused, launched, equal to the definition."""
+    constants, used, unused = STEPS[name]
     with_units(monkeypatch)
-    monkeypatch.setattr("accel.vulkan.matrix_tiles.SMALL_BUCKETS", (16,))
-    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
-    assert "matmul_tiles" in modules
-    assert not {*PLANE_OPS} & modules
+    for constant, value in constants.items():
+        monkeypatch.setattr(f"accel.vulkan.{constant}", value)
+    tier = open_vulkan(traits=Traits(dot=True, matrix=True))
+    for case in MANY:
+        assert compare(tier, case) == {}, str(case)
+    modules = {module.op for module, _ in tier._runtime.program._kernels}
+    assert used <= modules
+    assert not unused & modules
 
 
-def test_steps_of_few_tokens_are_multiplied_in_small_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_units(monkeypatch)
-    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
-    assert "matmul_few" in modules
-    assert "matmul_tiles" not in modules
-
-
-def test_steps_of_few_tokens_have_forms_of_their_own(open_vulkan: OpenTier) -> None:
-    """Where there are matrix units, which are worth it from fewer tokens on than packed dots."""
-    largest = ShapeKey(SMALL_BUCKETS[-1] + 1, 4)
+@pytest.mark.parametrize("most", [*SMALL_BUCKETS, TILED])
+def test_such_steps_have_forms_of_their_own(open_vulkan: OpenTier, most: int) -> None:
+    """Where there are matrix units, which are worth it from fewer tokens on than packed dots, and
+    larger steps are expanded."""
     units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
-    requested = {ShapeKey(most, 4) for most in SMALL_BUCKETS}
-    assert requested <= {*units.buckets(largest)}
-    assert not requested & {*dots.buckets(largest)}
-
-
-@pytest.mark.parametrize(("least", "product"), [(1, "matmul_wide"), (1 << 20, "matmul_narrow")])
-def test_steps_of_more_are_multiplied_in_wide_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, least: int, product: str
-) -> None:
-    with_units(monkeypatch)
-    monkeypatch.setattr("accel.vulkan.matrix_tiles.WIDE_FROM", 17)
-    monkeypatch.setattr("accel.vulkan.matrix_tiles.MIN_ROWS", least)
-    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
-    assert product in modules
-    assert "matmul_tiles" not in modules
-
-
-def test_steps_of_very_many_are_multiplied_from_planes(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with_units(monkeypatch)
-    monkeypatch.setattr("accel.vulkan.expanded_tiles.FORMATS", (FORMAT,))
-    monkeypatch.setattr("accel.vulkan.expanded_tiles.PLANES_FROM", 17)
-    monkeypatch.setattr("accel.vulkan.expanded_tiles.MIN_ROWS", 1)
-    modules = check_many(open_vulkan(traits=Traits(dot=True, matrix=True)))
-    assert {*PLANE_OPS} <= modules
-    assert "matmul_tiles" not in modules
-
-
-def test_steps_up_to_256_tokens_are_not_expanded(open_vulkan: OpenTier) -> None:
-    """They have a form of their own, where there are matrix units."""
-    largest = ShapeKey(PLANES_FROM, 4)
-    units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
-    assert ShapeKey(TILED, 4) in units.buckets(largest)
-    assert ShapeKey(TILED, 4) not in dots.buckets(largest)
-    assert ShapeKey(TILED, 4) not in units.buckets(ShapeKey(PLANES_FROM - 1, 4))
+    largest = ShapeKey(PLANES_FROM if most == TILED else SMALL_BUCKETS[-1] + 1, 4)
+    assert ShapeKey(most, 4) in units.buckets(largest)
+    assert ShapeKey(most, 4) not in dots.buckets(largest)
+    assert (ShapeKey(most, 4) in units.buckets(ShapeKey(PLANES_FROM - 1, 4))) == (most != TILED)
 
 
 PROMPTS = [
@@ -318,6 +297,7 @@ def has_whole_queries(case: Case) -> bool:
     return build_graph(case).nodes[0].operands["q"].columns is None
 
 
+@pytest.mark.long
 def test_many_queries_are_attended_in_tiles(
     open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from accel.vulkan.build import COMPILER, FOLDER, VALIDATOR, builds
+from accel.vulkan.build import COMPILER, FOLDER, VALIDATOR, builds, run
 from accel.vulkan.matrices import GROUP_MEMORY_BYTES
 from accel.vulkan.spirv import (
     FLOAT_ARITHMETIC,
@@ -21,8 +22,8 @@ from accel.vulkan.spirv import (
     words_of,
 )
 from contract.kernel import KernelHeader, decode_kernel
-from tests.kernels.glslang import said_by
 from tests.long_cases import long_except
+from tests.needs import missing
 
 KERNEL = """#version 460
 layout(local_size_x = 32) in;
@@ -37,6 +38,14 @@ void main() {
 NAMES = sorted(build.name for build in builds())
 ONE_OF_EACH = {(name.partition(".")[0], name.endswith((".dot", ".matrix"))): name for name in NAMES}
 """Of each op, and of what multiplies by other units."""
+
+
+def said_by(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What a program of ``accel.vulkan.build`` says."""
+    try:
+        return run(program, arguments)
+    except FileNotFoundError as error:
+        missing(f"{program} is not installed", str(error))
 
 
 def compile_raw(folder: Path, expression: str, extension: str = "") -> bytes:

@@ -13,7 +13,7 @@ from accel.amd.sim.translate import check_translation
 from accel.amd.tools.build import COMPILER, Build, CompileError, assembled, make_kernel, traits_of
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, STORED, Language, Module, module_source
 from contract.dtypes import DType
-from contract.errors import CodecError, ConfigError
+from contract.errors import CodecError, ConfigError, system_errors_as
 from contract.kernel import MAX_WORKGROUP, KernelHeader, decode_kernel
 
 SOURCES = {".k": "a kernel of the dialect", ".s": "assembly", ".zrt": "a kernel file"}
@@ -43,10 +43,8 @@ def kernel_from(path: Path, options: AssemblyOptions) -> KernelHeader:
     if path.suffix not in SOURCES:
         known = ", ".join(f"{suffix} ({what})" for suffix, what in SOURCES.items())
         raise ConfigError(f"{path}: its name ends in none of {known}")
-    try:
+    with system_errors_as(str(path)):
         data = path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
     if path.suffix == ".zrt":
         kernel = decode_kernel(data)
     else:

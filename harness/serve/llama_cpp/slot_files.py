@@ -28,7 +28,7 @@ import psutil
 from contract.arithmetic import PAGE_TOKENS
 from contract.arrays import Bytes, Ints
 from contract.cached_files import PARTIAL, being_written, remove_abandoned
-from contract.errors import ConfigError, RequestError, ZincError
+from contract.errors import RequestError, ZincError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.storage import StorageProblem
 from reference.memory.disk.folder import secret_in
@@ -67,7 +67,7 @@ class SlotFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._scopes: set[str] = set()
-        try:
+        with system_errors_as(f"{path}: cannot save slots there"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             for folder in (path, *path.glob("?" * 2 * SCOPE_BYTES)):
                 remove_abandoned(folder, ".")
@@ -76,8 +76,6 @@ class SlotFolder:
             if (path / SECRET).exists() and (path / SECRET).stat().st_size != SECRET_BYTES:
                 raise OSError(errno.EEXIST, f"its {SECRET} is another program's")
             self._secret = secret_in(path / SECRET)
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot save slots there: {error.strerror}") from None
 
     def write(
         self, name: str, tenant: Tenant, function: str, parts: Iterable[Bytes], state: Bytes | None,

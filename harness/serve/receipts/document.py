@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.types import MAX_INT32
 from harness.serve.receipts.canonical import canonical, canonical_digest
 from harness.serve.receipts.keys import ReceiptKey, verifies
@@ -139,23 +139,20 @@ def signed_document(payload: Mapping[str, Any], leaves: Any, key: ReceiptKey) ->
 
 def read_receipts(path: Path) -> list[Receipt]:
     """The receipts in a file: one JSON object, or one in each line. Raises ConfigError."""
-    try:
-        with path.open("rb") as file:
-            first = file.read(MAX_BYTES + 1)
-            whole = len(first) <= MAX_BYTES
-            if whole and (b"\n" not in first.strip() or not _is_lines(first)):
-                return [parse_receipt(first, str(path))]
-            file.seek(0)
-            found: list[Receipt] = []
-            while line := file.readline(MAX_BYTES + 1):
-                where = f"{path}: line {len(found) + 1}"
-                if len(line) > MAX_BYTES:
-                    raise ConfigError(f"{where}: is longer than {MAX_BYTES >> 20} MiB: no receipt")
-                if line.strip():
-                    found.append(parse_receipt(line, where))
-            return found
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+    with system_errors_as(f"{path}: cannot read"), path.open("rb") as file:
+        first = file.read(MAX_BYTES + 1)
+        whole = len(first) <= MAX_BYTES
+        if whole and (b"\n" not in first.strip() or not _is_lines(first)):
+            return [parse_receipt(first, str(path))]
+        file.seek(0)
+        found: list[Receipt] = []
+        while line := file.readline(MAX_BYTES + 1):
+            where = f"{path}: line {len(found) + 1}"
+            if len(line) > MAX_BYTES:
+                raise ConfigError(f"{where}: is longer than {MAX_BYTES >> 20} MiB: no receipt")
+            if line.strip():
+                found.append(parse_receipt(line, where))
+        return found
 
 
 def _is_lines(data: bytes) -> bool:

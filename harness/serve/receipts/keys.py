@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from contract.cached_files import replacing, unfinished
-from contract.errors import ConfigError
+from contract.errors import ConfigError, system_errors_as
 from contract.lazy_dataclass import dataclass
 from harness.extras import optional_libraries
 from harness.serve.receipts.canonical import canonical
@@ -60,29 +60,24 @@ def open_key(folder: Path) -> ReceiptKey:
     """The key in a folder; a new one if there is none. Raises ConfigError."""
     need_cryptography()
     path, history = folder / PRIVATE, folder / HISTORY
-    try:
+    with system_errors_as(f"{path}: cannot be the key"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (path.exists() and history.exists()) or _abandoned_files(folder):
             with _locked(folder):
                 _complete(folder)
         return _read(path)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be the key: {error.strerror}") from None
 
 
 def rotate_receipt_key(folder: Path) -> ReceiptKey:
     """Replace the folder's key by a new one, signed by the old one. Raises ConfigError."""
     open_key(folder)
-    try:
-        with _locked(folder):
-            before = _read(folder / PRIVATE)
-            key = _generated()
-            # The public key first: a private key that nobody could verify would be worse than none.
-            _write_history(folder, [*_lines_to(folder, before.public), _entry(key, before)])
-            _write_private(folder, key)
-            return key
-    except OSError as error:
-        raise ConfigError(f"{folder}: cannot be written: {error.strerror}") from None
+    with system_errors_as(f"{folder}: cannot be written"), _locked(folder):
+        before = _read(folder / PRIVATE)
+        key = _generated()
+        # The public key first: a private key that nobody could verify would be worse than none.
+        _write_history(folder, [*_lines_to(folder, before.public), _entry(key, before)])
+        _write_private(folder, key)
+        return key
 
 
 def public_keys(path: Path) -> list[str]:

@@ -71,24 +71,11 @@ class ResponseShape:
 
 def response_of(body: ResponsesRequest, chat: Json) -> Json:
     """The response for a complete chat completion."""
-    choice = chat["choices"][0]
-    message, output = choice["message"], []
-    if message.get("reasoning_content"):
-        output.append(_Item("reasoning", message["reasoning_content"]).json("completed"))
-    calls = message.get("tool_calls") or ()
-    if message["content"] or not calls:
-        status = "incomplete" if choice["finish_reason"] == LENGTH else "completed"
-        item = _Item("message", message["content"] or "")
-        if choice.get("logprobs") is not None:
-            reasoning = message.get("reasoning_content") or ""
-            item.tokens = tokens_of_text(item.text, choice["logprobs"]["content"], reasoning)
-        output.append(item.json(status))
-    for call in calls:
-        item = _call_item(body, call)
-        item.text = call["function"]["arguments"]
-        output.append(item.json("completed"))
-    head = _head(body, chat)
-    return head | _end(choice["finish_reason"], chat["usage"]) | _ours(chat) | {"output": output}
+    (choice,) = chat["choices"]
+    events = ResponseEvents(body)
+    for _ in events.chunk(chat | {"choices": [choice | {"delta": choice["message"]}]}):
+        pass
+    return events.response
 
 
 class ResponseEvents:
@@ -334,8 +321,8 @@ UTF8 = getincrementaldecoder("utf-8")
 Listed = dict[str, Any]
 
 
-def tokens_of_text(text: str, listed: Sequence[Listed], reasoning: str = "") -> list[Listed]:
-    """The ``listed`` tokens with at least one byte of ``text``, which comes after ``reasoning``.
+def tokens_of_text(text: str, listed: Sequence[Listed]) -> list[Listed]:
+    """The ``listed`` tokens with at least one byte of ``text``.
 
     If the tokens' bytes do not contain ``text``, all tokens that have bytes."""
     visible = [token for token in listed if token["bytes"]]
@@ -346,8 +333,7 @@ def tokens_of_text(text: str, listed: Sequence[Listed], reasoning: str = "") -> 
         whole += decoder.decode(bytes(token["bytes"]), final=number == len(visible))
         # Bytes that wait for the rest of a character are part of the next character.
         spans.append((begin, len(whole) + bool(decoder.getstate()[0])))
-    reasoning_end = max(0, whole.find(reasoning)) + len(reasoning)
-    start = whole.find(text, reasoning_end)
+    start = whole.find(text)
     if start < 0:
         return visible
     end = start + len(text)

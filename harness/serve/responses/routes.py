@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
-from flask import g, request
 
 from contract.types import Tenant
 from harness.serve.answers import Json
 from harness.serve.caller import Caller, in_names_of
 from harness.serve.errors import ApiError, invalid_value, naming_fields, unsupported
-from harness.serve.gate import decoded, service_of_request
-from harness.serve.openapi import Route
+from harness.serve.http_request import HttpRequest
 from harness.serve.responses.errors import item_not_found, response_name
 from harness.serve.responses.parse import (
     chat_of,
@@ -25,6 +23,7 @@ from harness.serve.responses.parse import (
 from harness.serve.responses.render import ResponseShape
 from harness.serve.responses.store import ResponseStore, StoredResponse, named
 from harness.serve.responses.wire import LOGPROBS, InputItem, ResponsesRequest
+from harness.serve.route import Route
 from harness.serve.service import Answered, Service
 from harness.serve.strict_json import known_type
 from harness.serve.wire import ChatRequest, converted
@@ -33,45 +32,47 @@ MAX_ITEMS, USUAL_ITEMS = 100, 20
 """Most items of a list, and the default."""
 
 
-class ResponsesHandlers:
-    """Handlers of the RESPONSES_ROUTES that have no ``answer``, by their names."""
-
-    def count_response(self, raw: bytes) -> Json:
-        service, sent = service_of_request(), decoded(raw, ResponsesRequest, readable_items)
-        service.model.check_name(sent.model)
-        body = _with_stored_items(service.responses, g.account.tenant, sent)
-        earlier = service.responses.conversation(g.account.tenant, body.previous_response_id)
-        with naming_fields(response_name):
-            plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
-            count = len(service.model.encode_chat(plan.prompt, plan.spoken))
-        return {"object": "response.input_tokens", "input_tokens": count}
-
-    def response(self, id: str) -> Json:
-        if request.args.get("stream", "false") != "false":
-            raise unsupported("stream", "a stored answer is given whole")
-        return _stored(id).response
-
-    def remove_response(self, id: str) -> Json:
-        _store().delete(g.account.tenant, id)
-        return {"id": id, "object": "response", "deleted": True}
-
-    def cancel_response(self, id: str) -> Json:
-        _stored(id)
-        problem = f"response {id!r} has ended; an answer under way ends when its client leaves"
-        raise ApiError(400, problem, code="not_cancellable", retry=False)
-
-    def response_items(self, id: str) -> Json:
-        stored = _stored(id)
-        earlier = _store().conversation(g.account.tenant, stored.previous)
-        return _page_of([*earlier, *stored.items])
+def count_response(incoming: HttpRequest, body: ResponsesRequest) -> Json:
+    """The number of tokens of a request. Raises as ``respond`` does."""
+    service, tenant = incoming.service, incoming.account.tenant
+    service.model.check_name(body.model)
+    body = _with_stored_items(service.responses, tenant, body)
+    earlier = service.responses.conversation(tenant, body.previous_response_id)
+    with naming_fields(response_name):
+        plan = service.model.chat_plan(converted(chat_of(body, earlier), ChatRequest))
+        count = len(service.model.encode_chat(plan.prompt, plan.spoken))
+    return {"object": "response.input_tokens", "input_tokens": count}
 
 
-def _store() -> ResponseStore:
-    return service_of_request().responses
+def response(incoming: HttpRequest, id: str) -> Json:
+    """A stored answer. Raises ApiError and StorageProblem, as do the functions below."""
+    if incoming.query.get("stream", "false") != "false":
+        raise unsupported("stream", "a stored answer is given whole")
+    return _stored(incoming, id).response
 
 
-def _stored(id: str) -> StoredResponse:
-    return _store().get(g.account.tenant, id)
+def remove_response(incoming: HttpRequest, id: str) -> Json:
+    """Delete a stored answer."""
+    incoming.service.responses.delete(incoming.account.tenant, id)
+    return {"id": id, "object": "response", "deleted": True}
+
+
+def cancel_response(incoming: HttpRequest, id: str) -> Json:
+    """Refuse: a stored answer has ended."""
+    _stored(incoming, id)
+    problem = f"response {id!r} has ended; an answer under way ends when its client leaves"
+    raise ApiError(400, problem, code="not_cancellable", retry=False)
+
+
+def response_items(incoming: HttpRequest, id: str) -> Json:
+    """The items of the conversation that a stored answer continues."""
+    stored = _stored(incoming, id)
+    earlier = incoming.service.responses.conversation(incoming.account.tenant, stored.previous)
+    return _page_of([*earlier, *stored.items], incoming.query)
+
+
+def _stored(incoming: HttpRequest, id: str) -> StoredResponse:
+    return incoming.service.responses.get(incoming.account.tenant, id)
 
 
 @in_names_of(response_name)
@@ -119,9 +120,8 @@ def _keep(
     store.put(tenant, StoredResponse(response, items, tuple(output), body.previous_response_id))
 
 
-def _page_of(items: Sequence[InputItem]) -> Json:
-    """The page of a list of items that the current request asks for. Raises ApiError."""
-    arguments = request.args
+def _page_of(items: Sequence[InputItem], arguments: Mapping[str, str]) -> Json:
+    """The page of a list of items that the arguments of a request ask for. Raises ApiError."""
     order, limit = arguments.get("order", "desc"), arguments.get("limit", str(USUAL_ITEMS))
     if order not in ("asc", "desc"):
         raise invalid_value("order", "order is asc or desc")
@@ -151,15 +151,15 @@ def _page_of(items: Sequence[InputItem]) -> Json:
 
 RESPONSES_ROUTES = (
     Route(
-        "POST", "/v1/responses", "respond", "Answer, and store it.",
-        ResponsesRequest, answer=respond, prepare=readable_items,
+        "POST", "/v1/responses", respond, "Answer, and store it.",
+        ResponsesRequest, generates=True, prepare=readable_items,
     ),
     Route(
-        "POST", "/v1/responses/input_tokens", "count_response", "Tokens of such a request.",
-        ResponsesRequest,
+        "POST", "/v1/responses/input_tokens", count_response, "Tokens of such a request.",
+        ResponsesRequest, prepare=readable_items,
     ),
-    Route("GET", "/v1/responses/<id>", "response", "A stored answer."),
-    Route("DELETE", "/v1/responses/<id>", "remove_response", "Forget a stored answer."),
-    Route("POST", "/v1/responses/<id>/cancel", "cancel_response", "Refused: none runs unattended."),
-    Route("GET", "/v1/responses/<id>/input_items", "response_items", "What it was asked with."),
+    Route("GET", "/v1/responses/<id>", response, "A stored answer."),
+    Route("DELETE", "/v1/responses/<id>", remove_response, "Forget a stored answer."),
+    Route("POST", "/v1/responses/<id>/cancel", cancel_response, "Refused: none runs unattended."),
+    Route("GET", "/v1/responses/<id>/input_items", response_items, "What it was asked with."),
 )  # fmt: skip

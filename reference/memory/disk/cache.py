@@ -1,7 +1,8 @@
 """The prefix cache on disk: one thread writes, others read, and no fault stops the engine.
 
 A page read from disk either has the bytes that were computed for its tokens, or is not used.
-Problems are counted, and the first one of each kind is reported as one line."""
+Problems are counted, and the first one of each kind is reported as one line. A folder that was
+removed is made again."""
 
 from __future__ import annotations
 
@@ -27,6 +28,11 @@ READERS = min(max(2, 3 * (os.cpu_count() or 2) // 4), 12)
 """Threads that read the files of a prompt."""
 MAX_TOUCHES = 64
 """While more writes than this are queued, uses of files are not recorded."""
+RETRY_SECONDS = 60.0
+"""After failures, a write is tried at least this often; once this long has passed without one, that
+is reported, and a later failure is, too."""
+UNUSABLE, UNWRITABLE = "cannot be used", "cannot be written"
+UNWRITTEN = {UNUSABLE, UNWRITABLE}
 Report = Callable[[str], None]
 Work = Callable[[], object]
 
@@ -67,6 +73,7 @@ class DiskCache:
         self._writing = False
         self._failures = 0
         self._skipped = 0
+        self._failed_at = 0.0
         self._forgetting = Counter[str]()
         self._readings: deque[Reading] = deque()
         self._given_up: list[Reading] = []
@@ -82,7 +89,7 @@ class DiskCache:
             self._secret = self._folder.secret
             self._post(self._folder.count)
         except OSError as error:
-            self._failed("cannot be used", error)
+            self._failed(UNUSABLE, error)
         self.names = PageNames(self._secret, options.function)
 
     @property
@@ -123,16 +130,14 @@ class DiskCache:
             try:
                 if not self._forgetting[entry.scope] and self._try_now():
                     written = self._ensure_folder().write(entry, payload)
-                    self._failures = 0
-                    self._note_problem("")
+                    self._succeeded()
                     self.count(written=written, written_bytes=payload.nbytes if written else 0)
                 else:
                     self.count(dropped=1)
             except OSError as error:
                 self.count(dropped=1)
                 self._failures = min(self._failures + 1, 10)
-                where = "used" if self._folder is None else "written"
-                self._failed(f"cannot be {where}", error)
+                self._failed(UNUSABLE if self._folder is None else UNWRITABLE, error)
             finally:
                 self.release(payload.nbytes)
 
@@ -323,15 +328,21 @@ class DiskCache:
             self._failed("keeps a file that is to be removed", error)
 
     def _ensure_folder(self) -> CacheFolder:
-        """The folder, created if that failed before. Raises OSError, also if another process
-        created it: its secret gives pages other names."""
-        if self._folder is None:
-            folder = CacheFolder(self.options.folder, self.options.max_bytes, self._secret)
-            if folder.secret != self._secret:
-                raise OSError(errno.EEXIST, "another process made it; restart to use it")
-            folder.count()
-            self._folder = folder
-        return self._folder
+        """The folder, created if that failed before or somebody removed it. Raises OSError, also if
+        another process created it: its secret gives pages other names."""
+        before = self._folder
+        if before is not None and before.path.is_dir():
+            return before
+        if before is not None and before.is_elsewhere:
+            raise OSError(errno.ENODEV, "its file system is gone")
+        folder = CacheFolder(self.options.folder, self.options.max_bytes, self._secret)
+        if folder.secret != self._secret:
+            raise OSError(errno.EEXIST, "another process made it; restart to use it")
+        folder.count()
+        self._folder = folder
+        if before is not None:
+            self.report("was removed; it is made again, without what it had")
+        return folder
 
     def _notify(self) -> None:
         with self._changed:
@@ -340,12 +351,25 @@ class DiskCache:
     def _try_now(self) -> bool:
         """Whether to write now: after failures, writes are tried less and less often."""
         self._skipped += 1
-        if self._failures and self._skipped < 1 << self._failures:
+        early = self._clock() - self._failed_at < RETRY_SECONDS
+        if self._failures and early and self._skipped < 1 << self._failures:
             return False
         self._skipped = 0
         return True
 
+    def _succeeded(self) -> None:
+        """Note that a write did not fail."""
+        self._failures = 0
+        self._note_problem("")
+        if self._clock() - self._failed_at >= RETRY_SECONDS:
+            with self._changed:
+                told = self._reported & UNWRITTEN
+                self._reported -= UNWRITTEN
+            if told:
+                self._report(f"the disk cache {self.options.folder} is written again")
+
     def _failed(self, what: str, error: OSError) -> None:
+        self._failed_at = self._clock()
         problem = f"{what}: {error.strerror or error}"
         self._note_problem(problem)
         self.report(f"{problem}; the server goes on without it", what)

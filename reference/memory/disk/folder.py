@@ -46,12 +46,20 @@ class CacheFolder:
         self.path = folder / SUBFOLDER
         self.max_bytes = max_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._device = self.path.stat().st_dev
         remove_abandoned(self.path, f"{SECRET}.")
         self.secret = secret_in(self.path / SECRET, fresh)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
         before."""
         self._written = 0
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the folder, if it was made again, would lie on another file system: its own is
+        not mounted."""
+        there = next(parent for parent in self.path.parents if parent.exists())
+        return there.stat().st_dev != self._device
 
     def has(self, entry: Entry) -> bool:
         """Whether there is a file of this name, valid or not."""

@@ -40,6 +40,7 @@ def read_common(
     epsilon: str = EPSILON,
     head: HeadReader = read_head_dim,
     causal: bool = True,
+    attends: bool = True,
 ) -> ModelConfig:
     """Read a configuration with full attention in every layer and heads of one size; the family's
     reader then replaces what differs.
@@ -48,7 +49,8 @@ def read_common(
     ``nextn_predict_layers``). ``min_kv_heads`` is the least number of heads for keys and values
     in a layer: 0 for families that have layers without attention. ``epsilon`` is the metadata key
     of the epsilon of the norms, ``head`` reads the size of heads, ``causal`` is whether a token
-    sees those before it only. Raises ModelFileError or UnsupportedModel naming the key."""
+    sees those before it only, ``attends`` whether there are heads at all. Raises ModelFileError or
+    UnsupportedModel naming the key."""
     if keys.file.get(keys.key("attention.causal"), bool, causal) is not causal:
         supported = f"only {'' if causal else 'non-'}causal models are supported"
         raise keys.unsupported("attention.causal", f"is {str(not causal).lower()}", supported)
@@ -59,8 +61,10 @@ def read_common(
             "nextn_predict_layers", f"is {blocks - layers}, must be below the {blocks} blocks"
         )
     hidden = keys.integer("embedding_length", 1, MAX_WIDTH)
-    heads = keys.per_layer("attention.head_count", layers, blocks, 1)
-    kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, min_kv_heads, heads)
+    heads, kv_heads = (1,) * layers, (0,) * layers
+    if attends:
+        heads = keys.per_layer("attention.head_count", layers, blocks, 1)
+        kv_heads = keys.per_layer("attention.head_count_kv", layers, blocks, min_kv_heads, heads)
     for layer, (query, key) in enumerate(zip(heads, kv_heads, strict=True)):
         if key and query % key:
             raise keys.error(

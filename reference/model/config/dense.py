@@ -29,6 +29,7 @@ FULL_STEP = 4
 """Every fourth layer has full attention where some have windows and the file does not say which."""
 SMOLLM3_UNROTATED = 4
 """Every fourth layer of SmolLM 3 does not rotate; its files have no key for it."""
+BAICHUAN_13B_LAYERS = 40
 KEY_LENGTH = "attention.key_length_swa"
 VALUE_LENGTH = "attention.value_length_swa"
 ROTATED = "rope.dimension_count_swa"
@@ -43,6 +44,25 @@ MAX_GROWTHS = 1 << 12
 def read_dense(keys: Keys) -> ModelConfig:
     """Qwen 2 and 3: halves rotate."""
     return require_feed_forward(keys, read_common(keys))
+
+
+def read_llama_dense(keys: Keys) -> ModelConfig:
+    """Llama without experts."""
+    return require_feed_forward(keys, read_common(keys, read_llama_rope))
+
+
+def read_exaone(keys: Keys) -> ModelConfig:
+    """EXAONE 3: halves rotate, with divisors if the file has them."""
+    return require_feed_forward(keys, read_common(keys, read_divided_rope))
+
+
+def read_baichuan(keys: Keys) -> ModelConfig:
+    """Baichuan 7B. That of 13B has scores that fall with the distance, of which files say nothing
+    but the number of layers."""
+    config = read_llama_dense(keys)
+    if config.layers == BAICHUAN_13B_LAYERS:
+        raise keys.unsupported("block_count", f"is {config.layers}", "Baichuan 7B is supported")
+    return config
 
 
 def read_mistral3(keys: Keys) -> ModelConfig:
@@ -68,7 +88,7 @@ def growth_length(keys: Keys, name: str, context: int, default: int) -> int:
 
 def read_smollm3(keys: Keys) -> ModelConfig:
     """SmolLM 3: Llama's rotation in all but every fourth layer."""
-    config = require_feed_forward(keys, read_common(keys, read_llama_rope))
+    config = read_llama_dense(keys)
     rope = config.ropes[0]
     rotated = [(layer + 1) % SMOLLM3_UNROTATED != 0 for layer in range(config.layers)]
     return replace(config, ropes=tuple(rope if turns else unrotated(rope) for turns in rotated))
@@ -114,7 +134,7 @@ def read_olmo2(keys: Keys) -> ModelConfig:
 def read_exaone4(keys: Keys) -> ModelConfig:
     """EXAONE 4: halves rotate, with divisors if the file has them; where there are windows, in
     their layers alone."""
-    config = require_feed_forward(keys, read_common(keys, read_divided_rope))
+    config = read_exaone(keys)
     window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
     return rotating_in_windows(keys, config, window) if window else config
 
@@ -169,7 +189,7 @@ def residual_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
 
 def read_minicpm(keys: Keys) -> ModelConfig:
     """MiniCPM: Llama with factors for embeddings, residuals and logits."""
-    return residual_factors(keys, require_feed_forward(keys, read_common(keys, read_llama_rope)))
+    return residual_factors(keys, read_llama_dense(keys))
 
 
 def refuse_other_sizes(keys: Keys, config: ModelConfig) -> None:

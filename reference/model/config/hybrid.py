@@ -84,6 +84,12 @@ def read_granite_hybrid(keys: Keys) -> ModelConfig:
     return replace(config, mamba=_read_mamba(keys, config))
 
 
+def read_mamba2(keys: Keys) -> ModelConfig:
+    """Mamba-2 in every layer, and nothing else."""
+    config = read_common(keys, attends=False)
+    return replace(config, mamba=_read_mamba(keys, config))
+
+
 def read_falcon_h1(keys: Keys) -> ModelConfig:
     """Falcon-H1: attention and Mamba-2 side by side in every layer; halves rotate."""
     config = require_feed_forward(keys, read_common(keys))

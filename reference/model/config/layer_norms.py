@@ -1,5 +1,5 @@
 """Reads the metadata keys of decoders whose norms subtract the mean: halves rotate, or a part of
-each head."""
+each head; whole heads of OLMo in neighbouring channels."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from dataclasses import replace
 from reference.model.config.common import LAYER_NORM_EPSILON, read_common, require_feed_forward
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
+from reference.model.config.rope import read_llama_rope
 
 PARALLEL = "use_parallel_residual"
 
 
 def read_layer_normed(keys: Keys) -> ModelConfig:
-    """StarCoder 2 and Phi 2."""
+    """StarCoder 2, Phi 2, Falcon and Nemotron 4."""
     return require_feed_forward(keys, read_common(keys, epsilon=LAYER_NORM_EPSILON))
+
+
+def read_olmo(keys: Keys) -> ModelConfig:
+    """OLMo, whose norms have no weights."""
+    config = read_common(keys, read_llama_rope, epsilon=LAYER_NORM_EPSILON)
+    return replace(require_feed_forward(keys, config), bare_norms=True)
 
 
 def read_stablelm(keys: Keys) -> ModelConfig:

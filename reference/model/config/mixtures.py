@@ -1,5 +1,5 @@
-"""Reads the metadata keys of mixtures whose experts are chosen by a bias: ERNIE 4.5,
-Ling and Ring 2, K-EXAONE, Trinity."""
+"""Reads the metadata keys of mixtures: of a softmax (DeepSeek, Ling), and of those whose experts
+are chosen by a bias (ERNIE 4.5, Ling and Ring 2, K-EXAONE, Trinity)."""
 
 from __future__ import annotations
 
@@ -69,6 +69,12 @@ def read_exaone_moe(keys: Keys) -> ModelConfig:
     experts = _chosen_by_bias(keys, config)
     width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0) or experts.widths[0]
     return _with_experts(keys, config, replace(experts, shared_width=width))
+
+
+def read_soft_routed(keys: Keys) -> ModelConfig:
+    """DeepSeek's first mixture, and Ling's: a softmax over all experts, shared ones beside them."""
+    config = read_common(keys, read_llama_rope)
+    return _with_experts(keys, config, read_routed_experts(keys, config, SOFTMAX))
 
 
 def read_afmoe(keys: Keys) -> ModelConfig:

@@ -10,10 +10,13 @@ from reference.model.config.apertus import read_apertus
 from reference.model.config.cohere import read_cohere2, read_command_r
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.dense import (
+    read_baichuan,
     read_dense,
+    read_exaone,
     read_exaone4,
     read_glm4,
     read_granite,
+    read_llama_dense,
     read_minicpm,
     read_mistral3,
     read_olmo2,
@@ -35,18 +38,25 @@ from reference.model.config.hybrid import (
     read_granite_hybrid,
     read_lfm2,
     read_lfm2moe,
+    read_mamba2,
     read_nemotron_h,
     read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
 from reference.model.config.latent import read_deepseek2
-from reference.model.config.layer_norms import read_gptneox, read_layer_normed, read_stablelm
+from reference.model.config.layer_norms import (
+    read_gptneox,
+    read_layer_normed,
+    read_olmo,
+    read_stablelm,
+)
 from reference.model.config.llama4 import read_llama4
 from reference.model.config.mixtures import (
     read_afmoe,
     read_bailingmoe2,
     read_ernie_moe,
     read_exaone_moe,
+    read_soft_routed,
 )
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
@@ -164,6 +174,11 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "granite": read_granite,
     "granitemoe": read_granite,
     "internlm2": _llama,
+    "arcee": read_llama_dense,
+    "baichuan": read_baichuan,
+    "exaone": read_exaone,
+    "chatglm": read_glm4,
+    **dict.fromkeys(("deepseek", "bailingmoe"), read_soft_routed),
     "minicpm": read_minicpm,
     "ernie4_5": _llama,
     "exaone4": read_exaone4,
@@ -194,6 +209,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "lfm2moe": read_lfm2moe,
     "granitehybrid": read_granite_hybrid,
     "falcon-h1": read_falcon_h1,
+    "mamba2": read_mamba2,
     "nemotron_h": read_nemotron_h,
     "nemotron_h_moe": read_nemotron_h_moe,
     "hunyuan-dense": read_dense,
@@ -205,8 +221,8 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "gpt-oss": read_gpt_oss,
     "command-r": read_command_r,
     "cohere2": read_cohere2,
-    "starcoder2": read_layer_normed,
-    "phi2": read_layer_normed,
+    **dict.fromkeys(("starcoder2", "phi2", "falcon", "nemotron"), read_layer_normed),
+    "olmo": read_olmo,
     "stablelm": read_stablelm,
     "gptneox": read_gptneox,
 }

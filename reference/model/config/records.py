@@ -180,7 +180,8 @@ class ModelConfig:
     have attention sinks. With ``unit_norms`` queries and keys of layers that rotate are normed
     without a weight. ``xielu`` are the parameters of xIELU of layers without gates.
     ``query_growth`` multiplies rotated queries; None leaves them as they are. With ``parallel`` the
-    feed forward reads the layer's input as attention does."""
+    feed forward reads the layer's input as attention does. ``bare_norms`` over the residual width
+    have no weights."""
 
     architecture: str
     name: str
@@ -214,6 +215,7 @@ class ModelConfig:
     xielu: tuple[tuple[float, ...], ...] = ()
     query_growth: QueryGrowth | None = None
     parallel: bool = False
+    bare_norms: bool = False
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state, mostly instead of attending."""

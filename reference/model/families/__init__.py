@@ -10,7 +10,7 @@ from contract.ir.graph import Graph
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.decoder import Decoder
-from reference.model.families.emitter import CLAMPED, GELU
+from reference.model.families.emitter import CLAMPED, GELU, RELU
 from reference.model.families.tensors import ModelTensors
 
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
@@ -34,6 +34,8 @@ FAMILIES: Mapping[str, Family] = {
     "llama4": Decoder().build,
     "apertus": Decoder(query_key_norm=True).build,
     "mistral3": Decoder().build,
+    **dict.fromkeys(("baichuan", "bailingmoe", "deepseek", "exaone"), Decoder().build),
+    "arcee": Decoder(activation=RELU, gates=False).build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,
     "granitemoe": Decoder().build,
@@ -43,7 +45,7 @@ FAMILIES: Mapping[str, Family] = {
     "ernie4_5-moe": Decoder().build,
     "exaone4": Decoder(query_key_norm=True, pre_norms=False, post_norms=True).build,
     "glm4": Decoder(post_norms=True, fused_gates=True).build,
-    "phi3": Decoder(fused_gates=True).build,
+    **dict.fromkeys(("phi3", "chatglm"), Decoder(fused_gates=True).build),
     "deepseek2": Decoder().build,
     "glm4moe": Decoder(query_key_norm=None, feed_forward_norm="post_attention_norm").build,
     "dots1": Decoder(query_key_norm=True).build,
@@ -67,6 +69,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2": _later("hybrid", "LFM2"),
     "lfm2moe": _later("hybrid", "LFM2"),
     "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),
+    "mamba2": _later("mamba"),
     "falcon-h1": _later("falcon_h1"),
     "nemotron_h": _later("nemotron"),
     "nemotron_h_moe": _later("nemotron"),
@@ -79,8 +82,9 @@ FAMILIES: Mapping[str, Family] = {
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
     "command-r": _later("cohere"),
     "cohere2": _later("cohere"),
-    **dict.fromkeys(("starcoder2", "phi2", "gptneox"), _later("layer_norms", "UNGATED")),
-    "stablelm": _later("layer_norms", "GATED"),
+    **dict.fromkeys(("starcoder2", "phi2", "gptneox", "falcon"), _later("layer_norms", "UNGATED")),
+    "nemotron": _later("layer_norms", "SQUARED"),
+    **dict.fromkeys(("stablelm", "olmo"), _later("layer_norms", "GATED")),
 }
 
 

@@ -7,6 +7,7 @@ from contract.ir.graph import BufferKind, View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.families.emitter import SIGMOID, Emitter
+from reference.model.families.head_norms import layer_norm_heads
 from reference.model.families.smooth_keys import Channels
 
 PROJECTIONS = ("attn_q", "attn_k", "attn_v")
@@ -28,9 +29,12 @@ def attention(
     return output(e, attend(e, q, layer), layer)
 
 
-def normed_outputs_attention(e: Emitter, x: View, layer: int, norm: str | None) -> View:
+def normed_outputs_attention(
+    e: Emitter, x: View, layer: int, norm: str | None, *, heads_apart: bool = False
+) -> View:
     """attn(rope(norm(h Wq)), rope(norm(h Wk)), h Wv) Wo of h = rms(x, norm), or of x without a
-    norm; the norms of queries and keys are over all heads at once."""
+    norm; the norms of queries and keys are over all heads at once, or with ``heads_apart`` layer
+    norms of each head with its own weights."""
     packed, (q, k, v) = packed_views(e, layer)
     h = e.norm(x, norm, layer) if norm else x
     q_width, kv_width = widths(e, layer)
@@ -38,10 +42,14 @@ def normed_outputs_attention(e: Emitter, x: View, layer: int, norm: str | None) 
     scales = ((), ()) if powers is None else (powers.queries, powers.keys)
     sides = (("q", q, q_width), ("k", k, kv_width))
     for (side, target, width), scale in zip(sides, scales, strict=True):
+        product = e.linear(h, f"attn_{side}", layer, width, e.config.hidden)
+        if heads_apart:
+            layer_norm_heads(e, product, side, layer, scale, target)
+            continue
         e.builder.emit(
             Opcode.RMS_NORM,
             f"{side}_norm[{layer}]",
-            x=e.linear(h, f"attn_{side}", layer, width, e.config.hidden),
+            x=product,
             weight=e.parameters(f"attn_{side}_norm.weight", layer, width, powers=scale),
             eps=e.config.rms_eps,
             y=target,

@@ -31,6 +31,7 @@ class Decoder:
     - ``post_norms``: the result of each block is normed before it is added to the residual.
     - ``feed_forward_norm``: the name in the file of the norm of the feed-forward block's input.
     - ``fused_gates``: one tensor holds the rows of gate and up.
+    - ``gates``: dense blocks have gates; without, RELU stands for the square of what is positive.
     - ``activation``: the gate's function, a value of the opcode parameter of that name."""
 
     query_key_norm: bool | None = False
@@ -41,6 +42,7 @@ class Decoder:
     post_norms: bool = False
     feed_forward_norm: str = "ffn_norm"
     fused_gates: bool = False
+    gates: bool = True
     activation: int = SILU
 
     def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
@@ -84,4 +86,4 @@ class Decoder:
 
     @property
     def _gates(self) -> Gates:
-        return Gates(self.activation, self.fused_gates)
+        return Gates(self.activation, self.fused_gates, self.gates)

@@ -109,8 +109,11 @@ class Emitter:
             Opcode.SCALE_COLUMNS, label(name, layer), x=x, factors=factors, y=y
         )
 
-    def norm_weight(self, name: str, layer: int | None = None) -> View:
-        """The weight of a norm over the residual width, which Falcon-H1 stores without a suffix."""
+    def norm_weight(self, name: str, layer: int | None = None) -> View | None:
+        """The weight of a norm over the residual width, which Falcon-H1 stores without a suffix;
+        None in families whose norms have none."""
+        if self.config.bare_norms:
+            return None
         stored = name if self.has(name, layer) else f"{name}.weight"
         return self.parameters(stored, layer, self.config.hidden)
 

@@ -26,7 +26,8 @@ class Routing:
 @dataclass(frozen=True, slots=True)
 class Gates:
     """The gates of a block: their activation, and whether a dense one's gate and up rows are one
-    tensor. Unless ``gated`` the activation is that of a dense block's only rows."""
+    tensor. Unless ``gated`` the activation is that of a dense block's only rows, and RELU is the
+    square of those that are positive."""
 
     activation: int = SILU
     fused: bool = False
@@ -117,8 +118,10 @@ def _ungated(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) ->
 
 
 def _activated(e: Emitter, x: View, layer: int, width: int, activation: int) -> View:
-    """f(x), as the gate of ones."""
+    """f(x), as the gate of ones; for RELU max(x, 0)^2, as its own gate."""
     emit = e.builder.emit
+    if activation == RELU:
+        return emit(Opcode.SWIGLU, f"ffn_squared[{layer}]", gate=x, up=x, activation=RELU)
     zeros = emit(Opcode.SCALE, f"ffn_zeros[{layer}]", x=x, factor=0.0)
     ones = e.ones(f"of_{width}", width)
     ones = emit(Opcode.BIAS_ADD, f"ffn_ones[{layer}]", x=zeros, bias=ones)

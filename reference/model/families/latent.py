@@ -6,16 +6,13 @@ queries before attention, and with its results."""
 
 from __future__ import annotations
 
-from contract.dtypes import I32
-from contract.ir.graph import BufferKind, View
+from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.config.records import Latent
 from reference.model.families.attention import NORM, attend, kv_pages
 from reference.model.families.emitter import Emitter
-
-MATRIX_OF_HEAD = "constant.matrix_of_head"
-"""The matrix of each head: 0, 1, 2 and so on."""
+from reference.model.families.head_products import head_product
 
 
 def latent_attention(e: Emitter, x: View, layer: int) -> View:
@@ -25,7 +22,8 @@ def latent_attention(e: Emitter, x: View, layer: int) -> View:
     _store_row(e, h, layer)
     q = _queries(e, h, layer)
     attended = attend(e, q, layer)
-    values = _by_head(e, attended, "attn_v_b", layer, latent.value, latent.rank)
+    shape = (heads, latent.value, latent.rank)
+    values = head_product(e, attended, "attn_v_b", layer, shape)
     return e.linear(values, "attn_output", layer, e.config.hidden, heads * latent.value)
 
 
@@ -52,7 +50,8 @@ def _queries(e: Emitter, h: View, layer: int) -> View:
         for name, start, stop in parts
     )
     rotated = _rotated(e, rotating, "q_rope", layer, heads)
-    return _by_head(e, straight, "attn_k_b", layer, latent.rank, latent.unrotated, rotated)
+    shape = (heads, latent.rank, latent.unrotated)
+    return head_product(e, straight, "attn_k_b", layer, shape, rest=rotated, kept=turned)
 
 
 def _store_row(e: Emitter, h: View, layer: int) -> None:
@@ -108,25 +107,6 @@ def _norm(e: Emitter, x: View, name: str, layer: int, width: int, y: View | None
     weight = e.parameters(f"{name}.weight", layer, width)
     return e.builder.emit(
         Opcode.RMS_NORM, f"{name}[{layer}]", x=x, weight=weight, eps=e.config.rms_eps, y=y
-    )
-
-
-def _by_head(
-    e: Emitter, x: View, name: str, layer: int, outputs: int, inner: int, rest: View | None = None
-) -> View:
-    """The product of each head of x with its own matrix of ``name``, behind its ``rest``."""
-    heads = e.config.heads[layer]
-    before = 0 if rest is None else e.config.ropes[layer].dims
-    matrix_of = e.builder.buffer(MATRIX_OF_HEAD, BufferKind.CONSTANT, I32, (heads,))
-    return e.builder.emit(
-        Opcode.HEAD_PRODUCT,
-        f"{name}[{layer}]",
-        x=x,
-        rest=rest,
-        weight=e.weight(name, layer, heads, outputs, inner),
-        matrix_of=matrix_of,
-        heads=heads,
-        y=e.builder.scratch(f"scratch.{name}[{layer}]", "tokens", heads * (before + outputs)),
     )
 
 

@@ -1,18 +1,20 @@
-"""``starcoder2``, ``stablelm``, ``phi2`` and ``gptneox``: norms that subtract the mean and have
-biases."""
+"""``starcoder2``, ``stablelm``, ``phi2``, ``gptneox``, ``falcon``, ``nemotron``: norms that
+subtract the mean and have biases; ``olmo``: such norms without weights."""
 
 from __future__ import annotations
 
-from contract.ir.graph import Graph, GraphBuilder
+from contract.ir.graph import Graph, GraphBuilder, View
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.attention import NORM, attention
-from reference.model.families.emitter import GELU, Emitter
+from reference.model.families.attention import NORM, attention, normed_outputs_attention
+from reference.model.families.emitter import GELU, RELU, Emitter
 from reference.model.families.feed_forward import PLAIN_GATES, Gates, dense
 from reference.model.families.tensors import ModelTensors
 
 SECOND_NORM = "ffn_norm"
+OWN_NORM = "attn_norm_2"
+"""What attention reads in Falcon 40B, whose feed forward reads the layer's first norm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +33,23 @@ class LayerNormed:
         for layer in range(config.layers):
             e.auxiliary_state(x, layer)
             h = e.layer_norm(x, NORM, layer)
-            attended = attention(e, h, layer, query_key_norm=False, norm=None)
+            own = e.has(f"{OWN_NORM}.weight", layer)
+            attended = _attention(e, e.layer_norm(x, OWN_NORM, layer) if own else h, layer)
             y = e.add("attn_residual", layer, x, attended)
-            if e.has(f"{SECOND_NORM}.weight", layer):
+            if config.bare_norms or e.has(f"{SECOND_NORM}.weight", layer):
                 h = e.layer_norm(x if config.parallel else y, SECOND_NORM, layer)
             x = e.add("ffn_residual", layer, y, dense(e, h, layer, None, self.gates))
         e.head(e.centred(x, e.final_norm))
         return e.builder.build()
 
 
+def _attention(e: Emitter, h: View, layer: int) -> View:
+    """Attention of h; heads are normed where the file has such norms."""
+    if e.has("attn_q_norm.weight", layer):
+        return normed_outputs_attention(e, h, layer, None, heads_apart=True)
+    return attention(e, h, layer, query_key_norm=False, norm=None)
+
+
 GATED = LayerNormed()
 UNGATED = LayerNormed(Gates(GELU, gated=False))
+SQUARED = LayerNormed(Gates(RELU, gated=False))

@@ -1,13 +1,27 @@
-"""Mamba-2: a recurrent layer used instead of attention."""
+"""Mamba-2: a recurrent layer used instead of attention; ``mamba2``, which has no other layers."""
 
 from __future__ import annotations
 
-from contract.ir.graph import View
+from contract.ir.graph import Graph, GraphBuilder, View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
+from reference.limits import Limits
+from reference.model.config import ModelConfig
 from reference.model.families.emitter import Emitter
+from reference.model.families.tensors import ModelTensors
 
 NORM = "ssm_norm.weight"
+
+
+def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
+    """The graph of a model of such layers: x += mamba(rms(x)) in each."""
+    e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
+    x = e.embed()
+    for layer in range(config.layers):
+        e.auxiliary_state(x, layer)
+        x = e.add("residual", layer, x, mamba(e, x, layer))
+    e.head(x)
+    return e.builder.build()
 
 
 def mamba(e: Emitter, x: View, layer: int, norm: str | None = "attn_norm") -> View:

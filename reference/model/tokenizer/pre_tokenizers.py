@@ -69,6 +69,13 @@ _DEEPSEEK = (
     r"[\u0800-\u9fa5\uac00-\ud7ff]+",
     r"\p{N}+",
 )
+_DEEPSEEK_CODER = (
+    r"[\r\n]",
+    r"\s?\p{L}+",
+    r"\s?\p{P}+",
+    r"[\u0800-\u9fa5\uac00-\ud7ff]+",
+    r"\p{N}",
+)
 _LLAMA3 = (
     rf"{_SUFFIX_ANY_CASE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}"
     rf"| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
@@ -179,6 +186,7 @@ _llama3 = _pre_tokenizer(_LLAMA3, whole_piece_first=True, add_bos=True)
 
 PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "afmoe": _pre_tokenizer(*_AFMOE),
+    "a.x-4.0": _gpt2,
     "bailingmoe": _bailing,
     "bailingmoe2": _bailing,
     "chatglm-bpe": _cl100k,
@@ -187,20 +195,29 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "deepseek-llm": _pre_tokenizer(*_DEEPSEEK),
     "deepseek-r1-qwen": _qwen2,
     "deepseek-v3": _pre_tokenizer(*_HUNYUAN),
+    "deepseek-coder": _pre_tokenizer(*_DEEPSEEK_CODER),
+    "exaone": _smollm,
     "exaone-moe": _pre_tokenizer(_EXAONE_MOE),
     "exaone4": _gpt2,
+    "falcon": _pre_tokenizer(r"[\p{P}$+<=>^~|`]+", _GPT2, r"[0-9]{3}"),
+    "falcon3": _llama3,
     "falcon-h1": _llama3,
     "glm4": _pre_tokenizer(_LLAMA3, whole_piece_first=True),
+    "gigachat": _gpt2,
     "gpt-2": _gpt2,
     "gpt-4o": _gpt4o,
     "hunyuan": _pre_tokenizer(_QWEN2),
     "hunyuan-dense": _pre_tokenizer(*_HUNYUAN),
+    "kanana2": _gpt4o,
     "kimi-k2": _pre_tokenizer(_KIMI),
     "lfm2": _llama3,
     "llama-bpe": _llama3,
     "llama-v3": _llama3,
     "llama3": _llama3,
     "llama4": _gpt4o,
+    "mellum": _gpt2,
+    "midm-2.0": _llama3,
+    "minerva-7b": _smollm,
     "minimax-m2": _gpt4o,
     "mpt": _neox,
     "olmo": _neox,
@@ -212,6 +229,7 @@ PRE_TOKENIZERS: dict[str, PreTokenizer] = {
     "seed-coder": _pre_tokenizer(_QWEN2.replace(r"[\r\n]*|", "|")),
     "smaug-bpe": _cl100k,
     "smollm": _smollm,
+    "solar-open": _pre_tokenizer(_QWEN2),
     "stablelm2": _pre_tokenizer(_QWEN2),
     "starcoder": _smollm,
     "tekken": _pre_tokenizer(_TEKKEN, whole_piece_first=True, add_bos=True),
