@@ -44,8 +44,8 @@ ROUTER_ROWS, MANY_ROUTER_ROWS = 2, 8
 """Rows of the router that a block computes: for few tokens so that all blocks run at once, for many
 so that fewer blocks repeat a token's norm."""
 MAX_SPREAD_TOKENS, ROUTER_BLOCKS = 64, 2
-"""With more tokens blocks compute several groups of rows, so that ROUTER_BLOCKS a multiprocessor
-have all: each reads its tokens once for their norms, and its multiprocessor keeps them."""
+"""With more tokens a block computes several groups of rows behind each other, so that ROUTER_BLOCKS
+of a multiprocessor are all: fewer blocks repeat a token's norm, and caches keep its values."""
 MAX_ROUTER_WARPS = 8
 MAX_HELD = 4
 """Most segments of a row in the registers of a warp of the router."""
@@ -209,12 +209,10 @@ def _router(ops: Sequence[Op], block: ExpertBlock, device: Device) -> KernelLaun
     router = ops[block.router]
     warps, held = _router_shape(router)
     sizes, at_once, of_block = router.max_sizes(), _router_rows(router), router_tokens(router)
-    rows = -(-(sizes["rows"] + (block.gate_logit is not None)) // at_once)
-    columns = -(-sizes["tokens"] // of_block)
-    groups = 1
-    if sizes["tokens"] > MAX_SPREAD_TOKENS:
-        at_a_time = max(1, ROUTER_BLOCKS * device.multiprocessors // columns)
-        groups = -(-rows // at_a_time)
+    of_rows = -(-(sizes["rows"] + (block.gate_logit is not None)) // at_once)
+    of_tokens = -(-sizes["tokens"] // of_block)
+    spread = max(1, ROUTER_BLOCKS * device.multiprocessors // of_tokens)
+    groups = 1 if sizes["tokens"] <= MAX_SPREAD_TOKENS else -(-of_rows // spread)
     macros = {
         "WARPS": warps,
         "ROW_GROUPS": groups,
@@ -235,7 +233,7 @@ def _router(ops: Sequence[Op], block: ExpertBlock, device: Device) -> KernelLaun
         **size_indices("rms_norm", "eps"),
         **size_indices("expert_topk", "used", "renormalize"),
     }
-    grid = (-(-rows // groups), columns)
+    grid = (-(-of_rows // groups), of_tokens)
     nbytes = 4 * (of_block * ((1 + at_once) * unit_count(sizes["columns"]) + 1) + 1)
     return KernelLaunch("expert_router", grid, 32 * warps, nbytes, macros)
 
