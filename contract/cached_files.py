@@ -73,6 +73,24 @@ def being_written(path: Path | str) -> Iterator[None]:
         os.close(handle)
 
 
+def partial_name(path: Path) -> Path:
+    """A new name beside ``path`` for a file that is renamed to it."""
+    return path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
+
+
+@contextlib.contextmanager
+def partial_file(partial: Path, mode: int = 0o600) -> Iterator[BinaryIO]:
+    """Create the file ``partial``, which the block closes and renames once it is complete: see
+    ``being_written``. Otherwise the file is removed. Raises OSError, also if it exists."""
+    with open(partial, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+        try:
+            with being_written(partial):
+                yield file
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+
+
 @contextlib.contextmanager
 def replacing(path: Path, mode: int = 0o666, *, sync: bool = False) -> Iterator[BinaryIO]:
     """Yield a new file that is renamed to ``path`` at the end of the block. After an exception the
@@ -82,22 +100,14 @@ def replacing(path: Path, mode: int = 0o666, *, sync: bool = False) -> Iterator[
     file is renamed. Raises OSError, also if ``path`` is a folder or a device."""
     need_file(path)
     remove_abandoned(path.parent, f".{path.name}.")
-    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}{PARTIAL}")
-    try:
-        with (
-            open(partial, "x+b", opener=lambda name, flags: os.open(name, flags, mode)) as file,
-            being_written(partial),
-        ):
-            yield file
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-            file.close()
-            os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(partial)
-        raise
+    partial = partial_name(path.with_name(f".{path.name}"))
+    with partial_file(partial, mode) as file:
+        yield file
+        file.flush()
+        if sync:
+            os.fsync(file.fileno())
+        file.close()
+        os.replace(partial, path)
 
 
 @contextlib.contextmanager

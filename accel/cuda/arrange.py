@@ -8,16 +8,16 @@ from functools import partial
 
 import numpy as np
 
-from accel.cuda.launcher import Arguments, LaunchShape, start_kernel
+from accel.cuda.launcher import Arguments, LaunchShape, start_kernel, start_packet
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.program import Modules, Source, plain_source, tuned_source
 from accel.cuda.registered import LAYOUTS
 from accel.cuda.upload import Arrived, Uploader
 from accel.kernels.source import ALL_OPS, GROUP_SIZE, Module
+from accel.packets.binding import lone_packet
 from accel.packets.buffers import ArrangedMatrix
 from accel.packets.device_op import pieces
 from accel.packets.layouts import TILE_ROWS, WeightLayout, tile_bytes
-from accel.packets.packet import PACKET
 from accel.packets.stacks import Stack
 from contract.arrays import Bytes
 from contract.dtypes import DType, StorageClass
@@ -94,13 +94,10 @@ class Arranger:
 
         def launch(stored: int, groups: range) -> None:
             sizes = len(groups), stack.rows, stack.columns, groups.start
-            packet = np.zeros(1, PACKET)
-            packet["operand"][0, :2] = stored, target.address
-            packet["size"][0, : len(sizes)] = sizes
+            packet = lone_packet((stored, target.address), sizes)
             units = pieces(op.units(**dict(zip(op.sizes, sizes, strict=True))), GROUP_SIZE)
-            shape = LaunchShape(function, (min(units, MAX_GROUPS), 1, 1), GROUP_SIZE)
-            arguments = Arguments(np.uint64(0), np.uint64(0), packet[0])
-            start_kernel(self.memory.context, self.memory.stream, shape, arguments)
+            launched = min(units, MAX_GROUPS)
+            start_packet(self.memory.context, self.memory.stream, function, packet, launched)
 
         return launch
 

@@ -5,12 +5,14 @@ tokens a block takes each one; with many a block takes several rows."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.runs import are_unread, decodes, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
-from accel.packets.shares import ATTENTION_SHARE, OF_PAGE
+from accel.packets.shares import OF_PAGE
 from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.dtypes import I12, ROTATED_KV, DType
@@ -50,7 +52,8 @@ def attention_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def plain_parts(part: Op, merge: Op) -> bool:
-    """Whether the tuned kernels support this ``flash_attn_part`` and its ``flash_attn``."""
+    """Whether the tuned kernels support this ``flash_attn_part`` and its ``flash_attn``, or an op
+    that is both."""
     soft_cap = part.reals[part.device.reals.index("soft_cap")]
     known = part.dtype == I12 and part.max_sizes()["head_dim"] in HEAD_DIMS
     return known and not soft_cap and operand_of(merge, "sinks") is None
@@ -99,7 +102,7 @@ def attention_tokens(
 ) -> KernelLaunch | None:
     """The launch for few tokens. With ``quantize``, the index of a ``quantize_activation``, it also
     writes the results of that op."""
-    if not _plain_batch(ops):
+    if not _plain_batch(ops[0]):
         return None
     sizes = ops[0].max_sizes()
     if OF_PAGE in sizes or not (
@@ -167,23 +170,9 @@ Q_FLOATS, Y_FLOATS = 4, 2
 
 def attention_blocks_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces ``flash_attn_batched`` without sinks or a soft cap."""
-    op = ops[0]
-    if not _plain_batch(ops):
-        return None
-    sizes = op.max_sizes()
-    head_dim, tokens = sizes["head_dim"], sizes["tokens"]
-    if sizes["heads"] // sizes["kv_heads"] > BLOCK_ROWS:
-        return None
-    if not (_rows_begin_at(op, "q", Q_FLOATS) and _rows_begin_at(op, "y", Y_FLOATS)):
-        return None
-    nbytes = block_shared_bytes(head_dim, tokens)
-    if nbytes > device.shared_bytes:
-        return None
-    max_blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
-    macros = {"MAX_TOKENS": tokens, **_batch_macros(ops)}
-    grid = (min(tokens * sizes["kv_heads"] * _parts(head_dim), max_blocks),)
-    launch = KernelLaunch("attention_blocks", grid, BLOCK_WARPS * 32, nbytes, macros)
-    return Replacement(1, (launch,))
+    blocks = device.multiprocessors * BLOCKS_PER_MULTIPROCESSOR
+    shape = BLOCK_ROWS, BLOCK_WARPS, blocks
+    return _of_rows(ops, device, "attention_blocks", shape, block_shared_bytes)
 
 
 GROUP_CAPABILITY = (9, 0)
@@ -196,24 +185,38 @@ RECORD_ALIGNMENT = 128
 
 def attention_groups_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces ``flash_attn_batched`` without sinks or a soft cap, by products of warp groups."""
+    if device.capability != GROUP_CAPABILITY:
+        return None
+    shape = GROUP_ROWS, GROUP_WARPS + SUPPLY_WARPS, device.multiprocessors
+    return _of_rows(ops, device, "attention_groups", shape, group_shared_bytes)
+
+
+def _of_rows(
+    ops: Remaining,
+    device: Device,
+    entry: str,
+    shape: tuple[int, int, int],
+    shared_bytes: Callable[[int, int], int],
+) -> Replacement | None:
+    """Replaces ``flash_attn_batched`` by a launch of kernel ``entry``, of which a block takes
+    several rows. ``shape`` are most rows and the warps of a block, and most blocks."""
+    max_rows, warps, max_blocks = shape
     op = ops[0]
-    if device.capability != GROUP_CAPABILITY or not _plain_batch(ops):
+    if not _plain_batch(op):
         return None
     sizes = op.max_sizes()
     head_dim, tokens, kv_heads = sizes["head_dim"], sizes["tokens"], sizes["kv_heads"]
-    if sizes["heads"] // kv_heads > GROUP_ROWS:
+    if sizes["heads"] // kv_heads > max_rows:
         return None
-    if not (_rows_begin_at(op, "q", Q_FLOATS) and _rows_begin_at(op, "y", Y_FLOATS)):
-        return None
-    nbytes = group_shared_bytes(head_dim, tokens)
-    if nbytes > device.shared_bytes:
+    q, y = operand_of(op, "q"), result(op)
+    assert q is not None
+    assert y is not None
+    nbytes = shared_bytes(head_dim, tokens)
+    if not (q.begins_at(Q_FLOATS) and y.begins_at(Y_FLOATS)) or nbytes > device.shared_bytes:
         return None
     macros = {"MAX_TOKENS": tokens, **_batch_macros(ops)}
-    grid = (min(tokens * kv_heads * _parts(head_dim), device.multiprocessors),)
-    launch = KernelLaunch(
-        "attention_groups", grid, (GROUP_WARPS + SUPPLY_WARPS) * 32, nbytes, macros
-    )
-    return Replacement(1, (launch,))
+    grid = (min(tokens * kv_heads * (head_dim // min(head_dim, MAX_CHANNELS)), max_blocks),)
+    return Replacement(1, (KernelLaunch(entry, grid, warps * 32, nbytes, macros),))
 
 
 def divides_heads(op: Op, device: Device) -> bool:
@@ -238,11 +241,6 @@ def group_shared_bytes(head_dim: int, tokens: int) -> int:
     return used + 8 * (stored_stages + 4) + 4 * -(-tokens // 32)
 
 
-def _parts(head_dim: int) -> int:
-    """Blocks that share the channels of a head."""
-    return head_dim // min(head_dim, MAX_CHANNELS)
-
-
 def block_shared_bytes(head_dim: int, tokens: int) -> int:
     """Shared memory of ``attention_blocks.cu``: tiles as stored, of one tile the low parts of keys
     and of a block's channels of values, three floats a position, and a bit a token."""
@@ -251,32 +249,18 @@ def block_shared_bytes(head_dim: int, tokens: int) -> int:
     return stages + low + 3 * 4 * KV_TILE + 4 * -(-tokens // 32)
 
 
-def _plain_batch(ops: Remaining) -> bool:
-    """Whether the next op is a ``flash_attn_batched`` that the tuned kernels support."""
-    op = ops[0]
-    if op.name != "flash_attn_batched" or op.dtype != I12:
-        return False
-    if op.reals[op.device.reals.index("soft_cap")] or operand_of(op, "sinks") is not None:
-        return False
-    return op.max_sizes()["head_dim"] in HEAD_DIMS
+def _plain_batch(op: Op) -> bool:
+    """Whether the op is a ``flash_attn_batched`` that the tuned kernels support."""
+    return op.name == "flash_attn_batched" and plain_parts(op, op)
 
 
 def _batch_macros(ops: Remaining) -> dict[str, int]:
     """Macros of all kernels for ``flash_attn_batched``."""
+    sizes = ops[0].device.sizes
     return {
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": ops[0].max_sizes()["head_dim"],
         **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
-        "OF_PAGE": -1
-        if ops[0].device is not ATTENTION_SHARE
-        else ATTENTION_SHARE.sizes.index(OF_PAGE),
+        "OF_PAGE": sizes.index(OF_PAGE) if OF_PAGE in sizes else -1,
     }
-
-
-def _rows_begin_at(op: Op, name: str, floats: int) -> bool:
-    """Whether every row of an operand begins at a multiple of ``floats`` floats."""
-    names = [operand.name for operand in op.device.operands]
-    tensor = op.operands[names.index(name)]
-    assert tensor is not None
-    return tensor.start % floats == 0 and tensor.stride % floats == 0

@@ -55,7 +55,7 @@ class FiniteCheck:
         """Whether everything checked is finite. Waits for the device."""
         if self._found is None:
             return True
-        found = self.memory.staging.read(self._found, 0, WORD_BYTES)
+        found = self.memory.read(self._found, 0, WORD_BYTES)
         self.memory.free(self._found)
         self._found = None
         return not found.any()

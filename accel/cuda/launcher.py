@@ -14,7 +14,9 @@ import numpy as np
 
 from accel.cuda.driver import Context, Handle
 from accel.cuda.tuned import Extent
+from accel.kernels.source import GROUP_SIZE
 from accel.packets.step_memory import StepAddresses
+from contract.arrays import Records
 
 NUMBER_BYTES = sizeof(c_uint64)
 PROGRAMMATIC_CAPABILITY = (9, 0)
@@ -171,6 +173,14 @@ class Arguments:
                 addresses[i] = self._blocks[-1].ctypes.data
         self._addresses = addresses
         self.address = addressof(addresses)
+
+
+def start_packet(
+    context: Context, stream: Any, function: Any, packet: Records, groups: int
+) -> None:
+    """Enqueue ``groups`` work-groups of a plain kernel with PACKET[1] outside of any step."""
+    shape = LaunchShape(function, (groups, 1, 1), GROUP_SIZE)
+    start_kernel(context, stream, shape, Arguments(np.uint64(0), np.uint64(0), packet[0]))
 
 
 def start_kernel(

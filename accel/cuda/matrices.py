@@ -242,11 +242,9 @@ def run_of_many(ops: Remaining, device: Device) -> Run | None:
 
 def _is_aligned(tensor: Tensor | None) -> bool:
     """Whether its rows can be read and written 16 bytes at a time."""
-    if tensor is None:
-        return True
-    return tensor.start % ALIGNED_FLOATS == 0 and (
-        tensor.stride <= 1 or tensor.stride % ALIGNED_FLOATS == 0
-    )
+    if tensor is not None and tensor.stride == 1:
+        return tensor.start % ALIGNED_FLOATS == 0
+    return tensor is None or tensor.begins_at(ALIGNED_FLOATS)
 
 
 def has_groups(device: Device) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ import numpy as np
 from accel.cuda.driver import OUT_OF_MEMORY, Context, CudaError
 from accel.packets.host_memory import available_memory
 from accel.packets.packet import aligned
-from accel.packets.staging_buffers import StagedMemory, StagingBuffers
+from accel.packets.staging_buffers import StagedMemory
 from contract.arrays import Bytes
 from contract.errors import OutOfMemory
 
@@ -161,10 +161,7 @@ class Memory(StagedMemory[Allocation, "Copy"]):
     """Bytes allocated from the device."""
     spare: Callable[[], None] = lambda: None
     """Frees memory that is only held for speed."""
-    staging: StagingBuffers[Allocation, Copy] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.staging = StagingBuffers(self.transfer, self.pinned.zeroed)
+    _mapped: list[Allocation] = field(default_factory=list)
 
     @property
     def stream(self) -> Any:
@@ -201,14 +198,16 @@ class Memory(StagedMemory[Allocation, "Copy"]):
 
     def free(self, allocation: Allocation) -> None:
         """Free memory that nothing uses any more."""
-        self.staging.forget(allocation)
+        self._forget(allocation)
         if isinstance(allocation, HostWeight):
             return
         self.held -= aligned(allocation.nbytes)
         if not self.context.closed:
             self.context.call("cuMemFree", allocation.address)
 
-    def transfer(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
+    def transfer(
+        self, allocation: Allocation, host: Bytes, to_device: bool, first: int = 0
+    ) -> Copy:
         """Enqueue a copy between ``host`` and the allocation, from its byte ``first`` on.
 
         The copy overlaps with the host where ``host`` is page-locked."""
@@ -224,17 +223,28 @@ class Memory(StagedMemory[Allocation, "Copy"]):
         if isinstance(allocation, HostWeight) and allocation.host is not None:
             self.transfer(allocation, allocation.host[first : first + nbytes], False, first)
 
-    def leave(self, allocation: Allocation, host: Bytes, to_device: bool, first: int) -> Copy:
-        """As ``transfer`` to the host, in the order of ``streams.outputs``."""
-        assert not to_device
-        there, here = allocation.address + first, host.ctypes.data
-        self.context.quick("cuMemcpyDtoHAsync", here, there, host.nbytes, self.streams.outputs)
-        return Copy(self)
+    def states_to_host(self) -> list[Copy]:
+        """Enqueue the part of ``to_host`` for memory that the host may also write."""
+        return self._sync([one for one in self._mapped if one.fetched and one.sent], False)
+
+    def outputs_to_host(self, written: Collection[Allocation]) -> None:
+        """Enqueue the part of ``to_host`` for the outputs among ``written``, in the order of
+        ``streams.outputs``."""
+        for one in self._mapped:
+            if one.fetched and not one.sent and one in written and one.host is not None:
+                here, nbytes = one.host.ctypes.data, one.nbytes
+                if nbytes:
+                    self.context.quick(
+                        "cuMemcpyDtoHAsync", here, one.address, nbytes, self.streams.outputs
+                    )
 
     def synchronize(self) -> None:
         """Return when all streams are empty."""
         for stream in (self.streams.inputs, self.stream, self.streams.outputs):
             self.context.call("cuStreamSynchronize", stream)
+
+    def _host_memory(self, nbytes: int) -> Bytes:
+        return self.pinned.zeroed(nbytes)
 
     def _try_allocate(self, size: int) -> int | None:
         if size > self.capacity - self.held:

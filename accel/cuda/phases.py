@@ -147,7 +147,9 @@ class ProductPhase:
         one["residual"], one["residual_stride"] = bound.read(operands.operand("RESIDUAL"))
         one["turned"] = self.turned
         if self.before is not None and not self.turned:
-            one["picked"] = packets[self.before]["operand"][_operand_index(operands, self.before)]
+            one["picked"] = packets[self.before]["operand"][
+                operands.ops[self.before].device.index_of["output_rows"]
+            ]
         for i, dtype in enumerate(self.formats):
             weight = operands.needed(f"W{i}")
             one["units"][i], _ = bound.stored(weight)
@@ -355,24 +357,18 @@ def readers_of(ops: Sequence[Op]) -> Readers:
     """The indices of the ops that read each buffer."""
     found: dict[str, set[int]] = {}
     for number, op in enumerate(ops):
-        for index, tensor in enumerate(op.operands):
-            if tensor is not None and index not in op.written:
-                found.setdefault(tensor.buffer, set()).add(number)
+        for tensor in op.read_tensors():
+            found.setdefault(tensor.buffer, set()).add(number)
     return found
 
 
 def _readable(phase: Phase) -> bool:
     """Whether rows can be read 16 bytes at a time."""
     return all(
-        read.tensor.start % ALIGNED_FLOATS == 0 and read.tensor.stride % ALIGNED_FLOATS == 0
+        read.tensor.begins_at(ALIGNED_FLOATS)
         for read in (phase.reads if isinstance(phase, AttentionPhase) else (phase.x,))
     )
 
 
 def _operands_of(launch: PlannedLaunch, ops: Sequence[Op]) -> step_table.LaunchOperands:
     return step_table.LaunchOperands(ops, launch.first, dict(launch.source.macros))
-
-
-def _operand_index(operands: step_table.LaunchOperands, select: int) -> int:
-    names = [operand.name for operand in operands.ops[select].device.operands]
-    return names.index("output_rows")

@@ -355,11 +355,7 @@ def aligned_rows(ops: Sequence[Op], run: Run) -> bool:
 def all_aligned(tensors: Iterable[Tensor]) -> bool:
     """Whether the rows of these tensors lie 16 bytes apart; tensors of one value a row may lie
     anywhere."""
-    return all(
-        tensor.start % ALIGNED_FLOATS == 0 and tensor.stride % ALIGNED_FLOATS == 0
-        for tensor in tensors
-        if tensor.stride > 1
-    )
+    return all(tensor.begins_at(ALIGNED_FLOATS) for tensor in tensors if tensor.stride > 1)
 
 
 def _id(dtype: DType | None) -> int:

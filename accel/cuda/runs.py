@@ -53,7 +53,7 @@ def size_indices(op: str, *names: str) -> Mapping[str, int]:
 
 def operand_of(op: Op, name: str) -> Tensor | None:
     """The operand with this name."""
-    return op.operands[op.device.index_of[name]]
+    return op.operand(name)
 
 
 def source(op: Op) -> Tensor | None:

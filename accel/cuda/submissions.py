@@ -288,7 +288,7 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         snapshot = inputs if lent else slot.inputs.data
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight and not self._unread:
-            memory.staging.to_device()
+            memory.to_device()
         assert self._input_slots is not None
         self.before_step()
         recording = batch.launch.recorded_for(snapshot)
@@ -320,11 +320,11 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
             for name, data in outputs.items()
             if data.nbytes
         ]
-        copies += memory.staging.states_to_host()
+        copies += memory.states_to_host()
         if copies:
             self._computed.move(memory.stream)
         self._computed.hold(memory.streams.outputs)
         written = [allocation for _, allocation in batch.outputs.values()]
-        memory.staging.outputs_to_host(memory.leave, written)
+        memory.outputs_to_host(written)
         slot.ended.move(memory.streams.outputs)
         return CudaStep(lambda: slot.ended)

@@ -119,12 +119,7 @@ def last_reads(step: Sequence[Op], local: Collection[str] | None = None) -> dict
     """For each buffer the index of the last op that reads it.
 
     If ``local`` is given, all other buffers count as read after the last op."""
-    last = {
-        tensor.buffer: number
-        for number, op in enumerate(step)
-        for index, tensor in enumerate(op.operands)
-        if tensor is not None and index not in op.written
-    }
+    last = {tensor.buffer: number for number, op in enumerate(step) for tensor in op.read_tensors()}
     if local is not None:
         outside = {name for op in step for name in op.results()} - set(local)
         last |= dict.fromkeys(outside, len(step))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from accel.intel.api import TIER, LevelZero, LevelZeroError
@@ -14,9 +13,8 @@ from accel.intel.launcher import launch_packet
 from accel.intel.memory import Memory
 from accel.intel.program import Program
 from accel.intel.queue import Queue
-from accel.kernels.device_probe import ALL_NATIVE, SELF_TEST, Found, results_of, traits_of
+from accel.kernels.device_probe import ALL_NATIVE
 from accel.kernels.runtime import DeviceChoices, DeviceRuntime
-from accel.kernels.source import Traits
 from contract.errors import TierError, TierUnavailable
 
 
@@ -48,9 +46,9 @@ def open_runtime(zero: LevelZero, requested: str, choices: Choices) -> Runtime:
             undo.callback(memory.close)
             program = Program(queue, compiler, choices.traits or ALL_NATIVE)
             undo.callback(program.close)
+            runtime = Runtime(queue, memory, program, launch_packet)
             if choices.traits is None:
-                answer = partial(_results, memory, program)
-                program.traits = traits_of(answer, TIER, device.name, has_dot=False)
+                runtime.probe(TIER, device.name)
         except TierUnavailable:
             raise
         except (LevelZeroError, TierError) as error:
@@ -58,9 +56,4 @@ def open_runtime(zero: LevelZero, requested: str, choices: Choices) -> Runtime:
             hint = "free the device, choose another, or install a newer driver"
             raise TierUnavailable(TIER, reason, hint) from None
         undo.pop_all()
-        return Runtime(queue, memory, program)
-
-
-def _results(memory: Memory, program: Program, traits: Traits) -> Found:
-    kernel = program.kernel(SELF_TEST, traits)
-    return results_of(memory, partial(launch_packet, memory, kernel))
+        return runtime

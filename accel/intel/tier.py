@@ -3,15 +3,14 @@ lists that are recorded once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from accel.intel.api import TIER, LevelZero, LevelZeroError, load_level_zero
 from accel.intel.device import Device, all_devices
-from accel.intel.launcher import ENDED, Recording, launch_packet
+from accel.intel.launcher import ENDED, Recording
 from accel.intel.memory import Allocation, Memory
 from accel.intel.queue import PATIENCE_SECONDS
 from accel.intel.runtime import Choices, open_runtime
@@ -20,79 +19,46 @@ from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import MAX_GROUPS, PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.runtime import DeviceHooks
-from accel.kernels.source import Module
 from accel.packets.arenas import ArenaKind
 from accel.packets.step_memory import StepAddresses
-from accel.packets.submissions import (
-    CopiedStep,
-    LoweredBatch,
-    OutputCopies,
-    RecordedSubmissions,
-    Recordings,
-    StepFence,
-)
+from accel.packets.submissions import CopiedStep, CopyingSubmissions, Recordings, StepFence
 from accel.packets.tier import tier_info
-from contract.arrays import Bytes, Records
 from contract.errors import DeviceLost
 
-IntelRecordings = Recordings[Recording]
 
-
-@dataclass(frozen=True, slots=True)
-class IntelStep(CopiedStep[Allocation]):
-    """A submitted step."""
-
-    recording: Recording
-
-
-class IntelSubmissions(RecordedSubmissions[Allocation, Recording, IntelStep]):
-    """See RecordedSubmissions."""
+class IntelSubmissions(CopyingSubmissions[Allocation, Recording]):
+    """See CopyingSubmissions."""
 
     def __init__(self, memory: Memory, addresses: StepAddresses) -> None:
-        super().__init__()
-        self._memory = memory
-        self._addresses = addresses
-        self._copies = OutputCopies(
+        super().__init__(
             lambda nbytes: memory.allocate(
                 "outputs of a step", nbytes, ArenaKind.HOST, zeroed=False
             )
         )
+        self._memory = memory
+        self._addresses = addresses
 
-    def close(self) -> None:
-        super().close()
-        self._copies.clear()
-
-    def _launch(
-        self,
-        batch: LoweredBatch[Allocation, IntelRecordings],
-        slot: Recording,
-        outputs: Mapping[str, Bytes],
-    ) -> IntelStep:
+    def _execute(
+        self, slot: Recording, copies: Sequence[tuple[Allocation, Allocation, int]]
+    ) -> tuple[Recording, Callable[[], bool]]:
         # What the host wrote into mapped memory counts only if nothing was running.
         if not self._in_flight:
             for source, target in self._memory.mirrored(to_device=True):
                 self._memory.copy(source, 0, target, 0, target.nbytes)
         slot.bind(self._addresses)
-        copies = self._copies.take(outputs)
-        copied = [(batch.outputs[n][1], target, outputs[n].nbytes) for n, target in copies.items()]
         mirrored = self._memory.mirrored(to_device=False)
-        copied += [(source, target, source.nbytes) for source, target in mirrored]
-        try:
-            slot.execute([(source.address, target.address, n) for source, target, n in copied])
-        except BaseException:
-            self._copies.give_back(copies.values())
-            raise
-        reached = partial(slot.events.reached, ENDED)
-        return IntelStep(reached, outputs, copies, self._copies, slot)
+        copied = [*copies, *((source, target, source.nbytes) for source, target in mirrored)]
+        slot.execute([(source.address, target.address, n) for source, target, n in copied])
+        return slot, partial(slot.events.reached, ENDED)
 
 
 GRACE_SECONDS = 10.0
 """Longest wait for a lost device, whose driver may end what hangs."""
 
-IntelFence = StepFence[Allocation, IntelRecordings, IntelStep]
+IntelFence = StepFence[Allocation, Recordings[Recording], CopiedStep[Allocation]]
 
 
-class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
+class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, CopiedStep[Allocation]]):
     """See ``contract.tier.Tier``. ``device`` is the number of a GPU or part of its name. Raises
     TierUnavailable when there is no such device, it lacks something, or its arithmetic is not
     exact. ``zero`` is the library, by default that of this machine."""
@@ -107,11 +73,8 @@ class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity)
         max_groups = min(MAX_GROUPS, found.max_groups)
-
-        def launch(module: Module, packet: Records, groups: int) -> None:
-            launch_packet(memory, program.kernel(module), packet, groups)
-
-        arranger = PlaneArranger(memory, launch, max_groups, partial(memory.allocate, zeroed=False))
+        allocate = partial(memory.allocate, zeroed=False)
+        arranger = PlaneArranger(memory, runtime.launch, max_groups, allocate)
         submissions = IntelSubmissions(memory, runtime.addresses)
         super().__init__(
             info, memory, submissions, arranger, runtime.addresses, program.kernels, max_groups
@@ -125,7 +88,7 @@ class IntelTier(DeviceHooks, RecordedTier[Allocation, Recording, IntelStep]):
     def _until_done(self, fence: IntelFence, seconds: float) -> bool:
         if fence.done:
             return True
-        return fence.completion.recording.events.wait(ENDED, seconds) and fence.done
+        return fence.completion.handle.events.wait(ENDED, seconds) and fence.done
 
     def _shut_down(self) -> None:
         """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""

@@ -70,12 +70,12 @@ class Product:
 
     def packet(self, op: str, addresses: Mapping[str, int]) -> Records:
         """PACKET[1] with which ``op`` computes the product."""
-        names = [operand.name for operand in ALL_OPS[op].operands]
+        index_of = ALL_OPS[op].index_of
         packet = np.zeros(1, PACKET)
         packet["operand"] = ABSENT
         for name, address in addresses.items():
-            packet["operand"][0, names.index(name)] = address
-            packet["stride"][0, names.index(name)] = self.strides[name]
+            packet["operand"][0, index_of[name]] = address
+            packet["stride"][0, index_of[name]] = self.strides[name]
         sizes = {"tokens": TOKENS, "rows": ROWS, "columns": COLUMNS}
         for index, name in enumerate(ALL_OPS[op].sizes):
             packet["size"][0, index] = sizes.get(name, 0)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from accel.kernels.source import Traits
+from accel.kernels.device_probe import SELF_TEST, Found, results_of, traits_of
+from accel.kernels.source import Module, Traits
+from accel.packets.arenas import ArenaMemory
 from accel.packets.step_memory import StepAddresses
+from contract.arrays import Records
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +37,18 @@ class Closable(Protocol):
         """Destroy it; nothing may be running."""
 
 
+class Program(Closable, Protocol):
+    """The kernels of a device, see ``launches.KernelCache``."""
+
+    traits: Traits
+
+    def kernel(self, module: Module, traits: Traits | None = None, /) -> Any:
+        """The kernel of a module, for other ``traits`` if given."""
+
+
 Q = TypeVar("Q", bound=Closable)
-M = TypeVar("M", bound=Closable)
-P = TypeVar("P", bound=Closable)
+M = TypeVar("M", bound=ArenaMemory[Any])
+P = TypeVar("P", bound=Program)
 
 
 @dataclass(slots=True)
@@ -44,7 +58,23 @@ class DeviceRuntime(Generic[Q, M, P]):
     queue: Q
     memory: M
     program: P
+    launch_packet: Callable[[M, Any, Records, int], None]
+    """Runs a kernel with PACKET[1] and a number of work-groups outside of any step, and waits for
+    it."""
     addresses: StepAddresses = field(default_factory=StepAddresses)
+
+    def launch(self, module: Module, packet: Records, groups: int) -> None:
+        """``launch_packet`` of the kernel of a module."""
+        self.launch_packet(self.memory, self.program.kernel(module), packet, groups)
+
+    def probe(self, tier: str, device: str) -> None:
+        """Choose the kernels by the self-test. Raises TierUnavailable if integers do not help."""
+
+        def answer(traits: Traits) -> Found:
+            kernel = self.program.kernel(SELF_TEST, traits)
+            return results_of(self.memory, partial(self.launch_packet, self.memory, kernel))
+
+        self.program.traits = traits_of(answer, tier, device, has_dot=False)
 
     def close(self) -> None:
         """Close everything."""

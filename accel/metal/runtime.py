@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from functools import partial
 
-from accel.kernels.device_probe import ALL_NATIVE, SELF_TEST, Found, results_of, traits_of
+from accel.kernels.device_probe import ALL_NATIVE
 from accel.kernels.runtime import DeviceChoices, DeviceRuntime
-from accel.kernels.source import Traits
 from accel.metal.device import NEWER_HINT, default_device
 from accel.metal.launcher import launch_packet
 from accel.metal.memory import Memory
@@ -35,18 +33,13 @@ def open_runtime(objc: ObjectiveC, requested: str, choices: Choices) -> Runtime:
             undo.callback(memory.close)
             program = Program(queue, choices.traits or ALL_NATIVE)
             undo.callback(program.close)
+            runtime = Runtime(queue, memory, program, launch_packet)
             if choices.traits is None:
-                answer = partial(_results, memory, program)
-                program.traits = traits_of(answer, TIER, device.name, has_dot=False)
+                runtime.probe(TIER, device.name)
         except TierUnavailable:
             raise
         except TierError as error:
             reason = f"{device.name} cannot be used ({error})"
             raise TierUnavailable(TIER, reason, NEWER_HINT) from None
         undo.pop_all()
-        return Runtime(queue, memory, program)
-
-
-def _results(memory: Memory, program: Program, traits: Traits) -> Found:
-    kernel = program.kernel(SELF_TEST, traits)
-    return results_of(memory, partial(launch_packet, memory, kernel))
+        return runtime

@@ -3,8 +3,7 @@ once."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +12,8 @@ from accel.kernels.device_probe import MEBIBYTE, device_line
 from accel.kernels.launches import PlannedLaunch
 from accel.kernels.recorded_tier import RecordedTier
 from accel.kernels.runtime import DeviceHooks
-from accel.kernels.source import Module
 from accel.metal.device import any_device
-from accel.metal.launcher import Recording, launch_packet
+from accel.metal.launcher import Recording
 from accel.metal.memory import VIEW_BYTES, Allocation, Memory
 from accel.metal.objc import TIER, ObjectiveC, load_metal
 from accel.metal.queue import Encode, Queue, Submission
@@ -23,16 +21,8 @@ from accel.metal.runtime import Choices, open_runtime
 from accel.packets.arenas import ArenaKind
 from accel.packets.footprint import StepMemory, shared_footprint
 from accel.packets.step_memory import StepAddresses
-from accel.packets.submissions import (
-    CopiedStep,
-    LoweredBatch,
-    OutputCopies,
-    RecordedSubmissions,
-    Recordings,
-    StepFence,
-)
+from accel.packets.submissions import CopiedStep, CopyingSubmissions, Recordings, StepFence
 from accel.packets.tier import tier_info
-from contract.arrays import Bytes, Records
 from contract.footprint import Footprint
 from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
@@ -41,49 +31,24 @@ COPIED = 4
 """The number of bytes of a copy is a multiple of this."""
 
 
-MetalRecordings = Recordings[Recording]
-
-
-@dataclass(frozen=True, slots=True)
-class MetalStep(CopiedStep[Allocation]):
-    """A committed step."""
-
-    submission: Submission
-
-
-class MetalSubmissions(RecordedSubmissions[Allocation, Recording, MetalStep]):
-    """See RecordedSubmissions."""
+class MetalSubmissions(CopyingSubmissions[Allocation, Recording]):
+    """See CopyingSubmissions."""
 
     def __init__(self, memory: Memory, addresses: StepAddresses) -> None:
-        super().__init__()
-        self._queue: Queue = memory.queue
-        self._addresses = addresses
-        self._copies = OutputCopies(
+        super().__init__(
             lambda nbytes: memory.allocate("outputs of a step", nbytes, ArenaKind.STEPS)
         )
+        self._queue: Queue = memory.queue
+        self._addresses = addresses
 
-    def close(self) -> None:
-        super().close()
-        self._copies.clear()
-
-    def _launch(
-        self,
-        batch: LoweredBatch[Allocation, MetalRecordings],
-        slot: Recording,
-        outputs: Mapping[str, Bytes],
-    ) -> MetalStep:
+    def _execute(
+        self, slot: Recording, copies: Sequence[tuple[Allocation, Allocation, int]]
+    ) -> tuple[Submission, Callable[[], bool]]:
         slot.bind(self._addresses)
-        copies = self._copies.take(outputs)
         encodes = [partial(slot.execute, number=n) for n in range(len(slot.runs))]
-        sources = [(batch.outputs[n][1], to, outputs[n].nbytes) for n, to in copies.items()]
-        encodes[-1] = partial(self._execute_and_copy, encodes[-1], sources)
-        try:
-            submission = self._queue.submit(encodes)
-        except BaseException:
-            self._copies.give_back(copies.values())
-            raise
-        reached = partial(self._queue.reached, submission)
-        return MetalStep(reached, outputs, copies, self._copies, submission)
+        encodes[-1] = partial(self._execute_and_copy, encodes[-1], copies)
+        submission = self._queue.submit(encodes)
+        return submission, partial(self._queue.reached, submission)
 
     def _execute_and_copy(
         self, execute: Encode, copies: Sequence[tuple[Allocation, Allocation, int]], buffer: Any
@@ -107,7 +72,7 @@ GRACE_SECONDS = 10.0
 """Longest wait for a lost device: macOS ends hanging commands by itself."""
 
 
-class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, MetalStep]):
+class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, CopiedStep[Allocation]]):
     """See ``contract.tier.Tier``. ``device`` is part of the device's name. Raises TierUnavailable
     when there is no such device, it lacks something, or its arithmetic is not exact. ``metal`` is
     the runtime, by default that of this machine."""
@@ -121,11 +86,7 @@ class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, MetalStep]):
         self._runtime = runtime
         memory, program, found = runtime.memory, runtime.program, runtime.queue.device
         info = tier_info(TIER, found.name, found.driver, memory.capacity, host_unified=True)
-
-        def launch(module: Module, packet: Records, groups: int) -> None:
-            launch_packet(memory, program.kernel(module), packet, groups)
-
-        arranger = PlaneArranger(memory, launch)
+        arranger = PlaneArranger(memory, runtime.launch)
         submissions = MetalSubmissions(memory, runtime.addresses)
         super().__init__(info, memory, submissions, arranger, runtime.addresses, program.kernels)
 
@@ -138,10 +99,12 @@ class MetalTier(DeviceHooks, RecordedTier[Allocation, Recording, MetalStep]):
         return Recording(self._memory, name, launches, packets, input_bytes)
 
     def _until_done(
-        self, fence: StepFence[Allocation, MetalRecordings, MetalStep], seconds: float
+        self,
+        fence: StepFence[Allocation, Recordings[Recording], CopiedStep[Allocation]],
+        seconds: float,
     ) -> bool:
-        step = fence.completion
-        return fence.done or (self._runtime.queue.wait(step.submission, seconds) and fence.done)
+        submission = fence.completion.handle
+        return fence.done or (self._runtime.queue.wait(submission, seconds) and fence.done)
 
     def _shut_down(self) -> None:
         """Memory that a lost device may still use after ``GRACE_SECONDS`` is not freed."""

@@ -15,7 +15,7 @@ from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, TIER, Target, libra
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from accel.user_folders import user_folder
-from contract.cached_files import PARTIAL, being_written, has_writer, remove_abandoned
+from contract.cached_files import PARTIAL, has_writer, partial_file, partial_name, remove_abandoned
 from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
 
@@ -186,28 +186,19 @@ def _store(path: Path, data: bytes) -> bool:
 
     The caller holds the lock of ``path``, or waited too long for it: a partial file without a
     writer is that of a process that was killed."""
-    import tempfile
-
+    partial = partial_name(path)
     try:
         for stale in path.parent.glob(f"{path.name}.*{PARTIAL}"):
             if not has_writer(stale):
                 stale.unlink(missing_ok=True)
         remove_abandoned(path.parent)
-        handle, name = tempfile.mkstemp(PARTIAL, f"{path.name}.", path.parent)
+        with partial_file(partial) as file:
+            file.write(data + TRAILER + digest(data).digest())
+            file.close()
+            os.chmod(partial, 0o755)
+            os.replace(partial, path)
     except OSError:
         return False
-    try:
-        with being_written(name):
-            with os.fdopen(handle, "wb") as file:
-                file.write(data + TRAILER + digest(data).digest())
-            os.chmod(name, 0o755)
-            os.replace(name, path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        if isinstance(error, OSError):
-            return False
-        raise
     _remove_old(path)
     return True
 

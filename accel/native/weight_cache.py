@@ -28,7 +28,14 @@ import numpy as np
 
 from accel.digests import DIGEST_BYTES, digest
 from contract.arrays import Bytes
-from contract.cached_files import PARTIAL, CachedFile, being_written, least_used, remove_abandoned
+from contract.cached_files import (
+    PARTIAL,
+    CachedFile,
+    least_used,
+    partial_file,
+    partial_name,
+    remove_abandoned,
+)
 from contract.file_reads import PIECE_BYTES, FileRange, read_pages, remember_file
 from contract.lazy_dataclass import dataclass
 
@@ -160,17 +167,11 @@ def write_entry(folder: Path, entry: Entry, fill: Callable[[Bytes], bool]) -> By
             stale.unlink(missing_ok=True)
         remove_abandoned(folder)
         _make_room(folder, HEADER_BYTES + entry.nbytes)
-        partial = folder / f"{entry.name}.{os.urandom(8).hex()}{PARTIAL}"
-        handle = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            with being_written(partial):
-                if not _written(handle, entry, fill):
-                    return None
-                os.rename(partial, folder / f"{entry.name}{UNSYNCED}")
-        finally:
-            os.close(handle)
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
+        partial = partial_name(folder / entry.name)
+        with partial_file(partial) as file:
+            if not _written(file.fileno(), entry, fill):
+                return None
+            os.rename(partial, folder / f"{entry.name}{UNSYNCED}")
         return open_entry(folder, entry)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from accel.packets.host_memory import AddressRange, aligned_bytes, check_fits
 from accel.packets.packet import BANK_SHIFT, BANKS, aligned
-from accel.packets.staging_buffers import StagedMemory, StagingBuffers
+from accel.packets.staging_buffers import StagedMemory
 from accel.packets.tier import DeviceMemory
 from contract.arrays import Bytes
 from contract.errors import OutOfMemory
@@ -87,11 +87,8 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
     _used_aligned: int = 0
     _expected: int = 0
     _expected_on_host: int = 0
-    staging: StagingBuffers[AddressRange, Any] = field(init=False)
+    _mapped: list[AddressRange] = field(default_factory=list)
     shared: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        self.staging = StagingBuffers(self.transfer, aligned_bytes)
 
     @property
     def held(self) -> int:
@@ -131,7 +128,7 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         return allocation
 
     def free(self, allocation: AddressRange) -> None:
-        self.staging.forget(allocation)
+        self._forget(allocation)
         bank = self._banks[allocation.bank]
         assert bank is not None
         if not bank.on_host:
@@ -194,6 +191,9 @@ class BankedMemory(StagedMemory[AddressRange, Any]):
         self._banks[free[0]] = _Bank(buffer, nbytes, on_host)
         self.version += 1
         return free[0]
+
+    def _host_memory(self, nbytes: int) -> Bytes:
+        return aligned_bytes(nbytes)
 
     def _fill_zero(self, allocation: AddressRange) -> None:
         bank = self._banks[allocation.bank]

@@ -65,12 +65,7 @@ def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
 
     With ``matrices``, products of many tokens use matrix units; with ``attention``, attention of
     many tokens does."""
-    reads = Counter(
-        tensor.buffer
-        for op in step.ops
-        for index, tensor in enumerate(op.operands)
-        if tensor is not None and index not in op.written
-    )
+    reads = Counter(tensor.buffer for op in step.ops for tensor in op.read_tensors())
     ops: list[Op] = []
     start = 0
     while start < len(step.ops):
@@ -85,8 +80,7 @@ def fuse(step: Step, matrices: bool = False, attention: bool = False) -> Step:
 
 def operands_of(op: Op) -> dict[str, Tensor | None]:
     """The operands of an op by name."""
-    names = [operand.name for operand in op.device.operands]
-    return dict(zip(names, op.operands, strict=True))
+    return dict(zip(op.device.index_of, op.operands, strict=True))
 
 
 def _fused_op(like: Op, name: str, tensors: dict[str, Tensor | None], **sizes: int) -> Op:
@@ -108,7 +102,7 @@ def _integers(quantize: Op) -> dict[str, Tensor | None]:
 
 def _has_vectors(tensor: Tensor | None) -> bool:
     """Whether every row begins at a multiple of VECTOR_COLUMNS."""
-    return tensor is not None and not (tensor.start | tensor.stride) % VECTOR_COLUMNS
+    return tensor is not None and tensor.begins_at(VECTOR_COLUMNS)
 
 
 def _norm(rest: _Ops) -> Fused | None:

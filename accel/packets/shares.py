@@ -9,7 +9,7 @@ whole by every device. This depends on the ops alone, never on the model."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
@@ -146,11 +146,11 @@ def _computed_whole(ops: Sequence[Op]) -> frozenset[str]:
     which are small, while the choice waits for all of them; and for few tokens all small results
     but those of experts, since waiting for other devices takes longer than half a product."""
     chosen = [op for op in ops if op.name == "expert_topk"]
-    found = {tensor.buffer for op in chosen for tensor in _read_by(op)}
+    found = {tensor.buffer for op in chosen for tensor in op.read_tensors()}
     if chosen and chosen[0].count.maximum <= FEW:
         products = [op for op in ops if op.name == "matmul"]
         inputs = {op.operands[0] for op in products if op.max_sizes()["row_pairs"]}
-        added = {t.buffer for op in ops if op.name == "gated_add" for t in _read_by(op)}
+        added = {t.buffer for op in ops if op.name == "gated_add" for t in op.read_tensors()}
         for op in products:
             small = op.max_sizes()["rows"] <= SMALL_ROWS and op.operands[0] not in inputs
             found |= op.results() - added if small else set()
@@ -174,15 +174,9 @@ def _of_heads(ops: Sequence[Op], share: Share, heads: DividesHeads) -> frozenset
 
 
 def _operand(op: Op, name: str) -> Tensor:
-    tensor = op.operands[op.device.index_of[name]]
+    tensor = op.operand(name)
     assert tensor is not None
     return tensor
-
-
-def _read_by(op: Op) -> Iterator[Tensor]:
-    for index, tensor in enumerate(op.operands):
-        if tensor is not None and index not in op.written:
-            yield tensor
 
 
 def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
@@ -190,9 +184,8 @@ def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
     are in none of the buffers ``whole``."""
     if op.name != "matmul" or op.matrix is None or not whole.isdisjoint(op.results()):
         return False
-    names = [operand.name for operand in op.device.operands]
-    behind = (op.operands[names.index(name)] for name in ("bias", "residual"))
-    return share.divides(op.max_sizes()["rows"]) and not any(behind)
+    alone = op.operand("bias") is None and op.operand("residual") is None
+    return alone and share.divides(op.max_sizes()["rows"])
 
 
 @dataclass(slots=True)
@@ -221,7 +214,7 @@ class _Dividing:
         self.left = dict(enumerate(self.step.ops))
         self.computed_whole = _computed_whole(self.step.ops)
         for number, op in self.left.items():
-            for tensor in _read_by(op):
+            for tensor in op.read_tensors():
                 self.reads[tensor.buffer].append((number, tensor))
 
     def result(self) -> SharedStep:
@@ -256,10 +249,10 @@ class _Dividing:
         read, written = set[str](), set[str]()
         passed = first[1]
         for number, op in others:
-            read.update(tensor.buffer for tensor in _read_by(passed))
+            read.update(tensor.buffer for tensor in passed.read_tensors())
             written.update(passed.results())
             passed = op
-            results, sources = set(op.results()), {tensor.buffer for tensor in _read_by(op)}
+            results, sources = set(op.results()), {tensor.buffer for tensor in op.read_tensors()}
             if op.name != "matmul" and op.name not in BY_COLUMNS:
                 continue
             if results & (read | written) or sources & written or self._waits(op):
@@ -269,7 +262,7 @@ class _Dividing:
 
     def _waits(self, op: Op) -> bool:
         """Whether ``op`` reads a tensor of which other devices have a share."""
-        missing = any(self._overlapping(tensor) for tensor in _read_by(op))
+        missing = any(self._overlapping(tensor) for tensor in op.read_tensors())
         return missing and (self._is_divided(op) or not self._stays_partial(op))
 
     def _is_divided(self, op: Op) -> bool:
@@ -353,7 +346,7 @@ class _Dividing:
     def _gather_operands(self, op: Op, *, written: bool) -> None:
         """Gather what ``op`` reads, and what any later op reads, since waiting for other devices
         costs more than sending. If ``written``, the results of ``op`` are whole from now on."""
-        if any(self._overlapping(tensor) for tensor in _read_by(op)):
+        if any(self._overlapping(tensor) for tensor in op.read_tensors()):
             self._gather([tensor for tensor in self.partial if self._is_read(tensor)])
             for unread in [one for one in self.partial if one.buffer in self.step.scratch]:
                 self._take_partial(unread)

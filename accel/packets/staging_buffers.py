@@ -1,9 +1,8 @@
-"""Host copies of device memory, and the transfers that keep the two in sync."""
+"""Device memory with copies in host memory, and the transfers that keep the two in sync."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import field
+from abc import ABC, abstractmethod
 from typing import Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from accel.packets.footprint import MAPPED_OUTPUT_BYTES
 from contract.arrays import Bytes
 from contract.ir.nodes import BufferDecl, BufferKind
-from contract.lazy_dataclass import dataclass
 
 
 @runtime_checkable
@@ -51,28 +49,32 @@ A = TypeVar("A", bound=Staged)
 T = TypeVar("T", bound=Transfer)
 
 
-@dataclass(slots=True)
-class StagingBuffers(Generic[A, T]):
-    """The mapped memory of one device.
+class StagedMemory(ABC, Generic[A, T]):
+    """Device memory that the host accesses through copies: ``_mapped`` is what has one.
 
-    ``transfer(allocation, host, to_device, first)`` enqueues a copy between ``host`` and the
-    allocation from its byte ``first`` on. ``make(nbytes)`` allocates zeroed host memory."""
+    Hooks that a memory implements: ``transfer`` and ``_host_memory``."""
 
-    transfer: Callable[[A, Bytes, bool, int], T]
-    make: Callable[[int], Bytes]
-    _mapped: list[A] = field(default_factory=list)
+    _mapped: list[A]
+
+    @abstractmethod
+    def transfer(self, allocation: A, host: Bytes, to_device: bool, first: int = 0) -> T:
+        """Hook: enqueue a copy between ``host`` and the allocation from its byte ``first`` on."""
+
+    @abstractmethod
+    def _host_memory(self, nbytes: int) -> Bytes:
+        """Hook: zeroed host memory."""
 
     def map(self, allocation: A) -> Bytes:
         """The host copy of an allocation, kept in sync from now on as ``sent`` and ``fetched``
         say."""
         host = allocation.host
         if host is None:
-            host = allocation.host = self.make(allocation.nbytes)
+            host = allocation.host = self._host_memory(allocation.nbytes)
             self._mapped.append(allocation)
         elif allocation.fetched:
             return host
         if allocation.nbytes:
-            self.transfer(allocation, host, False, 0).wait()
+            self.transfer(allocation, host, False).wait()
         return host
 
     def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
@@ -92,10 +94,6 @@ class StagingBuffers(Generic[A, T]):
         if data.nbytes:
             self.transfer(allocation, np.ascontiguousarray(data), True, offset).wait()
 
-    def forget(self, allocation: A) -> None:
-        """Stop synchronizing an allocation that is about to be freed."""
-        self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
-
     def to_device(self) -> list[T]:
         """Enqueue the transfers of memory that the host may have written."""
         return self._sync([mapped for mapped in self._mapped if mapped.sent], True)
@@ -104,52 +102,13 @@ class StagingBuffers(Generic[A, T]):
         """Enqueue the transfers of memory that the device may have written."""
         return self._sync([mapped for mapped in self._mapped if mapped.fetched], False)
 
-    def states_to_host(self) -> list[T]:
-        """Enqueue the part of ``to_host`` for memory that the host may also write."""
-        both = [mapped for mapped in self._mapped if mapped.fetched and mapped.sent]
-        return self._sync(both, False)
+    def _forget(self, allocation: A) -> None:
+        """Stop synchronizing an allocation that is about to be freed."""
+        self._mapped = [mapped for mapped in self._mapped if mapped is not allocation]
 
-    def outputs_to_host(
-        self, transfer: Callable[[A, Bytes, bool, int], T], written: Collection[A]
-    ) -> list[T]:
-        """Enqueue the part of ``to_host`` for the outputs among ``written``, by ``transfer``."""
-        outputs = [
-            mapped
-            for mapped in self._mapped
-            if mapped.fetched and not mapped.sent and mapped in written
-        ]
-        return self._sync(outputs, False, transfer)
-
-    def _sync(
-        self,
-        allocations: list[A],
-        to_device: bool,
-        transfer: Callable[[A, Bytes, bool, int], T] | None = None,
-    ) -> list[T]:
-        transfer = transfer or self.transfer
+    def _sync(self, allocations: list[A], to_device: bool) -> list[T]:
         return [
-            transfer(allocation, allocation.host, to_device, 0)
+            self.transfer(allocation, allocation.host, to_device)
             for allocation in allocations
             if allocation.host is not None and allocation.nbytes
         ]
-
-
-class StagedMemory(Generic[A, T]):
-    """Device memory that the host accesses through ``staging``."""
-
-    staging: StagingBuffers[A, T]
-
-    def map(self, allocation: A) -> Bytes:
-        return self.staging.map(allocation)
-
-    def read(self, allocation: A, offset: int, nbytes: int) -> Bytes:
-        return self.staging.read(allocation, offset, nbytes)
-
-    def write(self, allocation: A, offset: int, data: Bytes) -> None:
-        self.staging.write(allocation, offset, data)
-
-    def to_device(self) -> list[T]:
-        return self.staging.to_device()
-
-    def to_host(self) -> list[T]:
-        return self.staging.to_host()

@@ -54,6 +54,10 @@ class Tensor(NamedTuple):
         """One past the last column."""
         return self.start + self.columns
 
+    def begins_at(self, elements: int) -> bool:
+        """Whether every row begins at a multiple of so many elements."""
+        return self.start % elements == 0 and self.stride % elements == 0
+
     def overlaps(self, other: Tensor) -> bool:
         """True when the two tensors may share an element; those with rows of different lengths may,
         wherever their columns are."""
@@ -125,6 +129,10 @@ class Op:
         """Every size by name, with the largest count."""
         return dict(zip(self.device.sizes, (self.count.maximum, *self.sizes), strict=True))
 
+    def operand(self, name: str) -> Tensor | None:
+        """The operand with this name."""
+        return self.operands[self.device.index_of[name]]
+
     def launch_groups(self, group_size: int, max_groups: int) -> int:
         """Work-groups of a launch, from 1 to ``max_groups``, on a device that is not a CPU.
 
@@ -141,6 +149,15 @@ class Op:
             Touch(tensor, Split.COLUMNS if columns else split, index in written, everyone)
             for index, (tensor, split) in enumerate(zip(self.operands, self.splits, strict=True))
             if tensor is not None
+        ]
+
+    def read_tensors(self) -> list[Tensor]:
+        """The tensors that the op does not write."""
+        written = self.written
+        return [
+            tensor
+            for index, tensor in enumerate(self.operands)
+            if tensor is not None and index not in written
         ]
 
     def results(self) -> set[str]:

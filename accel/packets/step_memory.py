@@ -2,23 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, TypeVar
-
-from accel.packets.buffers import Allocation
 from contract.lazy_dataclass import dataclass
-
-A = TypeVar("A", bound=Allocation)
-
-
-class Allocator(Protocol[A]):
-    """Allocates and frees device memory."""
-
-    def allocate(self, purpose: str, nbytes: int, /) -> A:
-        """Memory of ``nbytes`` bytes. Raises OutOfMemory naming its purpose ``purpose``."""
-
-    def free(self, allocation: A, /) -> None:
-        """Free memory that nothing running uses."""
 
 
 @dataclass(slots=True)
@@ -53,20 +37,3 @@ class WorkerScratch:
         if (shared, own, own_bytes) != (self.shared, self.own, self.own_bytes):
             self.shared, self.own, self.own_bytes = shared, own, own_bytes
             self.version += 1
-
-
-def grown(
-    memory: Allocator[A], finish: Callable[[], object], purpose: str, current: A | None, nbytes: int
-) -> A:
-    """``current`` if it has ``nbytes``, else larger memory instead, after ``finish`` has waited for
-    the steps that use it.
-
-    The larger memory is allocated first: after OutOfMemory, lowered steps still have
-    ``current``."""
-    if current is not None and current.nbytes >= nbytes:
-        return current
-    larger = memory.allocate(purpose, nbytes)
-    if current is not None:
-        finish()
-        memory.free(current)
-    return larger

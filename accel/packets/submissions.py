@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -246,8 +246,9 @@ class OutputCopies(Generic[H]):
 @dataclass(frozen=True, slots=True)
 class CopiedStep(Generic[H]):
     """A step whose outputs the device copies to ``copies``; ``reached()`` is True once it has
-    ended, and ``free`` takes the copies back."""
+    ended, and ``free`` takes the copies back. ``handle`` is what a tier waits for."""
 
+    handle: Any
     reached: Callable[[], bool]
     outputs: Mapping[str, Bytes]
     copies: Mapping[str, H]
@@ -262,3 +263,33 @@ class CopiedStep(Generic[H]):
             data = self.outputs[name]
             data[:] = copy.host[: data.nbytes]
         self.free.give_back(self.copies.values())
+
+
+class CopyingSubmissions(RecordedSubmissions[H, S, CopiedStep[H]]):
+    """Recorded steps whose outputs the device copies to memory from ``allocate(nbytes)``. A tier
+    implements ``_execute``."""
+
+    def __init__(self, allocate: Callable[[int], H]) -> None:
+        super().__init__()
+        self._copies = OutputCopies(allocate)
+
+    def close(self) -> None:
+        super().close()
+        self._copies.clear()
+
+    def _launch(
+        self, batch: LoweredBatch[H, Recordings[S]], slot: S, outputs: Mapping[str, Bytes]
+    ) -> CopiedStep[H]:
+        copies = self._copies.take(outputs)
+        copied = [(batch.outputs[n][1], to, outputs[n].nbytes) for n, to in copies.items()]
+        try:
+            handle, reached = self._execute(slot, copied)
+        except BaseException:
+            self._copies.give_back(copies.values())
+            raise
+        return CopiedStep(handle, reached, outputs, copies, self._copies)
+
+    @abstractmethod
+    def _execute(self, slot: S, copies: list[tuple[H, H, int]]) -> tuple[Any, Callable[[], bool]]:
+        """Start a step after all earlier ones, and then ``copies``: source, target and bytes of
+        each. Returns ``handle`` and ``reached`` of the step."""

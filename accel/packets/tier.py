@@ -17,7 +17,6 @@ from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.rules import OPCODES
 from accel.packets.shape_buckets import shape_buckets
 from accel.packets.staging_buffers import Synced, sync_as
-from accel.packets.step_memory import grown
 from accel.packets.submissions import Completion, LoweredBatch, StepFence, Submissions
 from contract.arithmetic import ARITHMETIC_VERSION
 from contract.arrays import Bytes
@@ -269,7 +268,17 @@ class BaseTier(ContextManager, Generic[A, L, C]):
         self._scratch = None
 
     def _grown(self, purpose: str, current: A | None, nbytes: int) -> A:
-        return grown(self._memory, self._finish, purpose, current, nbytes)
+        """``current`` if it has ``nbytes``, else larger memory instead, once no step uses it.
+
+        The larger memory is allocated first: after OutOfMemory, lowered steps still have
+        ``current``."""
+        if current is not None and current.nbytes >= nbytes:
+            return current
+        larger = self._memory.allocate(purpose, nbytes)
+        if current is not None:
+            self._finish()
+            self._memory.free(current)
+        return larger
 
 
 class Guard:

@@ -21,8 +21,7 @@ def work_of(op: Op) -> int:
         return sizes.get("tokens", 1) * sizes["rows"] * sizes["columns"]
     elements = max(t.columns for t in op.operands if t is not None)
     if "kv_heads" in sizes:
-        names = [operand.name for operand in op.device.operands]
-        table = op.operands[names.index("page_table")]
+        table = op.operand("page_table")
         assert table is not None
         return (
             2 * op.count.maximum * sizes["heads"] * sizes["head_dim"] * table.columns * PAGE_TOKENS

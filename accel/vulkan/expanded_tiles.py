@@ -77,8 +77,8 @@ class _Expanding:
             self.add(_tiled(op, "expand_tokens", operands, (columns,)))
             self.expanded[x] = planes
         found = tensors | {"x": self.expanded[x], "weight": weight}
-        names = [operand.name for operand in FUSED["matmul_planes"].operands]
-        made = _tiled(op, "matmul_planes", tuple(found[n] for n in names), (rows, columns))
+        named = tuple(found[name] for name in FUSED["matmul_planes"].index_of)
+        made = _tiled(op, "matmul_planes", named, (rows, columns))
         self.add(replace(made, dtype=product_format(op.dtype)))
 
 

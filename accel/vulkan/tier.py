@@ -47,11 +47,7 @@ class VulkanSlot:
     commands: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class VulkanStep(CopiedStep[Allocation]):
-    """A submitted step."""
-
-    number: int
+VulkanStep = CopiedStep[Allocation]
 
 
 @dataclass(slots=True)
@@ -110,7 +106,7 @@ class VulkanSubmissions(Submissions[Allocation, Recording, VulkanSlot, VulkanSte
         for commands in copying:
             self._queue.free_after(number, commands)
         reached = partial(self._queue.reached, number)
-        return VulkanStep(reached, outputs, copies, self._copies, number)
+        return VulkanStep(number, reached, outputs, copies, self._copies)
 
     def _aim(self, slot: VulkanSlot) -> None:
         """Record the slot's commands for the current input memory."""
@@ -257,7 +253,7 @@ class VulkanTier(DeviceHooks, StreamingTier[Allocation, Recording, VulkanStep]):
     def _until_done(
         self, fence: StepFence[Allocation, Recording, VulkanStep], seconds: float
     ) -> bool:
-        return self._runtime.queue.wait(fence.completion.number, seconds) and fence.done
+        return self._runtime.queue.wait(fence.completion.handle, seconds) and fence.done
 
     def _shut_down(self) -> None:
         try:

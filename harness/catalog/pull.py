@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from glob import glob
 from pathlib import Path
 
 from contract.amounts import format_bytes
@@ -110,9 +111,10 @@ def _advice_for(folder: Path) -> str:
     models = [name for name in names if name.endswith(".gguf")]
     if models:
         return f"name the GGUF file in it: {folder / models[0]}"
-    below = next((path for depth in BELOW for path in sorted(folder.glob(depth))), None)
+    # Unlike Path.glob, it passes over folders that go away meanwhile or may not be read.
+    below = next((name for depth in BELOW for name in sorted(glob(depth, root_dir=folder))), None)
     if below is not None:
-        return f"name a GGUF file below it, such as {below}"
+        return f"name a GGUF file below it, such as {folder / below}"
     if any(name.endswith((".safetensors", ".bin")) for name in names):
         return "its model is not GGUF; convert it, or name a repository of GGUF files"
     return "there is no GGUF file in it"

@@ -145,6 +145,15 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
     add_switch(group_of(parser, "output"), "--json", help="print one JSON object")
 
 
+def add_text_source(parser: argparse.ArgumentParser) -> argparse._ActionsContainer:
+    """Add the arguments of a text: a file, or the text itself. Returns their group, of which one
+    must be given."""
+    given = group_of(parser, "input").add_mutually_exclusive_group(required=True)
+    given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
+    given.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
+    return given
+
+
 def add_count(
     group: argparse._ActionsContainer, flag: str, default: int, text: str, **options: Any
 ) -> None:

@@ -46,43 +46,27 @@ class RunReceipt:
         """Write the receipt of an answer that has ended. Raises ConfigError."""
         from harness.serve.receipts.document import signed_document
         from harness.serve.receipts.keys import open_key
-        from harness.serve.receipts.make import (
-            choice_facts,
-            function_facts,
-            template_digest,
-            usage_of,
-        )
-        from harness.serve.receipts.store import base_payload
+        from harness.serve.receipts.make import answer_payload, model_facts, user_facts
 
         request, finish = generation.request, generation.finish_reason
-        tokens = generation.sampled
-        leaves = self.digests.first(len(tokens))
-        chat = self.messages is not None and session.template is not None
-        name = "run-" + secrets.token_hex(12)
-        files = [opened_digest(shard) for shard in session.model.file.shards]
-        config, opened = session.model.config, session.model.adapters
+        model, template, opened = session.model, session.template, session.model.adapters
+        leaves = self.digests.first(len(generation.sampled))
+        chat = self.messages is not None and template is not None
         assert finish is not None
-        payload = base_payload(name, "chat" if chat else "completion")
         adapters = [
             {"sha256": opened.opened[n].digest, "scale": scale}
             for n, scale in opened.used(request.adapters)
         ]
-        payload |= function_facts(
-            config.name, session.model, session.runner.limits, files, adapters
+        files = [opened_digest(shard) for shard in model.file.shards]
+        facts = model_facts(model.config.name, model, session.runner.limits, files, adapters)
+        facts |= user_facts(LOCAL_TENANT, template, {})
+        payload = answer_payload(
+            "run-" + secrets.token_hex(12),
+            "chat" if chat else "completion",
+            facts | {"number": 1, "previous": None},
+            json.dumps(self._as_server_request(request, chat)),
+            [(request, generation.sampled, finish.value, leaves)],
         )
-        template = session.template
-        payload |= {
-            "tenant": {"id": LOCAL_TENANT.id, "name": LOCAL_TENANT.name},
-            "template": template_digest(None if template is None else template.text),
-            "sampling_defaults": {},
-            "number": 1,
-            "previous": None,
-            "request": json.dumps(self._as_server_request(request, chat)),
-            "prompts": [list(request.prompt)],
-            "choices": [choice_facts(0, request, tokens, finish.value, leaves)],
-            "results": [],
-            "usage": usage_of([request.prompt], [tokens]),
-        }
         document = signed_document(payload, [leaves], open_key(default_folder()))
         with system_errors_as(f"{self.path}: cannot write"), writing(self.path) as file:
             file.write(f"{json.dumps(document)}\n".encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, RequestError
 from harness.cli.logits_command import token_ids
-from harness.cli.parser import add_count, add_json_flag, add_switch, whole_number
+from harness.cli.parser import add_count, add_json_flag, add_switch, add_text_source, whole_number
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
 from harness.settings import add_flags, group_of, resolve
@@ -36,11 +36,8 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``score`` command; its parser sets ``func(args) -> exit code``."""
     text = "compute the log-probability of every token of a text, their sum and the perplexity"
     parser = subparsers.add_parser("score", help=text, description=text, epilog=EXAMPLES)
+    add_text_source(parser).add_argument("--tokens", metavar="ID[,ID]", help="token ids")
     source = group_of(parser, "input")
-    given = source.add_mutually_exclusive_group(required=True)
-    given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
-    given.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
-    given.add_argument("--tokens", metavar="ID[,ID]", help="token ids")
     source.add_argument(
         "--force-tokens",
         metavar="ID[,ID]",

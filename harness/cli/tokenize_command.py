@@ -7,7 +7,7 @@ import json
 from contextlib import closing
 from typing import Any
 
-from harness.cli.parser import add_json_flag, add_switch
+from harness.cli.parser import add_json_flag, add_switch, add_text_source
 from harness.cli.score_command import text_of
 from harness.cli.sessions import MODEL_SETTINGS, model_file
 from harness.console import printable, table
@@ -25,12 +25,9 @@ def add_parser(subparsers: Any) -> None:
     """Add the ``tokenize`` command; its parser sets ``func(args) -> exit code``."""
     text = "show the token ids of a text and the text of each token"
     parser = subparsers.add_parser("tokenize", help=text, description=text, epilog=EXAMPLES)
-    source = group_of(parser, "input")
-    given = source.add_mutually_exclusive_group(required=True)
-    given.add_argument("file", nargs="?", metavar="FILE", help="text file; - is standard input")
-    given.add_argument("-p", "--prompt", metavar="TEXT", help="the text itself")
+    add_text_source(parser)
     add_switch(
-        source,
+        group_of(parser, "input"),
         "--special",
         help="read the text of a control token, such as <|im_end|>, as that token, as the server's "
         "/tokenize does; without it the text is what run and score make of a prompt",

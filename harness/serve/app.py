@@ -36,7 +36,7 @@ VERSION = "/v1"
 NOT_SERVED = ("/v1/files", "/v1/batches")
 LONGEST_PATH, LIKENESS = 64, 0.88
 """A path of at most that many characters is compared with the routes, and how alike it must be."""
-SHORT = (
+WITHOUT_VERSION = (
     *("chat", "complete", "embed", "rerank", "models", "one_model"),
     *("message", "count_message"),
     *(route.name for route in RESPONSES_ROUTES),
@@ -59,7 +59,7 @@ PATTERNS: list[tuple[re.Pattern[str], Route]] = []
 def _paths() -> Iterator[tuple[str, Route]]:
     for route in ROUTES:
         yield route.path, route
-        if route.name in SHORT:
+        if route.name in WITHOUT_VERSION:
             yield route.path.removeprefix(VERSION), route
 
 

@@ -4,22 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from functools import wraps
-from typing import TypeVar
 
-from contract.types import Tenant
-from harness.serve.errors import naming_fields
-
-Server = TypeVar("Server")
-Body = TypeVar("Body")
-Answer = TypeVar("Answer")
-
-SEND_AT_ONCE = "zinc_rt.send_at_once"
-"""Key of the function in the WSGI environment that sends at once."""
-
-BEGIN = "zinc_rt.begin"
-"""Key of the function in the WSGI environment that sends the head of the answer."""
-
+CALLER = "zinc_rt.caller"
+"""Key of the server's ``Caller`` in the WSGI environment."""
 Gone = Callable[[], bool]
 """Whether the client has left."""
 SendAtOnce = Callable[..., bool]
@@ -42,32 +29,7 @@ class Caller:
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = lambda field: field
 
-    def called(self, client_name: Callable[[str], str]) -> Caller:
-        """The same client of an API with other names of fields."""
-        return Caller(self.gone, self.begin, self.send_at_once, self.ignored, client_name)
-
     def ignore(self, names: Iterable[str]) -> None:
         """Record that these fields of a chat completion were ignored."""
         own = map(self.client_name, names)
         self.ignored.extend(name for name in own if name not in self.ignored)
-
-
-Answers = Callable[[Server, Body, Tenant, Caller], Answer]
-"""Answers the body of a tenant's request."""
-
-
-def in_names_of(
-    client_name: Callable[[str], str],
-) -> Callable[[Answers[Server, Body, Answer]], Answers[Server, Body, Answer]]:
-    """A decorator for functions that translate an API to chat completions: errors and ignored
-    fields get the field names of the client's API."""
-
-    def decorate(answer: Answers[Server, Body, Answer]) -> Answers[Server, Body, Answer]:
-        @wraps(answer)
-        def named(server: Server, body: Body, tenant: Tenant, caller: Caller) -> Answer:
-            with naming_fields(client_name):
-                return answer(server, body, tenant, caller.called(client_name))
-
-        return named
-
-    return decorate

@@ -180,15 +180,10 @@ def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
     try:
         yield
     except (ApiError, RequestError) as error:
-        raise with_client_name(error, client_name) from None
-
-
-def with_client_name(
-    error: ApiError | RequestError, client_name: Callable[[str], str]
-) -> ApiError | RequestError:
-    """``error`` as ``naming_fields`` raises it."""
-    refusal = as_api_error(error)
-    return error if refusal is None or refusal.param is None else renamed(refusal, client_name)
+        refusal = as_api_error(error)
+        if refusal is None or refusal.param is None:
+            raise
+        raise renamed(refusal, client_name) from None
 
 
 def renamed(refusal: ApiError, client_name: Callable[[str], str]) -> ApiError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
-from harness.serve.caller import BEGIN, SEND_AT_ONCE, Caller
+from harness.serve.caller import CALLER, Caller
 from harness.serve.errors import ApiError
 from harness.serve.gate import check_body
 from harness.serve.model import ServedModel
@@ -21,8 +21,6 @@ from harness.serve.service import Service
 from harness.tenants import Account
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-WAYS = {"gone": "waitress.client_disconnected", "begin": BEGIN, "send_at_once": SEND_AT_ONCE}
-"""The arguments of ``Caller``, with their keys in the WSGI environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +83,9 @@ class HttpRequest:
 
     @property
     def caller(self) -> Caller:
-        """The client. Without the server's callbacks it counts as connected."""
-        known = {way: self.environ[name] for way, name in WAYS.items() if name in self.environ}
-        return Caller(**known, ignored=[] if self.ignored is None else self.ignored)
+        """The client. Without a server it counts as connected."""
+        known: Caller = self.environ.get(CALLER, Caller())
+        return replace(known, ignored=[] if self.ignored is None else self.ignored)
 
     def body(self, max_bytes: int) -> bytes:
         """The JSON body, which has arrived: the server in front reads it before it calls. Raises

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, with_client_name
+from harness.serve.errors import ApiError, naming_fields
 from harness.serve.wire import Prepare, decode
 
 EVENT_STREAM = "text/event-stream"
@@ -28,7 +27,8 @@ class Route:
     ``produces``: content type of the answer. ``errors``: makes the body of an error, of the
     schema ``error_schema``. ``streams``: content type of a stream. ``strict``: unknown fields are
     refused. ``admin``: for admins only. ``sent_name``: maps a rewritten field to the field that the
-    client sent."""
+    client sent. ``client_name``: maps a field of the request that ``function`` translates a body to
+    to its name in the client's API."""
 
     method: str
     path: str
@@ -45,6 +45,7 @@ class Route:
     may_be_empty: bool = False
     prepare: Prepare | None = None
     sent_name: Callable[[bytes, str], str] | None = None
+    client_name: Callable[[str], str] | None = None
 
     @property
     def name(self) -> str:
@@ -63,9 +64,9 @@ class Route:
     ) -> Any:
         """What a function that generates answers to the bytes of a body, see ``decoded``. Raises
         ApiError, and what the function raises."""
-        if self.sent_name is not None:
-            caller = caller.called(partial(self.sent_name, raw))
-        try:
-            return self.function(server, self.decoded(raw, ignored), tenant, caller)
-        except (ApiError, RequestError) as error:
-            raise with_client_name(error, caller.client_name) from None
+        sent = caller.client_name if self.sent_name is None else partial(self.sent_name, raw)
+        with naming_fields(sent):
+            body = self.decoded(raw, ignored)
+        names = self.client_name or sent
+        with naming_fields(names):
+            return self.function(server, body, tenant, replace(caller, client_name=names))

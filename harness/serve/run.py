@@ -217,14 +217,14 @@ def _installed(name: str, cache_dir: Path) -> Path:
 def _replicas(options: ServeOptions) -> Opener:
     from harness.serve.replicas.open import open_replicas
 
-    if options.record is not None:
-        raise ConfigError("--record is for a server without --ray: replicas leave no trace")
-    if options.slot_save_path is not None:
-        raise ConfigError("--slot-save-path is for a server without --ray: replicas save no slots")
-    if options.beside:
-        raise ConfigError("--beside is for a server without --ray: replicas have one model")
-    if options.model.session.lora:
-        raise ConfigError("--lora is for a server without --ray: replicas have no adapters")
+    for flag, given, lack in (
+        ("--record", options.record, "leave no trace"),
+        ("--slot-save-path", options.slot_save_path, "save no slots"),
+        ("--beside", options.beside, "have one model"),
+        ("--lora", options.model.session.lora, "have no adapters"),
+    ):
+        if given:
+            raise ConfigError(f"{flag} is for a server without --ray: replicas {lack}")
 
     def open_them(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         if path != options.path:

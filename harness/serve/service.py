@@ -25,10 +25,10 @@ from harness.serve.errors import (
     as_api_error,
     internal_error,
     invalid_value,
+    naming_fields,
     renamed,
     renaming,
     try_again,
-    with_client_name,
 )
 from harness.serve.generation import Generation
 from harness.serve.infill_prompt import infill_prompt
@@ -89,12 +89,10 @@ class Service:
 
         def begin() -> tuple[Generation, AnswerShape]:
             service = self.for_request(body)
-            try:
+            with naming_fields(IN_CONVERSATION):
                 plan, requests = service.chat_requests(body, tenant)
                 caller.ignore(plan.ignored)
                 generation = service._generation(requests, body, plan=plan)
-            except (ApiError, RequestError) as error:
-                raise with_client_name(error, IN_CONVERSATION) from None
             answer = self._answer_to(generation, "chat", prefix, body, tenant, caller)
             return generation, shape_of(answer, bool(body.logprobs))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import lru_cache
@@ -15,7 +14,7 @@ from waitress.proxy_headers import PROXY_HEADERS
 from waitress.task import WSGITask, hop_by_hop, rename_headers
 from waitress.utilities import build_http_date
 
-from harness.serve.caller import BEGIN, SEND_AT_ONCE
+from harness.serve.caller import CALLER, Caller
 
 LENGTH = "Content-Length"
 BODILESS = ("1", "204", "304")
@@ -41,33 +40,17 @@ class ResponseTask(WSGITask):  # type: ignore[misc]
         self._lines: list[str] = []
 
     def get_environment(self) -> dict[str, Any]:
-        """WSGI's environment, without headers that only a trusted proxy may send. The library
-        writes a body to a file in memory and looks at every header twice."""
-        request, channel = self.request, self.channel
-        server, path = channel.server, request.path
+        """What the application reads of WSGI's environment, without headers that only a trusted
+        proxy may send. The library writes a body to a file in memory and looks at every header
+        twice."""
+        request, path, channel = self.request, self.request.path, self.channel
         environ: dict[str, Any] = {
-            "REMOTE_ADDR": channel.addr[0],
-            "REMOTE_HOST": channel.addr[0],
-            "REMOTE_PORT": str(channel.addr[1]),
             "REQUEST_METHOD": request.command.upper(),
-            "SERVER_PORT": str(server.effective_port),
-            "SERVER_NAME": server.server_name,
             "SERVER_PROTOCOL": f"HTTP/{self.version}",
-            "SCRIPT_NAME": "",
             "PATH_INFO": "/" + path.lstrip("/") if path.startswith("//") else path,
-            "REQUEST_URI": request.request_uri,
             "QUERY_STRING": request.query,
-            "wsgi.url_scheme": request.url_scheme,
-            "wsgi.version": (1, 0),
-            "wsgi.errors": sys.stderr,
-            "wsgi.multithread": True,
-            "wsgi.multiprocess": False,
-            "wsgi.run_once": False,
             "wsgi.input": _body_of(request),
-            "wsgi.input_terminated": True,
-            "waitress.client_disconnected": channel.check_client_disconnected,
-            BEGIN: self._begin,
-            SEND_AT_ONCE: self._send_at_once,
+            CALLER: Caller(channel.check_client_disconnected, self._begin, self._send_at_once),
         }
         for key, value in request.headers.items():
             name = _environment_name(key)

@@ -22,7 +22,6 @@ from reference.engine.memory_calls import MemoryCalls
 from reference.engine.options import ENGINE_DEFAULTS, EngineOptions
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.pipeline import Pipeline
-from reference.engine.prefix_calls import PrefixCalls
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import LogitsSink, MaskProvider, Sequence, new_sequence
 from reference.engine.slot_manager import SlotManager, memory_of
@@ -53,7 +52,7 @@ def no_clock() -> float:
     return 0.0
 
 
-class Engine(CancelCalls, PrefixCalls, TenantCalls, MemoryCalls):
+class Engine(CancelCalls, TenantCalls, MemoryCalls):
     """Runs requests on one runner, at most ``limits.slots`` at a time.
 
     Engines with the same ``tenants`` share their quotas. ``clock`` gives the time in seconds of

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 
-from contract.errors import ConfigError
 from contract.types import FinishReason, Tenant
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.scheduler import Scheduler
 from reference.engine.sequence import Sequence
 from reference.memory.prefix import Scope, scope_of
-from reference.sched.tenants import Tenants
+from reference.sched.tenants import Tenants, distinct
 from reference.usage import UsageCounters
 
 
@@ -45,28 +44,17 @@ class TenantChanges:
         more pages would be reserved than there are. The tenants are added to the existing ones, or,
         with ``whole``, replace them."""
         reserved = {} if whole else self._tenants.reservations
-        seen: dict[int, Tenant] = {}
-        for tenant in tenants:
-            tenant.validate()
-            if tenant.id in seen:
-                raise ConfigError(
-                    f"tenants {seen[tenant.id].name!r} and {tenant.name!r} share id {tenant.id}"
-                )
-            seen[tenant.id] = tenant
-            reserved[tenant.id] = tenant.reserved_pages
+        reserved |= {tenant.id: tenant.reserved_pages for tenant in distinct(tenants)}
         self._memory.reservations.check(reserved)
 
     def put(self, tenant: Tenant) -> None:
-        """Add or change a tenant. Raises as ``check`` does, having changed nothing."""
-        self.check([tenant])
+        """Add or change a tenant that passed ``check``."""
         self.end_removed(tenant.id)
         self._tenants.put(tenant)
         self.apply()
 
-    def replace(self, tenants: Iterable[Tenant]) -> None:
-        """Replace all tenants by these. Raises as ``check`` does, having changed nothing."""
-        tenants = tuple(tenants)
-        self.check(tenants, whole=True)
+    def replace(self, tenants: Collection[Tenant]) -> None:
+        """Replace all tenants by these, which passed ``check``."""
         named = {tenant.id for tenant in tenants}
         for gone in [tenant.id for tenant in self._tenants if tenant.id not in named]:
             self._tenants.begin_removal(gone)

@@ -49,9 +49,8 @@ class PageCopies(RowCopies):
         bound = {pool.name: buffers[pool.name] for pool in pools}
         super().__init__(tier, bound, widths, self.pages)
         # Each pool is bound twice, as source and as target of a copy between two of its pages.
-        source_of = {name: f"source.{name}" for name in bound}
-        sources = {source_of[name]: buffer for name, buffer in bound.items()}
-        graph = copying(widths, self.pages, source_of)
+        sources = {_source(name): buffer for name, buffer in bound.items()}
+        graph = copying("copy rows", widths, (_source, self.pages), (str, self.pages))
         self._copy = self._lowered(graph, {**bound, **sources})
 
     @property
@@ -63,3 +62,7 @@ class PageCopies(RowCopies):
         """Queue a copy of page ``source`` to another page ``target``."""
         assert source != target, f"page {source} is copied to itself"
         self._run(self._copy, [(source, target)])
+
+
+def _source(name: str) -> str:
+    return f"source.{name}"

@@ -14,12 +14,13 @@ from contract.footprint import Footprint
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
 from contract.ops import TABLE
+from contract.ops.recurrent import RECURRENT
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from reference.limits import Limits
 
-RECURRENT = "SSM_"
-"""The prefix of the names of opcodes that have a state per slot."""
+RECURRENT_OPCODES = frozenset(spec.opcode for spec in RECURRENT)
+"""Opcodes that have a state per slot."""
 
 FootprintOf = Callable[[Graph, ShapeKey], Footprint]
 """``Tier.footprint``, or ``contract.footprint.declared_footprint``."""
@@ -163,7 +164,7 @@ def state_buffers(graph: Graph) -> tuple[frozenset[str], frozenset[str]]:
             if operand.access is not Access.UPDATE or operand.name not in node.operands:
                 continue
             buffer = node.operands[operand.name].buffer
-            if node.opcode.name.startswith(RECURRENT):
+            if node.opcode in RECURRENT_OPCODES:
                 recurrent.add(buffer)
             elif operand.name == "kv":
                 paged.add(buffer)

@@ -14,29 +14,19 @@ from contract.arrays import Records
 from contract.dtypes import F32
 from contract.errors import RequestError
 from contract.execution import ExecutableGraph
-from contract.ir.graph import BufferDecl, BufferKind, Graph, GraphBuilder
+from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import pack_inputs
-from contract.opcodes import Opcode
-from contract.ops import TABLE
-from contract.ops.recurrent import RECURRENT
-from contract.shape_key import ShapeKey
-from contract.spec import Access
 from contract.tier import Buffer, Fence, Tier
-from reference.memory.row_copies import PAIRS, RowCopies, Saved, SavedPage
+from reference.memory.planner import RECURRENT_OPCODES, state_buffers
+from reference.memory.row_copies import ONE_ROW, PAIRS, RowCopies, Saved, SavedPage, copying
 
-RECURRENT_OPCODES = frozenset(spec.opcode for spec in RECURRENT)
+SAVE, LOAD = 0, 1
 
 
 def recurrent_buffers(graph: Graph) -> tuple[BufferDecl, ...]:
     """The state buffers of ``graph`` that recurrent opcodes update, [slots, ...] each."""
-    names = {
-        node.operands[operand.name].buffer: None
-        for node in graph.nodes
-        if node.opcode in RECURRENT_OPCODES
-        for operand in TABLE[node.opcode].operands
-        if operand.access is Access.UPDATE
-    }
-    return tuple(graph.buffers[name] for name in names)
+    _, recurrent = state_buffers(graph)
+    return tuple(decl for decl in graph.buffers.values() if decl.name in recurrent)
 
 
 def slot_states(graph: Graph) -> int:
@@ -68,51 +58,42 @@ class RecurrentMemory:
         self, tier: Tier, graph: Graph, buffers: Mapping[str, Buffer], state_slots: int = 0
     ) -> None:
         self._tier = tier
-        self._nbytes: dict[str, int] = {}
-        rows, states = 0, slot_states(graph)
-        for decl in recurrent_buffers(graph):
-            rows = int(decl.shape[0])
-            self._nbytes[decl.name] = _bytes_of_one(decl)
-        self._buffers = {name: buffers[name] for name in self._nbytes}
+        decls = recurrent_buffers(graph)
+        rows, states = int(decls[0].shape[0]) if decls else 0, slot_states(graph)
+        self._widths = {decl.name: _bytes_of_one(decl) // F32.block_bytes for decl in decls}
         self._states = states
         self._positions = [0] * (rows // states)
         self._earliest = [0] * (rows // states)
         self._saved_positions = np.zeros(state_slots, np.int64)
         self._pool: dict[str, Buffer] = {}
-        self._saving: ExecutableGraph | None = None
-        self._loading: ExecutableGraph | None = None
+        self._graphs: tuple[ExecutableGraph, ...] = ()
         self._last: Fence | None = None
         self._copies: RowCopies | None = None
         if rows and state_slots:
-            widths = {name: nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()}
-            self._pool = {
-                _saved(name): tier.alloc(
-                    BufferDecl(_saved(name), BufferKind.STATE, F32, (state_slots, width)),
-                    state_slots * self._nbytes[name],
+            for name, width in self._widths.items():
+                decl = BufferDecl(_saved(name), BufferKind.STATE, F32, (state_slots, width))
+                nbytes = state_slots * width * F32.block_bytes
+                self._pool[decl.name] = tier.alloc(decl, nbytes)
+            bound = {**{name: buffers[name] for name in self._widths}, **self._pool}
+            states_of_slots, saved = (str, rows), (_saved, state_slots)
+            self._graphs = tuple(
+                ExecutableGraph(tier, copying(name, self._widths, *ends), bound, ONE_ROW)
+                for name, ends in (
+                    ("save", (states_of_slots, saved)),
+                    ("load", (saved, states_of_slots)),
                 )
-                for name, width in widths.items()
-            }
-            self._saving, self._loading = (
-                ExecutableGraph(
-                    tier,
-                    _copies(widths, rows, state_slots, save=save),
-                    {**self._buffers, **self._pool},
-                    ShapeKey(0, 1),
-                )
-                for save in (True, False)
             )
 
     def prepare(self) -> None:
         """Lower the copies of states now, so that the first copy is not slowed by it."""
-        for copies in (self._saving, self._loading):
-            if copies is not None:
-                for bucket in copies.buckets:
-                    copies.record(bucket)
+        for copies in self._graphs:
+            for bucket in copies.buckets:
+                copies.record(bucket)
 
     @property
     def slot_bytes(self) -> int:
         """Bytes of one slot's states."""
-        return sum(self._nbytes.values())
+        return sum(self._widths.values()) * F32.block_bytes
 
     def position(self, slot: int) -> int:
         """The position of the token that would continue the slot's sequence."""
@@ -147,7 +128,7 @@ class RecurrentMemory:
         self._check_state_slot(state_slot)
         position = self._positions[slot] if position is None else position
         assert self._earliest[slot] <= position <= self._positions[slot], "its state was replaced"
-        self._last = _copy(self._saving, self._row(slot, position), state_slot)
+        self._copy(SAVE, self._row(slot, position), state_slot)
         self._saved_positions[state_slot] = position
 
     def load(self, state_slot: int, slot: int) -> None:
@@ -156,7 +137,7 @@ class RecurrentMemory:
         self._check_slot(slot)
         self._check_state_slot(state_slot)
         position = int(self._saved_positions[state_slot])
-        self._last = _copy(self._loading, state_slot, self._row(slot, position))
+        self._copy(LOAD, state_slot, self._row(slot, position))
         self._positions[slot] = self._earliest[slot] = position
 
     def _row(self, slot: int, position: int) -> int:
@@ -177,9 +158,7 @@ class RecurrentMemory:
     def _host_copies(self) -> RowCopies:
         """The copies to host memory, created at first use because they lower two graphs."""
         if self._copies is None:
-            widths = {
-                _saved(name): nbytes // F32.block_bytes for name, nbytes in self._nbytes.items()
-            }
+            widths = {_saved(name): width for name, width in self._widths.items()}
             state_slots = len(self._saved_positions)
             self._copies = RowCopies(self._tier, self._pool, widths, state_slots)
         return self._copies
@@ -190,17 +169,20 @@ class RecurrentMemory:
         if self._copies is not None:
             self._copies.close()
             self._copies = None
-        for copies in (self._saving, self._loading):
-            if copies is not None:
-                copies.close()
+        for copies in self._graphs:
+            copies.close()
         for buffer in self._pool.values():
             self._tier.free(buffer)
-        self._pool = self._buffers = {}
+        self._pool = {}
 
     def _settle(self) -> None:
         if self._last is not None:
             self._tier.wait(self._last)
             self._last = None
+
+    def _copy(self, graph: int, source: int, target: int) -> None:
+        copies, pair = self._graphs[graph], np.array([[source, target]], np.int32)
+        self._last = copies.replay(pack_inputs(copies.inputs, ONE_ROW, {PAIRS: pair}))
 
     def _check_slot(self, slot: int) -> None:
         slots = len(self._positions)
@@ -221,21 +203,3 @@ def _lacks(slot: int, needed: int, given: int) -> AssertionError:
 
 def _saved(name: str) -> str:
     return f"saved.{name}"
-
-
-def _copies(widths: Mapping[str, int], rows: int, state_slots: int, *, save: bool) -> Graph:
-    """The graph that copies a row of every state to a state slot, or back."""
-    builder = GraphBuilder("save" if save else "load")
-    pairs = builder.request(PAIRS, "rows", 2)
-    for name, width in widths.items():
-        state = builder.buffer(name, BufferKind.STATE, F32, (rows, width))
-        saved = builder.buffer(_saved(name), BufferKind.STATE, F32, (state_slots, width))
-        source, target = (state, saved) if save else (saved, state)
-        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
-    return builder.build()
-
-
-def _copy(graph: ExecutableGraph | None, source: int, target: int) -> Fence:
-    assert graph is not None
-    pair = np.array([[source, target]], np.int32)
-    return graph.replay(pack_inputs(graph.inputs, ShapeKey(0, 1), {PAIRS: pair}))

@@ -6,7 +6,7 @@ conversion."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar, Protocol
 
@@ -207,15 +207,20 @@ class RowCopies:
         return self._last
 
 
-def copying(widths: Mapping[str, int], rows: int, source_of: Mapping[str, str]) -> Graph:
-    """The graph that copies one row of every buffer to another row of the same buffer; the source
-    is also bound under the name in ``source_of``."""
-    builder = GraphBuilder("copy rows")
+End = tuple[Callable[[str], str], int]
+"""Where rows are copied from or to: the name of each buffer by that of its copy, and its rows."""
+
+
+def copying(name: str, widths: Mapping[str, int], source: End, target: End) -> Graph:
+    """The graph ``name`` that copies a row between two buffers for each of ``widths``."""
+    builder = GraphBuilder(name)
     pairs = builder.request(PAIRS, "rows", 2)
-    for name, width in widths.items():
-        source = builder.buffer(source_of[name], BufferKind.STATE, F32, (rows, width))
-        target = builder.buffer(name, BufferKind.STATE, F32, (rows, width))
-        builder.emit(Opcode.COPY_ROWS, name, source=source, pairs=pairs, target=target)
+    for of, width in widths.items():
+        views = [
+            builder.buffer(named(of), BufferKind.STATE, F32, (rows, width))
+            for named, rows in (source, target)
+        ]
+        builder.emit(Opcode.COPY_ROWS, of, source=views[0], pairs=pairs, target=views[1])
     return builder.build()
 
 

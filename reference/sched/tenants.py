@@ -33,6 +33,18 @@ class Usage(NamedTuple):
     prefill_tokens_per_s: float
 
 
+def distinct(tenants: Iterable[Tenant]) -> list[Tenant]:
+    """The tenants. Raises ConfigError for an invalid one or an id that occurs twice."""
+    found: dict[int, Tenant] = {}
+    for tenant in tenants:
+        tenant.validate()
+        if tenant.id in found:
+            other = found[tenant.id].name
+            raise ConfigError(f"tenants {other!r} and {tenant.name!r} share id {tenant.id}")
+        found[tenant.id] = tenant
+    return list(found.values())
+
+
 @dataclass(slots=True)
 class _Account:
     """A tenant and its usage in every engine; an engine is a holder.
@@ -95,13 +107,7 @@ class Tenants:
         self._numbers = count()
         self._born: dict[Scope, int] = {}
         self.changes = 0
-        for tenant in tenants:
-            if tenant.id in self._accounts:
-                other = self._accounts[tenant.id].tenant
-                raise ConfigError(
-                    f"tenants {other.name!r} and {tenant.name!r} share id {tenant.id}"
-                )
-            self.put(tenant)
+        self.put(*distinct(tenants))
 
     def __getitem__(self, id: int) -> Tenant:
         """The tenant. Raises RequestError when no tenant has this id."""

@@ -63,8 +63,8 @@ class Failing(FakeKernel):
 def test_opening(name: str, error: int) -> None:
     """The tier says that it is unavailable, or opens where the call does not matter."""
     met = set()
-    # Half of the calls with either error.
-    for number in count(error == errno.ENOMEM, 2):
+    # A third of the calls with either error.
+    for number in count(error == errno.ENOMEM, 3):
         kernel = Failing()
         kernel.number, kernel.error = number, error
         with suppress(TierUnavailable):

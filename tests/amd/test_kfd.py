@@ -15,6 +15,7 @@ from accel.amd.sim.fake_kernel import RENDER, FakeKernel
 from accel.amd.sim.fake_machine import PROPERTIES, Behaviour
 from accel.amd.tier import AmdTier
 from accel.amd.topology import NODES, Gpu
+from accel.amd.userq import DRI
 from contract.errors import OutOfMemory, TierUnavailable
 from harness.tiers import TierOptions, open_tier
 
@@ -37,14 +38,48 @@ MACHINES: dict[str, tuple[Behaviour, str]] = {
     "no VM": (Behaviour(errors={"ACQUIRE_VM": errno.EBUSY}), "cannot be used"),
     "no event": (Behaviour(errors={"CREATE_EVENT": errno.ENOSPC}), "cannot be used"),
 }
+"""By amdkfd."""
+BY_USER_QUEUES: dict[str, tuple[Behaviour, str]] = {
+    "no driver": (Behaviour(errors={DRI: errno.ENOENT}), "no render node in /dev/dri; load the"),
+    "no right": (Behaviour(errors={RENDER: errno.EACCES}), "renderD128 may not be opened; add you"),
+    "another driver": (Behaviour(drm_driver="i915"), "there is no AMD GPU"),
+    "old": (Behaviour(drm_version=(3, 63)), "amdgpu speaks 3.63, not 3.64; update the kernel"),
+    "new": (Behaviour(drm_version=(4, 0)), "amdgpu speaks 4.0"),
+    "other GPU": (Behaviour(discovery=10 << 16), r"no kernels for gfx1000 \(gfx1000\)"),
+    "small BAR": (Behaviour(public=False), "does not see all memory .* enable resizable BAR"),
+    "no memory": (Behaviour(memory_bytes=1 << 16), "cannot be used: .* free the GPU"),
+    "no slots": (
+        Behaviour(slots=0),
+        "compute_userq_slots_missing: .*boot with amdgpu.user_queue=1",
+    ),
+    "no engine": (
+        Behaviour(engines=0b101),
+        "no user queues for compute; boot with amdgpu.user_queue=1",
+    ),
+    "no ioctl": (
+        Behaviour(errors={"USERQ": errno.EINVAL}),
+        "gfx1201: .*USERQ; boot with amdgpu.user_queue=1",
+    ),
+    "all taken": (Behaviour(errors={"USERQ": errno.ENOMEM}), "cannot be used: .*USERQ; free"),
+    "no context": (Behaviour(errors={"CTX": errno.ENOMEM}), "cannot be used"),
+    "no syncobj": (Behaviour(errors={"SYNCOBJ_CREATE": errno.ENOMEM}), "cannot be used"),
+    "no answer": (Behaviour(errors={"INFO": errno.EIO}), "renderD128: .*INFO; see dmesg"),
+    "no page tables": (Behaviour(errors={"SYNCOBJ_TIMELINE_WAIT": errno.ETIME}), "cannot be used"),
+}
 
 
-@pytest.mark.parametrize("name", MACHINES)
-def test_what_is_missing_is_said(name: str) -> None:
-    behaviour, problem = MACHINES[name]
+@pytest.mark.parametrize(
+    ("name", "behaviour", "problem"),
+    [
+        *(pytest.param("t1", *one, id=f"{what}-t1") for what, one in MACHINES.items()),
+        *(pytest.param("t2", *one, id=f"{what}-t2") for what, one in BY_USER_QUEUES.items()),
+    ],
+)
+def test_what_is_missing_is_said(name: str, behaviour: Behaviour, problem: str) -> None:
     kernel = FakeKernel(behaviour)
     with pytest.raises(TierUnavailable, match=problem):
-        AmdTier(kernel=kernel)
+        AmdTier(kernel=kernel, tier=name)
+    behaviour.errors.clear()
     assert kernel.leaked == []
 
 

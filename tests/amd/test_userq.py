@@ -13,44 +13,14 @@ from accel.amd import pm4, userq
 from accel.amd import uapi_drm as drm
 from accel.amd.device import Device
 from accel.amd.queue import Queue
-from accel.amd.sim.fake_kernel import RENDER, FakeKernel
+from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdTier
 from accel.amd.uapi import Request
 from accel.amd.uapi_drm import Domain
-from accel.amd.userq import DRI, UserQueues
+from accel.amd.userq import UserQueues
 from contract.errors import DeviceLost, TierUnavailable
 from tests.patience import PATIENCE_SECONDS
-
-BOOT = "boot with amdgpu.user_queue=1"
-MACHINES: dict[str, tuple[Behaviour, str]] = {
-    "no driver": (Behaviour(errors={DRI: errno.ENOENT}), "no render node in /dev/dri; load the"),
-    "no right": (Behaviour(errors={RENDER: errno.EACCES}), "renderD128 may not be opened; add you"),
-    "another driver": (Behaviour(drm_driver="i915"), "there is no AMD GPU"),
-    "old": (Behaviour(drm_version=(3, 63)), "amdgpu speaks 3.63, not 3.64; update the kernel"),
-    "new": (Behaviour(drm_version=(4, 0)), "amdgpu speaks 4.0"),
-    "other GPU": (Behaviour(discovery=10 << 16), r"no kernels for gfx1000 \(gfx1000\)"),
-    "small BAR": (Behaviour(public=False), "does not see all memory .* enable resizable BAR"),
-    "no memory": (Behaviour(memory_bytes=1 << 16), "cannot be used: .* free the GPU"),
-    "no slots": (Behaviour(slots=0), f"compute_userq_slots_missing: .*{BOOT}"),
-    "no engine": (Behaviour(engines=0b101), f"no user queues for compute; {BOOT}"),
-    "no ioctl": (Behaviour(errors={"USERQ": errno.EINVAL}), f"gfx1201: .*USERQ; {BOOT}"),
-    "all taken": (Behaviour(errors={"USERQ": errno.ENOMEM}), "cannot be used: .*USERQ; free"),
-    "no context": (Behaviour(errors={"CTX": errno.ENOMEM}), "cannot be used"),
-    "no syncobj": (Behaviour(errors={"SYNCOBJ_CREATE": errno.ENOMEM}), "cannot be used"),
-    "no answer": (Behaviour(errors={"INFO": errno.EIO}), "renderD128: .*INFO; see dmesg"),
-    "no page tables": (Behaviour(errors={"SYNCOBJ_TIMELINE_WAIT": errno.ETIME}), "cannot be used"),
-}
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_what_is_missing_is_said(name: str) -> None:
-    behaviour, problem = MACHINES[name]
-    kernel = FakeKernel(behaviour)
-    with pytest.raises(TierUnavailable, match=problem):
-        AmdTier(kernel=kernel, tier="t2")
-    behaviour.errors.clear()
-    assert kernel.leaked == []
 
 
 @pytest.mark.parametrize(

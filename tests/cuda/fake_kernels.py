@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from accel.cuda.self_check import _expected
+from accel.kernels.device_probe import RESULTS, Samples
 from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
 from tests.cuda.fake_context import CUresult, floats, words
@@ -24,8 +24,10 @@ def _self_test(driver: Any, scratch: int, inputs: int, argument: int) -> None:
     a, b = (floats(int(place), count) for place in packet["operand"][:2])
     pattern = words(int(packet["operand"][2]), count)
     results = words(int(packet["operand"][3]), count * 9).reshape(count, 9)
-    for column, (_, values) in _expected(a, b, pattern).items():
-        results[:, column] = values.view(np.uint32)
+    with np.errstate(all="ignore"):
+        expected = Samples(a, b, pattern.view(np.uint32)).expected
+    for column, name in enumerate(RESULTS):
+        results[:, column] = expected[name].view(np.uint32)
 
 
 def _operands(name: str, scratch: int, inputs: int, argument: int) -> dict[str, Any]:

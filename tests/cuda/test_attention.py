@@ -122,42 +122,24 @@ def filled_pages(
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "window", "positions"),
+    ("sizes", "position", "tokens"),
     [
-        (4, 1, 128, 0, (0,)),
-        (4, 1, 64, 0, (63,)),
-        (8, 2, 128, 0, (70, 71)),
-        (6, 1, 64, 0, (1100,)),
-        (2, 2, 128, 0, (2047, 2048, 2049)),
-        (4, 1, 256, 0, (3300,)),
-        (4, 1, 128, 100, (1060,)),
-        (4, 2, 64, 1024, (3000, 3001)),
+        ((4, 1, 128), 0, 1),
+        ((4, 1, 64), 63, 1),
+        ((8, 2, 128), 70, 2),
+        ((6, 1, 64), 1100, 1),
+        ((2, 2, 128), 2047, 3),
+        ((4, 1, 256), 3300, 1),
+        ((4, 1, 128, 100), 1060, 1),
+        ((4, 2, 64, 1024), 3000, 2),
     ],
     ids=str,
 )
 def test_every_split_has_the_bits_of_the_definition(
-    heads: int, kv_heads: int, head_dim: int, window: int, positions: tuple[int, ...], folder: Path
+    sizes: tuple[int, ...], position: int, tokens: int, folder: Path
 ) -> None:
-    """One tile to four spans, windows, heads that fill no group; two steps after each other."""
-    sizes = Heads(heads, kv_heads, head_dim, window)
-    graph, key = attention(sizes), ShapeKey(len(positions), 0)
-    rng = np.random.default_rng(heads * head_dim + window)
-    kept = step_memory(graph, sizes, key.tokens, rng)
-    query = np.zeros(len(positions), QUERY_TOKEN)
-    query["slot"], query["position"] = 1, positions
-    pages = np.full((SLOTS, SLOT_PAGES), -1, np.int32)
-    used = max(positions) // 16 + 1
-    pages[1, :used] = rng.permutation(SLOT_PAGES)[:used]
-    q = rng.standard_normal((len(positions), heads * head_dim)).astype(np.float32)
-    q[0, :head_dim] *= 100
-    q[:, head_dim:] *= EVEN
-    if heads > 1:
-        q[-1, -1] = np.nan
-    inputs = {"q": q, "page_table": pages, "query": words_of(query)}
-    run_step(graph, (key, key), inputs, kept, {}, folder, parts=PARTS)
-    want = by_definition(inputs, kept["kv"], sizes)
-    assert np.array_equal(kept["y"].reshape(want.shape), want, equal_nan=True)
-    assert np.isfinite(want[0, :head_dim]).all()
+    """One tile to four spans, windows, heads that fill no group."""
+    check_runs(Heads(*sizes), tokens, ((1, position, tokens),), folder, DEVICE)
 
 
 @pytest.mark.parametrize(
@@ -300,13 +282,9 @@ def check_runs(
     broken = rng.standard_normal((2, 1, heads.kv_heads, heads.head_dim)).astype(np.float32)
     broken[0, 0, -1, 3] = np.nan
     pages = np.stack([rng.permutation(SLOT_PAGES) for _ in range(SLOTS)]).astype(np.int32)
-    place = pages[query["slot"][-1], query["position"][-3] // 16]
-    store(
-        page_view(kept["kv"], dtype, heads.pool),
-        np.array([place]),
-        query["position"][-3:-2] % 16,
-        *broken,
-    )
+    for slot, position in zip(query["slot"][-1:], query["position"][-3:-2], strict=False):
+        pool, place = page_view(kept["kv"], dtype, heads.pool), pages[slot, position // 16]
+        store(pool, np.array([place]), np.array([position % 16]), *broken)
     q = rng.standard_normal((key.tokens, heads.width)).astype(np.float32)
     q[0, : heads.head_dim] *= 100
     q[:, heads.head_dim :] *= EVEN

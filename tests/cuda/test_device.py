@@ -146,6 +146,6 @@ def arranged(
     assert buffer.matrix is not None
     tier._runtime.uploader.finish()
     place = buffer.matrix.allocation
-    got = tier._memory.staging.read(place, 0, place.nbytes)
+    got = tier._memory.read(place, 0, place.nbytes)
     tier.free(buffer)
     return got

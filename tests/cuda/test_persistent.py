@@ -60,6 +60,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
     "heads256": {"architecture": "llama", **SMALL, "heads": 3, "head_dim": 256, "layers": 1},
 }  # fmt: skip
 FOUR_WARPS = ((4, 1),)
+ONE = ShapeKey(1, 1)
 
 
 def recorded(
@@ -109,6 +110,13 @@ def run(
     steps.run(given, before, seed)
 
 
+def launched(steps: PersistentSteps, scratch: NDArray[np.uint8]) -> None:
+    """The one launch of a step of a token, on memory as it is."""
+    steps.inputs[:] = pack_inputs(steps.layout, ONE, steps.recorded.inputs([5], [0], [0]))
+    (launch,) = steps.launches
+    assert steps.launch(launch, scratch, 1)
+
+
 @pytest.mark.parametrize(
     ("name", "phases"),
     [
@@ -122,8 +130,7 @@ def run(
 def test_steps_of_every_family(name: str, phases: list[int], folder: Path) -> None:
     """Three steps, so that both banks of exchanged floats are used again; a dense model is one
     launch from its first norm to its logits."""
-    one = ShapeKey(1, 1)
-    steps = PersistentSteps(recorded(name, folder, one), one, DEVICE, FOUR_WARPS, folder)
+    steps = PersistentSteps(recorded(name, folder, ONE), ONE, DEVICE, FOUR_WARPS, folder)
     assert [len(table_of(launch).phases) for launch in steps.launches] == phases
     for position in range(3):
         run(steps, [5 + position], [position], [1], position)
@@ -133,9 +140,8 @@ def test_steps_of_every_family(name: str, phases: list[int], folder: Path) -> No
 def test_formats_of_one_step(name: str, seed: int, folder: Path) -> None:
     """Q4_K, Q5_0 and Q6_K matrices, two of them in one phase; Q4_K and Q6_K alone, of rows of which
     a warp has several units."""
-    one = ShapeKey(1, 1)
-    model = recorded(name, folder, one, "q4_k_m")
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    model = recorded(name, folder, ONE, "q4_k_m")
+    steps = PersistentSteps(model, ONE, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
     assert len(table_of(launch).formats) > 1
     for position in range(2):
@@ -182,11 +188,10 @@ def test_rotated_pages(
     name: str, dtype: DType, context: int, position: int, multiprocessors: int, folder: Path
 ) -> None:
     """A dense model is one launch; a row is rotated where it is made, and back where it is read."""
-    one = ShapeKey(1, 1)
-    model = recorded(name, folder, one, context=context, dtype=dtype)
+    model = recorded(name, folder, ONE, context=context, dtype=dtype)
     fill_evenly(model)
     device = replace(DEVICE, multiprocessors=multiprocessors)
-    steps = PersistentSteps(model, one, device, FOUR_WARPS, folder)
+    steps = PersistentSteps(model, ONE, device, FOUR_WARPS, folder)
     assert len(steps.launches) == 1
     for step in range(2):
         run(steps, [11 + step], [position + step], [1], position + step)
@@ -229,12 +234,11 @@ def test_contexts_of_several_items(
     """One block passes over all tiles, or blocks merge those of several, of two spans or, of more
     tiles than there is room for, spans, of which there may be more than warps; both steps count
     from 0."""
-    one = ShapeKey(1, 1)
     monkeypatch.setattr(phases, "MAX_TILE_PARTS", max_parts)
-    model = recorded("qwen3", folder, one, context=context)
+    model = recorded("qwen3", folder, ONE, context=context)
     fill_evenly(model)
     device = replace(DEVICE, multiprocessors=multiprocessors)
-    steps = PersistentSteps(model, one, device, (blocks,), folder)
+    steps = PersistentSteps(model, ONE, device, (blocks,), folder)
     for step in range(2):
         run(steps, [11], [position + step], [0], position + step)
 
@@ -242,16 +246,13 @@ def test_contexts_of_several_items(
 @pytest.mark.parametrize("broken", [False, True])
 def test_broken_queries(broken: bool, folder: Path) -> None:
     """The norm's weight of one channel of queries is not finite, those of keys are."""
-    one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one)
+    model = recorded("qwen3", folder, ONE)
     if broken:
         model.raw["model.attn_q_norm.weight[1]"].view(np.float32)[3] = np.inf
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
-    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
-    (launch,) = steps.launches
+    steps = PersistentSteps(model, ONE, DEVICE, FOUR_WARPS, folder)
     scratch = aligned_memory(steps.schedule.shared_bytes)
     scratch[:] = np.resize(np.float32([0.5, -1.0]).view(np.uint8), scratch.size)
-    assert steps.launch(launch, scratch, 1)
+    launched(steps, scratch)
     logits = steps.states["output.logits"].view(np.float32)
     found = np.isnan(logits[: model.arrays["output.logits"].size])
     assert found.all() if broken else not found.any()
@@ -259,8 +260,7 @@ def test_broken_queries(broken: bool, folder: Path) -> None:
 
 def test_integers_of_a_row_are_limited(folder: Path) -> None:
     """All of a normalized row is so close to 2 that it is rounded to 2048, one too much."""
-    one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one)
+    model = recorded("qwen3", folder, ONE)
     embeddings, weights = "model.token_embd.weight", "model.attn_norm.weight[0]"
     blocks = model.raw[embeddings].reshape(320, -1, 34)[5]
     blocks[:, :2] = np.float16([1.0]).view(np.uint8)
@@ -270,14 +270,13 @@ def test_integers_of_a_row_are_limited(folder: Path) -> None:
         decl = model.graph.buffers[name]
         stored = model.raw[name].reshape(int(decl.shape[0]) if len(decl.shape) > 1 else 1, -1)
         model.arrays[name] = CpuTier().upload(decl, stored).matrix
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    steps = PersistentSteps(model, ONE, DEVICE, FOUR_WARPS, folder)
     run(steps, [5], [0], [0], 0)
 
 
 def test_attention_is_told_of_another_window(folder: Path) -> None:
     """It settles then what the one before left, also where it has nothing to merge itself."""
-    one = ShapeKey(1, 1)
-    steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
+    steps = PersistentSteps(recorded("qwen3", folder, ONE), ONE, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
     table = table_of(launch)
 
@@ -303,23 +302,17 @@ def without_rows(table: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 def test_the_stop_word_ends_a_step_that_waits(folder: Path) -> None:
     """Whatever is missing then is not waited for."""
-    one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one)
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder, changed=without_rows)
+    model = recorded("qwen3", folder, ONE)
+    steps = PersistentSteps(model, ONE, DEVICE, FOUR_WARPS, folder, changed=without_rows)
     steps.stop[0] = 1
-    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
-    (launch,) = steps.launches
-    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+    launched(steps, aligned_memory(steps.schedule.shared_bytes))
 
 
 def test_a_nan_is_never_taken_for_what_has_yet_to_come(folder: Path) -> None:
     """Inputs are the one whose inverted bits are zeros, and so is what blocks make of it."""
-    one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one)
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
-    steps.inputs[:] = pack_inputs(steps.layout, one, model.inputs([5], [0], [0]))
-    (launch,) = steps.launches
-    assert steps.launch(launch, aligned_memory(steps.schedule.shared_bytes), 1)
+    model = recorded("qwen3", folder, ONE)
+    steps = PersistentSteps(model, ONE, DEVICE, FOUR_WARPS, folder)
+    launched(steps, aligned_memory(steps.schedule.shared_bytes))
     logits = steps.states["output.logits"].view(np.float32)
     assert np.isnan(logits[: model.arrays["output.logits"].size]).all()
     assert steps.states["state.slots"].view(SLOT)[0]["last_token"] == -1
@@ -328,13 +321,12 @@ def test_a_nan_is_never_taken_for_what_has_yet_to_come(folder: Path) -> None:
 @pytest.mark.parametrize("rows", [None, slice(3, 320, 7)], ids=["all", "some"])
 def test_of_equal_logits_the_first_is_taken(rows: slice | None, folder: Path) -> None:
     """Whichever blocks made them: rows of the table are one row."""
-    one = ShapeKey(1, 1)
-    model = recorded("qwen3", folder, one)
+    model = recorded("qwen3", folder, ONE)
     name = "model.token_embd.weight"
     table = model.raw[name].reshape(320, -1)
     table[slice(None) if rows is None else rows] = table[3]
     model.arrays[name] = CpuTier().upload(model.graph.buffers[name], table).matrix
-    steps = PersistentSteps(model, one, DEVICE, FOUR_WARPS, folder)
+    steps = PersistentSteps(model, ONE, DEVICE, FOUR_WARPS, folder)
     for position in range(6):
         run(steps, [3 + position], [position], [0], position)
         token = int(steps.states["state.slots"].view(SLOT)[0]["last_token"])
@@ -366,8 +358,7 @@ def test_what_changes_the_logits_of_a_row(changed: dict[str, float], plain: bool
 
 def test_what_others_touch_shares_no_memory_with_a_launch(folder: Path) -> None:
     """A block may be phases ahead of another that reads the launch's inputs still."""
-    one = ShapeKey(1, 1)
-    steps = PersistentSteps(recorded("qwen3", folder, one), one, DEVICE, FOUR_WARPS, folder)
+    steps = PersistentSteps(recorded("qwen3", folder, ONE), ONE, DEVICE, FOUR_WARPS, folder)
     (launch,) = steps.launches
     inside = range(launch.first, launch.first + launch.count)
     touched = {

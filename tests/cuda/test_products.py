@@ -176,42 +176,34 @@ def test_another_weight_gives_other_bits(folder: Path) -> None:
 
 def test_a_result_somebody_reads_is_not_left_out() -> None:
     """The norm's result is an output too: the run begins behind it, and the norm is apart."""
-    case = layer(1, dtypes.Q4_K)
     builder = GraphBuilder("norm is read")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
     norm = builder.emit(Opcode.RMS_NORM, x=x, eps=1e-6, groups=1)
     w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (32, 256))
     builder.emit(Opcode.MATMUL, x=norm, weight=w, y=builder.output("y", "tokens", 32))
     builder.emit(Opcode.ADD, a=x, b=norm, y=builder.output("z", "tokens", 256))
-    step, plan = planned(replace(case, graph=builder.build()))
+    step, plan = planned(replace(layer(1, dtypes.Q4_K), graph=builder.build()))
     assert [step.ops[i].name for i in plain_ops(plan)] == ["add"]
     assert plan.launches[0].entry == "norm_rows"
     assert len(plan.launches) == 3
 
 
-def test_an_output_is_written_whoever_reads_it() -> None:
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("tokens", [1, 9])
+def test_an_output_is_written_whoever_reads_it(tokens: int, biased: bool) -> None:
     """A run ends before the op that would take an output in: the host reads it."""
     builder = GraphBuilder("product is an output")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
     w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q4_K, (256, 256))
     product = builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", 256))
-    builder.emit(Opcode.ADD, a=x, b=product, y=builder.output("z", "tokens", 256))
-    step, plan = planned(replace(layer(1, dtypes.Q4_K), graph=builder.build()))
-    assert [step.ops[i].name for i in plain_ops(plan)] == ["add"]
-
-
-@pytest.mark.parametrize("tokens", [1, 9])
-def test_a_product_that_is_read_leaves_its_bias_alone(tokens: int) -> None:
-    """Both are outputs: the product is one launch, its bias a plain one."""
-    builder = GraphBuilder("product and bias")
-    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 256))
-    w = builder.buffer("w", BufferKind.WEIGHT, dtypes.Q8_0, (32, 256))
-    bias = builder.buffer("b", BufferKind.WEIGHT, F32, (32,))
-    product = builder.emit(Opcode.MATMUL, x=x, weight=w, y=builder.output("y", "tokens", 32))
-    builder.emit(Opcode.BIAS_ADD, x=product, bias=bias, y=builder.output("z", "tokens", 32))
-    case = replace(layer(tokens, dtypes.Q4_K), graph=builder.build())
-    step, plan = planned(case)
-    assert [step.ops[i].name for i in plain_ops(plan)] == ["bias_add"]
+    z = builder.output("z", "tokens", 256)
+    if biased:
+        bias = builder.buffer("b", BufferKind.WEIGHT, F32, (256,))
+        builder.emit(Opcode.BIAS_ADD, x=product, bias=bias, y=z)
+    else:
+        builder.emit(Opcode.ADD, a=x, b=product, y=z)
+    step, plan = planned(replace(layer(tokens, dtypes.Q4_K), graph=builder.build()))
+    assert [step.ops[i].name for i in plain_ops(plan)] == ["bias_add" if biased else "add"]
 
 
 def test_ops_of_one_launch_share_no_memory() -> None:

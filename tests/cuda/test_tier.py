@@ -214,7 +214,7 @@ def test_upload_holds_the_bytes(
         expected = data.copy()
         tier._runtime.uploader.finish()
         data[:] = 0
-        got = tier._memory.staging.read(buffer.allocation, 0, expected.nbytes)
+        got = tier._memory.read(buffer.allocation, 0, expected.nbytes)
         assert np.array_equal(got.reshape(expected.shape), expected)
         data[:] = expected
 

@@ -72,7 +72,7 @@ def test_what_goes_wrong_ends_an_upload(
     monkeypatch.undo()
     uploader.copy(data, target)
     uploader.finish()
-    assert np.array_equal(memory.staging.read(target, 0, data.nbytes), data.reshape(-1))
+    assert np.array_equal(memory.read(target, 0, data.nbytes), data.reshape(-1))
     memory.free(target)
 
 

@@ -165,18 +165,11 @@ def test_another_rounding_is_caught(
     assert failures(independent, op) == {op}
 
 
-def test_a_rotation_without_signs_is_caught(
+def test_signs_groups_and_matrices_matter(
     independent: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Negative control: rotated heads and attention over them differ."""
-    monkeypatch.setattr(independent.rotated, "signs", lambda count, philox: np.ones(count, F))
-    assert failures(independent) == {"rotate", "attention"}
-
-
-def test_experts_of_any_group_are_caught(
-    independent: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Negative control: a choice that knows no groups, and heads that all have the first matrix."""
+    """Negative control: rotations without signs, a choice of experts that knows no groups, heads
+    that all have the first matrix."""
 
     def of_any(groups: int = 1, groups_used: int = 1, **given: Any) -> Any:
         return independent.experts.case_choice(**given)
@@ -185,9 +178,10 @@ def test_experts_of_any_group_are_caught(
         return heads(matrix_of=[*matrix_of[:1]] * len(matrix_of), **given)
 
     heads = independent.OPS["heads"]
+    monkeypatch.setattr(independent.rotated, "signs", lambda count, philox: np.ones(count, F))
     monkeypatch.setitem(independent.OPS, "choice", of_any)
     monkeypatch.setitem(independent.OPS, "heads", of_first)
-    assert failures(independent, "choice", "heads") == {"choice", "heads"}
+    assert failures(independent) == {"rotate", "attention", "choice", "heads"}
 
 
 def test_a_model_with_another_rounding_is_caught(

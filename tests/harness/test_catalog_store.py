@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -197,3 +198,22 @@ def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
 def test_unusable_model_says_what_to_do(tmp_path: Path, spec: str, message: str) -> None:
     with pytest.raises(CatalogError, match=message):
         resolve_model(spec, tmp_path, pull_missing=False)
+
+
+def test_folders_that_cannot_be_read_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes end while /proc is looked through."""
+    scandir = os.scandir
+
+    def without_gone(folder: object) -> object:
+        if "gone" in str(folder):
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
+        return scandir(folder)  # type: ignore[call-overload]
+
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "owner" / "model.gguf").touch()
+    monkeypatch.setattr(os, "scandir", without_gone)
+    with pytest.raises(CatalogError, match=r"is a folder; .* such as .*owner/model\.gguf"):
+        resolve_model(str(tmp_path), tmp_path, pull_missing=False)

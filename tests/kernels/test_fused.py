@@ -12,24 +12,23 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.opencl.tier import OpenClTier
-from accel.packets import fused as fused_module
 from accel.packets.fused import fuse, operands_of
 from accel.packets.fused_ops import FUSED
 from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import PRODUCTS, Step
+from accel.vulkan import tier as vulkan_tier
 from contract.dtypes import F32, I12, Q4_K, Q6_K, DType
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
+from contract.tier import Tier
 from reference.limits import whole_contexts
 from reference.model.open import open_model
 from tests.cuda.test_head_rows import head_values, heads_graph
 from tests.families_table import FAMILIES
-from tests.kernels.processor import cpu_device
-from tests.opencl.work_groups import work_group_tier
 from tests.run_graph import run_graph
+from tests.tiers.ways import WAYS
 
 SyntheticModel = Callable[..., Path]
 HIDDEN = 512
@@ -131,15 +130,15 @@ def contents(tokens: int) -> dict[str, NDArray[Any]]:
 
 
 @pytest.fixture(scope="module")
-def tier(kernel_cache: Path) -> Iterator[OpenClTier]:
-    with work_group_tier(cpu_device(), kernel_cache, shared_addresses=True) as opened:
+def tier(kernel_cache: Path) -> Iterator[Tier]:
+    with WAYS["vulkan"].opening(kernel_cache) as open_it, open_it() as opened:
         yield opened
 
 
 @pytest.mark.parametrize("also_reads", ["", "norm", "gated", "down"])
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 def test_the_bits_are_those_of_the_ops_apart(
-    tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, also_reads: str, tokens: int
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, also_reads: str, tokens: int
 ) -> None:
     """Also where something else reads what would not be written any more."""
     graph = layer(also_reads)
@@ -149,7 +148,7 @@ def test_the_bits_are_those_of_the_ops_apart(
     assert together["add"] == (also_reads == "down")
     assert together["rms_norm_quantize"] == 1
     fused = run()
-    monkeypatch.setattr(fused_module, "fuse", lambda step: step)
+    monkeypatch.setattr(vulkan_tier, "fuse", lambda step, *_, **__: step)
     apart = run()
     assert {*fused} == {*apart} >= {"y"}
     for name, data in apart.items():
@@ -162,7 +161,7 @@ def test_the_bits_are_those_of_the_ops_apart(
 @pytest.mark.parametrize("dtype", [Q4_K, Q6_K], ids=str)
 @pytest.mark.parametrize("segments", [3, 24, 29])
 def test_a_token_by_rows_of_any_length(
-    tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, segments: int, dtype: DType
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, segments: int, dtype: DType
 ) -> None:
     """Fewer segments than a group shares out, all it has room for, and more than that."""
     builder = GraphBuilder("product")
@@ -182,7 +181,7 @@ def test_a_token_by_rows_of_any_length(
     graph, bucket = builder.build(), ShapeKey(1, 0)
     assert names(fuse(lowered(graph, bucket)))["matmul_row"] == 1
     row = run_graph(tier, graph, bucket, data)["y"].view(np.float32)
-    monkeypatch.setattr(fused_module, "fuse", lambda step: step)
+    monkeypatch.setattr(vulkan_tier, "fuse", lambda step, *_, **__: step)
     assert np.isfinite(row).all()
     assert (row == run_graph(tier, graph, bucket, data)["y"].view(np.float32)).all()
 
@@ -191,7 +190,7 @@ def test_a_token_by_rows_of_any_length(
     ("head_dim", "neox", "pairs"), [(128, 1, 64), (320, 1, 152), (512, 0, 256), (64, 0, 24)]
 )
 def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
-    tier: OpenClTier, monkeypatch: pytest.MonkeyPatch, head_dim: int, neox: int, pairs: int
+    tier: Tier, monkeypatch: pytest.MonkeyPatch, head_dim: int, neox: int, pairs: int
 ) -> None:
     """Of one segment and of two, turned as a whole or in part."""
     graph, bucket = heads_graph(head_dim, neox, True, pairs), ShapeKey(5, 0)
@@ -201,7 +200,7 @@ def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
     data["qkv"] = rng.standard_normal((5, width)).astype(np.float32)
     assert names(fuse(lowered(graph, bucket))) == {"head_rows": 1}
     together = run_graph(tier, graph, bucket, data)["q"].view(np.float32)
-    monkeypatch.setattr(fused_module, "fuse", lambda step: step)
+    monkeypatch.setattr(vulkan_tier, "fuse", lambda step, *_, **__: step)
     assert np.isfinite(together).all()
     assert (together == run_graph(tier, graph, bucket, data)["q"].view(np.float32)).all()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from accel.opencl import modules, runtime
 from accel.opencl.program import module_options
 from accel.packets.ops import TABLE as DEVICE_OPS
 from accel.packets.rules import lower_graph
-from contract.dtypes import F16, F32, Q4_K, WEIGHT_DTYPES
+from contract.dtypes import F16, F32, IQ4_NL, Q3_K, Q4_K, Q5_0, WEIGHT_DTYPES
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
@@ -30,7 +31,6 @@ from harness.parity.execute import build_graph, compare
 from harness.parity.shape import OpShape
 from harness.parity.shapes import STRATEGIES
 from tests.kernels.machines import MACHINES
-from tests.parity.test_parity import by_shape
 
 MOST = os.environ.get("ZINC_RT_PARITY_CASES", "")
 PART = os.environ.get("ZINC_RT_PARITY_PART", "1/1")
@@ -44,25 +44,33 @@ SLOW = (Opcode.SHARED_EXPERT, Opcode.FLASH_ATTN_BATCHED, Opcode.MOE_GATE_UP, Opc
 their kernels too."""
 FORMATS = None, F16, Q4_K
 """Of weights F16 is read by products of many tokens, Q4_K by that of one."""
+KINDS = *FORMATS, Q5_0, Q3_K, IQ4_NL
+"""A float format, with and without minima, of 32 and of 256, with codes of its own."""
+
+
+@cache
+def grouped() -> dict[str, list[Case]]:
+    """All cases, by opcode and storage type."""
+    groups: dict[str, list[Case]] = defaultdict(list)
+    for case in all_cases(1):
+        groups[f"{case.opcode.name}-{case.dtype}"].append(case)
+    return groups
 
 
 def chosen(most: str) -> list[Case]:
     """So many of each opcode and storage type, from all over their list, or "all"."""
-    groups: dict[tuple[Opcode, object], list[Case]] = defaultdict(list)
-    for case in all_cases(1):
-        groups[case.opcode, case.dtype].append(case)
     if most == "all":
-        return [case for group in groups.values() for case in group]
+        return [case for group in grouped().values() for case in group]
     return [
         group[len(group) * i // int(most)]
-        for group in groups.values()
+        for group in grouped().values()
         for i in range(min(int(most), len(group)))
     ]
 
 
 def each_somewhere(cases: list[Case]) -> list[Case]:
     """Every opcode and every format, but each format only where it is multiplied by: other opcodes
-    that read weights have a fourth of the formats, others in turn. Vulkan has every pair."""
+    that read weights have F32 and a fifth of the others, in turn. Vulkan has every pair."""
     dtypes: dict[Opcode, dict[object, int]] = defaultdict(dict)
     for case in cases:
         dtypes[case.opcode].setdefault(case.dtype, len(dtypes) + len(dtypes[case.opcode]))
@@ -70,8 +78,9 @@ def each_somewhere(cases: list[Case]) -> list[Case]:
         case
         for case in cases
         if case.opcode is Opcode.MATMUL
+        or case.dtype == F32
         or len(dtypes[case.opcode]) < len(WEIGHT_DTYPES)
-        or dtypes[case.opcode][case.dtype] % 4 == 0
+        or dtypes[case.opcode][case.dtype] % 5 == 0
     ]
 
 
@@ -119,7 +128,7 @@ WORK_GROUP_CASES = chosen(MOST) if MOST else one_or_two()
 METAL_CASES = chosen(MOST) if MOST else each_somewhere(chosen("1"))
 METAL_INTEGER_CASES = of(chosen("1"), (None, F32, Q4_K))
 AMD_CASES = chosen(MOST) if MOST else list(one_of_slow(each_somewhere(chosen("1"))))
-INTEL_CASES = list({case.opcode: case for case in reversed(METAL_CASES)}.values())
+INTEL_CASES = list({case.opcode: case for case in METAL_CASES}.values())
 """One of each opcode: the text of a kernel is tested elsewhere, here what clang makes of it."""
 SMALL_CASES = [case for case in AMD_CASES if case.opcode in ELSEWHERE and case.opcode not in SLOW]
 
@@ -127,7 +136,7 @@ SMALL_CASES = [case for case in AMD_CASES if case.opcode in ELSEWHERE and case.o
 parity = pytest.mark.parity
 UNROLLED = Opcode.MATMUL, Opcode.FLASH_ATTN
 CASES = {
-    "work-groups": WORK_GROUP_CASES,
+    "work-groups": WORK_GROUP_CASES if MOST else each_somewhere(WORK_GROUP_CASES),
     "metal-simulated": METAL_CASES,
     "intel-simulated": INTEL_CASES,
     "gfx1201": AMD_CASES,
@@ -136,8 +145,8 @@ CASES = {
 
 
 def in_each_format(case: Case, machine: str) -> bool:
-    """Whether every run has all formats of an opcode on a machine, not one of them."""
-    return machine == "work-groups" and case.opcode is Opcode.MATMUL
+    """Whether every run has this format of an opcode on a machine, not one of all."""
+    return machine == "work-groups" and case.opcode is Opcode.MATMUL and case.dtype in KINDS
 
 
 def in_every_run(case: Case, machine: str) -> bool:
@@ -155,7 +164,6 @@ REPRESENTATIVE = {
     for name, cases in CASES.items()
 }
 """Vulkan compares every opcode in every storage type from the same texts of kernels."""
-SOAK_SHAPES = by_shape(part(chosen("all"), PART))
 INTEGERS = Traits(divide=False, root=False, half=False)
 
 
@@ -185,8 +193,11 @@ def sampled() -> Iterator[Case]:
 
 
 BANKED = of(WORK_GROUP_CASES, FORMATS)
+OF_BANKS = Opcode.EMBED, Opcode.MATMUL, Opcode.KV_WRITE_BATCHED
+"""Rows of tables, of matrices and of pages."""
 OTHERS = [
-    on("work-groups", "banked", {"shared_addresses": False}, one_of_each(BANKED)),
+    on("work-groups", "banked", {"shared_addresses": False},
+       one_of_each(case for case in BANKED if case.opcode in OF_BANKS)),
     on("work-groups", "banked-formats", {"shared_addresses": False}, BANKED,
        marks=(pytest.mark.long,)),
     on("work-groups", "sampled", {}, [*sampled()], marks=(pytest.mark.long,)),
@@ -226,9 +237,9 @@ def problems_of(tier: Tier, cases: list[Case]) -> list[str]:
 
 def test_every_op_of_the_table_is_compared() -> None:
     """The cases lower to all of them but those that no opcode alone becomes."""
-    assert {case.opcode for case in WORK_GROUP_CASES} == set(STRATEGIES)
+    assert {case.opcode for case in CASES["work-groups"]} == set(STRATEGIES)
     found = set()
-    for case in WORK_GROUP_CASES:
+    for case in CASES["work-groups"]:
         sizes = {"tokens": 1, "rows": 1} | dict(case.sizes)
         counts = ShapeKey(sizes["tokens"], sizes["rows"])
         step = lower_graph(build_graph(case), counts, 64, "opencl")
@@ -266,22 +277,20 @@ def test_parity(tier: Tier, case: Case) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("machine", "cases"),
+    ("machine", "group"),
     [
-        *(
-            on(name, shape, cases)
-            for name in ("metal-simulated", "intel-simulated", "gfx1201")
-            for shape, cases in SOAK_SHAPES.items()
-        ),
-        *(on("gfx1100", str(case), [case]) for case in part(chosen("all"), "1/16")),
+        on(name, group, group)
+        for name in ("metal-simulated", "intel-simulated", "gfx1201", "gfx1100")
+        for group in grouped()
     ],
     indirect=["machine"],
     scope="module",
 )
-def test_all(tier: Tier, cases: list[Case]) -> None:
+def test_all(tier: Tier, machine: str, group: str) -> None:
     """Every case of the suite, or of the part that ZINC_RT_PARITY_PART asks for; of the older AMD
     GPU a sixteenth."""
-    assert problems_of(tier, cases) == []
+    asked = {*map(id, part(chosen("all"), "1/16" if machine == "gfx1100" else PART))}
+    assert problems_of(tier, [case for case in grouped()[group] if id(case) in asked]) == []
 
 
 @pytest.mark.parametrize(("machine", "choices", "cases"), OTHERS)

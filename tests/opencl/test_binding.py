@@ -88,21 +88,6 @@ def test_arguments_are_checked(program: cl.Program) -> None:
         cl.Kernel(program, "neither")
 
 
-def test_a_binary_is_a_program_again(queue: cl.CommandQueue, program: cl.Program) -> None:
-    """With the same kernels; bytes that are none are refused."""
-    again = cl.Program(queue.context, program.binary()).build("-cl-std=CL1.2")
-    for name in ("copy", "other"):
-        cl.Kernel(again, name)
-    with pytest.raises((cl.Error, cl.BuildFailed)):
-        cl.Program(queue.context, b"no program").build("-cl-std=CL1.2")
-
-
-def test_the_compilers_words_are_told(queue: cl.CommandQueue) -> None:
-    """They name what is wrong with the text."""
-    with pytest.raises(cl.BuildFailed, match="undeclared"):
-        cl.Program(queue.context, "__kernel void k(void) { undeclared = 1; }").build("")
-
-
 @pytest.mark.parametrize("blocking", [False, True])
 def test_an_event_given_up_waits_for_the_hosts_memory(
     queue: cl.CommandQueue, blocking: bool

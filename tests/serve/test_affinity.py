@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -119,7 +120,7 @@ def test_refusals_arrive_as_they_were() -> None:
     ]
     errors += [TenantQueueFull(3, 2.0, rate) for rate in (False, True)]
     for error in errors:
-        again = Refusal.of(error).error
+        again = pickle.loads(pickle.dumps(Refusal(error))).error
         assert type(again) is type(error)
         assert (str(again), vars(again)) == (str(error), vars(error))
 

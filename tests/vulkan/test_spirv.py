@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from accel.vulkan.build import COMPILER, FOLDER, VALIDATOR, builds, run
+from accel.kernels.stored import read_digests
+from accel.vulkan.build import COMPILER, FOLDER, VALIDATOR, run
 from accel.vulkan.matrices import GROUP_MEMORY_BYTES
 from accel.vulkan.spirv import (
     FLOAT_ARITHMETIC,
@@ -35,7 +36,7 @@ void main() {
     result.v[0] = EXPRESSION;
 }
 """
-NAMES = sorted(build.name for build in builds())
+NAMES = sorted(read_digests(FOLDER).modules)
 ONE_OF_EACH = {(name.partition(".")[0], name.endswith((".dot", ".matrix"))): name for name in NAMES}
 """Of each op, and of what multiplies by other units."""
 

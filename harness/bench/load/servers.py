@@ -66,16 +66,8 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
             file = Path(folder) / "tenants.toml"
             file.write_text(_tenants_file([key for key in keys if key is not None]))
             words += ["--tenants", str(file)]
-        words += ["--model", str(setup.model.resolve()), "--tier", setup.tier]
-        words += [
-            "--port",
-            "0",
-            "--quiet",
-            "--threads",
-            str(setup.threads),
-            "--slots",
-            str(setup.slots),
-        ]
+        words += ["--model", str(setup.model.resolve()), "--tier", setup.tier, "--port", "0"]
+        words += ["--quiet", "--threads", str(setup.threads), "--slots", str(setup.slots)]
         words += ["--context", str(setup.context)]
         began = time.perf_counter()
         with attended("harness", ["serve", *words]) as process:

@@ -20,11 +20,6 @@ MAX_CHOICES = 128
 MAX_STOP_TOKENS = 64
 
 
-def _default(name: str) -> Any:
-    """The default of a setting of ``zinc-rt run``."""
-    return SETTINGS[name].default
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Numbers(Mapping[Key, float]):
     """An immutable, hashable mapping to numbers, for logit biases and scales of adapters."""
@@ -77,16 +72,16 @@ class SamplingParams:
     Traceback (most recent call last):
     contract.errors.RequestError: temperature: is -1, not a number in [0, 100]"""
 
-    max_tokens: int = field(default_factory=lambda: int(_default("max_tokens")))
-    temperature: float = field(default_factory=lambda: float(_default("temperature")))
-    top_k: int = field(default_factory=lambda: int(_default("top_k")))
-    top_p: float = field(default_factory=lambda: float(_default("top_p")))
-    min_p: float = field(default_factory=lambda: float(_default("min_p")))
-    repeat_penalty: float = field(default_factory=lambda: float(_default("repeat_penalty")))
+    max_tokens: int = SETTINGS["max_tokens"].default
+    temperature: float = SETTINGS["temperature"].default
+    top_k: int = SETTINGS["top_k"].default
+    top_p: float = SETTINGS["top_p"].default
+    min_p: float = SETTINGS["min_p"].default
+    repeat_penalty: float = SETTINGS["repeat_penalty"].default
     repeat_last_n: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    seed: int = field(default_factory=lambda: int(_default("seed")))
+    seed: int = SETTINGS["seed"].default
     n: int = 1
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()

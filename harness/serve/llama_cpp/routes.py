@@ -9,7 +9,7 @@ from contract.errors import RequestError
 from contract.types import Tenant
 from harness.console import text_of_name
 from harness.serve.answers import Json
-from harness.serve.caller import Caller, in_names_of
+from harness.serve.caller import Caller
 from harness.serve.errors import ApiError, try_again
 from harness.serve.http_request import HttpRequest
 from harness.serve.llama_cpp.parse import client_name, completion_of, infill_of
@@ -109,7 +109,6 @@ def change_slot(incoming: HttpRequest, body: SlotFile, slot: str) -> Json:
     }
 
 
-@in_names_of(client_name)
 def continue_text(
     service: Service, body: LlamaCompletionRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
@@ -119,7 +118,6 @@ def continue_text(
     return service.complete(meant, tenant, caller, partial(LlamaShape, body), "llama-")
 
 
-@in_names_of(client_name)
 def infill(service: Service, body: InfillRequest, tenant: Tenant, caller: Caller) -> Answered:
     """Answer ``POST /infill``. Raises what ``Service.complete`` raises."""
     service.model.check_name(body.model)
@@ -130,10 +128,11 @@ def infill(service: Service, body: InfillRequest, tenant: Tenant, caller: Caller
 LLAMA_CPP_ROUTES = (
     Route(
         "POST", "/completion", continue_text, "Continue a text.",
-        LlamaCompletionRequest, generates=True,
+        LlamaCompletionRequest, generates=True, client_name=client_name,
     ),
     Route(
-        "POST", "/infill", infill, "The text between two others.", InfillRequest, generates=True
+        "POST", "/infill", infill, "The text between two others.",
+        InfillRequest, generates=True, client_name=client_name,
     ),
     Route("GET", "/props", props, "The settings of the model that answers."),
     Route("GET", "/lora-adapters", adapters, "The LoRA adapters and their scales."),

@@ -9,9 +9,9 @@ from time import monotonic
 from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.answers import Json
-from harness.serve.caller import Caller, in_names_of
+from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
-from harness.serve.errors import naming_fields, renaming
+from harness.serve.errors import renaming
 from harness.serve.http_request import HttpRequest
 from harness.serve.model import LATEST, ServedModel
 from harness.serve.model_routes import known_model
@@ -46,7 +46,6 @@ from harness.serve.route import Route
 from harness.serve.service import Answered, Service
 
 
-@in_names_of(client_name)
 def ollama_chat(
     service: Service, body: OllamaChatRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
@@ -56,7 +55,6 @@ def ollama_chat(
     return service.chat(chat_of(body), tenant, caller, OllamaShape, "ollama-")
 
 
-@in_names_of(prompt_name)
 def ollama_generate(
     service: Service, body: GenerateRequest, tenant: Tenant, caller: Caller
 ) -> Answered:
@@ -97,8 +95,7 @@ def ollama_embed_one(
     service: Service, body: OldEmbedRequest, tenant: Tenant, caller: Caller
 ) -> Json:
     """The vector of a text. Raises as ``embed`` does."""
-    with naming_fields(renaming({"input": "prompt"})):
-        answer = embed(service, EmbeddingRequest(body.prompt, body.model), tenant, caller)
+    answer = embed(service, EmbeddingRequest(body.prompt, body.model), tenant, caller)
     return {"embedding": answer["data"][0]["embedding"]}
 
 
@@ -165,12 +162,16 @@ _generating = partial(_route, generates=True)
 OLLAMA_ROUTES = (
     _generating(
         "POST", "/api/chat", ollama_chat, "Answer, as Ollama does.",
-        OllamaChatRequest, prepare=plain_schemas,
+        OllamaChatRequest, prepare=plain_schemas, client_name=client_name,
     ),
-    _generating("POST", "/api/generate", ollama_generate, "Answer a prompt.", GenerateRequest),
+    _generating(
+        "POST", "/api/generate", ollama_generate, "Answer a prompt.", GenerateRequest,
+        client_name=prompt_name,
+    ),
     _generating("POST", "/api/embed", ollama_embed, "Vectors of texts.", EmbedRequest),
     _generating(
-        "POST", "/api/embeddings", ollama_embed_one, "Vector of a text.", OldEmbedRequest
+        "POST", "/api/embeddings", ollama_embed_one, "Vector of a text.", OldEmbedRequest,
+        client_name=renaming({"input": "prompt"}),
     ),
     _route("POST", "/api/show", ollama_show, "What a model is.", ShowRequest),
     _route(

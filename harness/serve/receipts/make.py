@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harness.serve.generation import Generation
     from harness.serve.model import ServedModel
     from reference.limits import Limits
+    from reference.model.chat_template import ChatTemplate
     from reference.model.open import Model
 
 Json = dict[str, Any]
@@ -39,24 +40,36 @@ def store_answer(
     """Make and store the receipt ``name`` of an answer. Returns its id and digest. Raises
     StorageProblem."""
     model = generation.model
-    requests = [choice.request for choice in generation.choices]
-    finishes = [choice.finish or "" for choice in generation.choices]
-    leaves = generation.step_digests
-    prompts = list(dict.fromkeys(request.prompt for request in requests))
-    payload = base_payload(name, kind) | served_facts(model, tenant)
-    payload |= {
-        "request": request_text(body),
+    answers = [
+        (choice.request, tokens, choice.finish or "", leaves)
+        for choice, tokens, leaves in zip(
+            generation.choices, generation.tokens, generation.step_digests, strict=True
+        )
+    ]
+    facts = served_facts(model, tenant)
+    payload = answer_payload(name, kind, facts, request_text(body), answers)
+    return _noted(store.add(tenant.id, payload, [leaves for *_, leaves in answers]), name)
+
+
+def answer_payload(
+    name: str,
+    kind: str,
+    facts: Json,
+    request: str,
+    answers: Sequence[tuple[Request, Sequence[int], str, Sequence[str]]],
+) -> Json:
+    """What the receipt ``name`` of answers to ``request`` says. ``answers`` has of each choice the
+    engine's request, the tokens, why it ended, and the leaves."""
+    prompts = list(dict.fromkeys(request.prompt for request, *_ in answers))
+    return {
+        **base_payload(name, kind),
+        **facts,
+        "request": request,
         "prompts": [list(prompt) for prompt in prompts],
-        "choices": [
-            choice_facts(prompts.index(request.prompt), request, tokens, finish, steps)
-            for request, tokens, finish, steps in zip(
-                requests, generation.tokens, finishes, leaves, strict=True
-            )
-        ],
+        "choices": [choice_facts(prompts.index(answer[0].prompt), *answer) for answer in answers],
         "results": [],
-        "usage": usage_of(prompts, generation.tokens),
+        "usage": usage_of(prompts, [tokens for _, tokens, *_ in answers]),
     }
-    return _noted(store.add(tenant.id, payload, leaves), name)
 
 
 def keep_results(
@@ -87,17 +100,22 @@ def keep_results(
 
 def served_facts(model: ServedModel, tenant: Tenant) -> Json:
     """A receipt's facts about the model that answered and the tenant."""
-    template = None if model.template is None else model.template.text
     adapters = model.adapters.facts(model.scales or ())
-    facts = function_facts(model.name, model.model, model.limits, model.files, adapters)
-    return facts | {
+    facts = model_facts(model.name, model.model, model.limits, model.files, adapters)
+    return facts | user_facts(tenant, model.template, model.left_out(tenant))
+
+
+def user_facts(tenant: Tenant, template: ChatTemplate | None, left_out: Json) -> Json:
+    """A receipt's facts about the tenant, the template, and the values of sampling parameters that
+    a request leaves out."""
+    return {
         "tenant": {"id": tenant.id, "name": tenant.name},
-        "template": template_digest(template),
-        "sampling_defaults": model.left_out(tenant),
+        "template": template_digest(None if template is None else template.text),
+        "sampling_defaults": left_out,
     }
 
 
-def function_facts(
+def model_facts(
     name: str, model: Model, limits: Limits, files: Sequence[str], adapters: Sequence[Json]
 ) -> Json:
     """A receipt's facts about the function that a model computes: files, adapters, arithmetic."""

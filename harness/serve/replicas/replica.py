@@ -62,7 +62,7 @@ class Replica:
             job = await self._blocking(_Job, work, self._model)
             (error,) = await self._blocking(self._driver.submit_to, stream, [job.submission])
             if error is not None:
-                yield Refusal.of(error)
+                yield Refusal(error)
                 return
             yield self._batch(stream, job, (), ended=False)
             ended = False
@@ -76,7 +76,7 @@ class Replica:
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
         except ZincError as error:
-            yield Refusal.of(error)
+            yield Refusal(error)
         finally:
             stream.cancel(work.request.id, sent)
 

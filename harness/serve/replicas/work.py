@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
+from contract.errors import ZincError
 from contract.types import Request, TokenEvent
 from harness.host.pooling import Pool
-from harness.host.submissions import EngineStopped
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.prefix import Difference
@@ -88,32 +87,6 @@ class RequestUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error of the engine, in parts that can be sent."""
+    """An error of the engine, instead of an update."""
 
-    kind: str
-    parts: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, error: ZincError) -> Refusal:
-        """The message for ``error``."""
-        match error:
-            case RequestError(field=field, problem=problem):
-                return cls("request", (field, problem))
-            case TenantQueueFull(depth=depth, retry_after=seconds, rate=rate):
-                return cls("tenant", (depth, seconds, rate))
-            case QueueFull(depth=depth, retry_after=seconds):
-                return cls("queue", (depth, seconds))
-        return cls("stopped", (str(error),))
-
-    @property
-    def error(self) -> ZincError:
-        """The error again."""
-        return KINDS.get(self.kind, EngineStopped)(*self.parts)
-
-
-KINDS: Mapping[str, Callable[..., ZincError]] = {
-    "request": RequestError,
-    "queue": QueueFull,
-    "tenant": TenantQueueFull,
-}
-"""The error class for each kind of refusal."""
+    error: ZincError

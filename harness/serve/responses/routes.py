@@ -9,7 +9,7 @@ import msgspec
 
 from contract.types import Tenant
 from harness.serve.answers import Json
-from harness.serve.caller import Caller, in_names_of
+from harness.serve.caller import Caller
 from harness.serve.errors import ApiError, invalid_value, naming_fields, unsupported
 from harness.serve.http_request import HttpRequest
 from harness.serve.responses.errors import item_not_found, response_name
@@ -75,7 +75,6 @@ def _stored(incoming: HttpRequest, id: str) -> StoredResponse:
     return incoming.service.responses.get(incoming.account.tenant, id)
 
 
-@in_names_of(response_name)
 def respond(service: Service, body: ResponsesRequest, tenant: Tenant, caller: Caller) -> Answered:
     """Answer a request, whole or streamed. The answer is stored before its end is sent. Raises what
     ``Service.chat`` raises, ApiError 404 for a missing conversation or item, and StorageProblem if
@@ -152,7 +151,7 @@ def _page_of(items: Sequence[InputItem], arguments: Mapping[str, str]) -> Json:
 RESPONSES_ROUTES = (
     Route(
         "POST", "/v1/responses", respond, "Answer, and store it.",
-        ResponsesRequest, generates=True, prepare=readable_items,
+        ResponsesRequest, generates=True, prepare=readable_items, client_name=response_name,
     ),
     Route(
         "POST", "/v1/responses/input_tokens", count_response, "Tokens of such a request.",

@@ -20,8 +20,9 @@ from contract.cached_files import (
     PARTIAL,
     CachedFile,
     abandoned,
-    being_written,
     least_used,
+    partial_file,
+    partial_name,
     remove_abandoned,
 )
 from reference.memory.disk.entry import HEADER_BYTES, Entry, encode_entry
@@ -72,24 +73,13 @@ class CacheFolder:
         if size > self.max_bytes or target.exists():
             return False
         self._make_room(size)
-        partial = target.with_name(f"{target.name}.{os.urandom(8).hex()}{PARTIAL}")
-        try:
-            handle = _create(partial)
-        except FileNotFoundError:
-            if not self.path.is_dir():
-                raise
-            target.parent.mkdir(mode=0o700, exist_ok=True)
-            handle = _create(partial)
-        try:
-            with being_written(partial):
-                with open(handle, "wb", buffering=0) as file:
-                    for part in encode_entry(entry, payload, self.secret):
-                        _write_all(file.fileno(), part)
-                os.replace(partial, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
-            raise
+        target.parent.mkdir(mode=0o700, exist_ok=True)
+        partial = partial_name(target)
+        with partial_file(partial) as file:
+            for part in encode_entry(entry, payload, self.secret):
+                _write_all(file.fileno(), part)
+            file.close()
+            os.replace(partial, target)
         self.nbytes = (self.nbytes or 0) + size
         self._written += size
         return True
@@ -167,11 +157,6 @@ def _files_in(folder: Path) -> Iterator[CachedFile]:
                 yield CachedFile(Path(entry.path), status.st_size, status.st_mtime_ns)
 
 
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags, 0o600)
-
-
 def _write_all(handle: int, part: bytes | memoryview) -> None:
     view = memoryview(part).cast("B")
     while view:
@@ -187,17 +172,11 @@ def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
                 return found
             # A crash cut it: files written with it can no longer be checked.
             path.unlink(missing_ok=True)
-        partial = path.with_name(f"{path.name}.{os.urandom(8).hex()}{PARTIAL}")
-        handle = _create(partial)
-        try:
-            with being_written(partial):
-                with open(handle, "wb", buffering=0) as file:
-                    _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
-                    os.fsync(file.fileno())
-                # Of several processes that make one, the first wins.
-                with contextlib.suppress(FileExistsError):
-                    os.link(partial, path)
-        finally:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
+        partial = partial_name(path)
+        with partial_file(partial) as file:
+            _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
+            os.fsync(file.fileno())
+            # Of several processes that make one, the first wins.
+            with contextlib.suppress(FileExistsError):
+                os.link(partial, path)
     return path.read_bytes()

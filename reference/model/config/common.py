@@ -51,7 +51,7 @@ def read_common(
     of the epsilon of the norms, ``head`` reads the size of heads, ``causal`` is whether a token
     sees those before it only, ``attends`` whether there are heads at all. Raises ModelFileError or
     UnsupportedModel naming the key."""
-    if keys.file.get(keys.key("attention.causal"), bool, causal) is not causal:
+    if keys.flag("attention.causal", causal) is not causal:
         supported = f"only {'' if causal else 'non-'}causal models are supported"
         raise keys.unsupported("attention.causal", f"is {str(not causal).lower()}", supported)
     blocks = keys.integer("block_count", 1, MAX_LAYERS)

@@ -3,6 +3,7 @@ rotation."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -124,11 +125,7 @@ def read_olmo2(keys: Keys) -> ModelConfig:
     full = config.ropes[0]
     base = keys.positive(SLIDING_BASE, full.base)
     rope = Rope(SLIDING_TABLE, base, full.dims, full.neox, RotaryScaling())
-    return replace(
-        config,
-        windows=tuple(window if slides else 0 for slides in sliding),
-        ropes=tuple(rope if slides else full for slides in sliding),
-    )
+    return with_window(config, window, sliding, rope, full)
 
 
 def read_exaone4(keys: Keys) -> ModelConfig:
@@ -144,11 +141,18 @@ def rotating_in_windows(keys: Keys, config: ModelConfig, window: int) -> ModelCo
     rope = config.ropes[0]
     refuse_sliding_base(keys, rope)
     refuse_other_sizes(keys, config)
-    sliding = window_pattern(keys, config)
+    return with_window(config, window, window_pattern(keys, config), rope, unrotated(rope))
+
+
+def with_window(
+    config: ModelConfig, window: int, sliding: Sequence[bool], inside: Rope, outside: Rope
+) -> ModelConfig:
+    """``config`` with this window in the ``sliding`` layers, which rotate as ``inside`` does, the
+    others as ``outside`` does."""
     return replace(
         config,
         windows=tuple(window if slides else 0 for slides in sliding),
-        ropes=tuple(rope if slides else unrotated(rope) for slides in sliding),
+        ropes=tuple(inside if slides else outside for slides in sliding),
     )
 
 
@@ -170,7 +174,7 @@ def with_granite_experts(keys: Keys, common: ModelConfig) -> ModelConfig:
 
 def granite_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
     """``config`` with the factors of a Granite file, which also says whether heads rotate."""
-    if not keys.file.get(keys.key("rope.scaling.finetuned"), bool, True):
+    if not keys.flag("rope.scaling.finetuned", True):
         config = replace(config, ropes=tuple(unrotated(rope) for rope in config.ropes))
     scale = keys.positive("attention.scale", 0.0, allow_zero=True)
     scales = (scale,) * config.layers if scale else config.attention_scales
@@ -181,8 +185,8 @@ def residual_factors(keys: Keys, config: ModelConfig) -> ModelConfig:
     """``config`` with a file's factors for embeddings, residuals and logits."""
     return replace(
         config,
-        embedding_scale=keys.positive("embedding_scale", 0.0, allow_zero=True) or 1.0,
-        residual_scale=keys.positive("residual_scale", 0.0, allow_zero=True) or 1.0,
+        embedding_scale=keys.factor("embedding_scale"),
+        residual_scale=keys.factor("residual_scale"),
         logit_scale=1.0 / keys.positive("logit_scale"),
     )
 

@@ -61,7 +61,7 @@ def read_plain_weights(keys: Keys, experts: Experts | None) -> Experts:
     """``experts`` weighted by their probabilities among all, unless the file says otherwise."""
     if experts is None:
         raise keys.error(COUNT, f"is 0 or missing, must be 1 to {MAX_EXPERTS}")
-    return replace(experts, renormalize=keys.file.get(keys.key(NORMALIZED), bool, False))
+    return replace(experts, renormalize=keys.flag(NORMALIZED, False))
 
 
 def read_parallel_experts(keys: Keys, config: ModelConfig) -> Experts | None:
@@ -96,12 +96,12 @@ def read_chosen_by_bias(keys: Keys, config: ModelConfig, default: int | None = N
 
 def read_glm_experts(keys: Keys, config: ModelConfig) -> Experts:
     """Experts chosen by a bias, their weights times a factor, and shared ones as a single one."""
-    if not keys.file.get(keys.key(NORMALIZED), bool, False):
+    if not keys.flag(NORMALIZED, False):
         raise keys.unsupported(NORMALIZED, "is false or missing", "supported is true")
     experts = read_chosen_by_bias(keys, config, SIGMOID)
     return replace(
         experts,
-        weight_scale=keys.positive(WEIGHT_SCALE, 0.0, allow_zero=True) or 1.0,
+        weight_scale=keys.factor(WEIGHT_SCALE),
         shared_width=keys.integer(SHARED_COUNT, 0, MAX_EXPERTS) * experts.widths[0],
         shared_gate=False,
     )
@@ -132,8 +132,8 @@ def read_routed_experts(keys: Keys, config: ModelConfig, default: int) -> Expert
         groups=groups,
         groups_used=chosen,
         leading_dense=leading,
-        renormalize=keys.file.get(keys.key(NORMALIZED), bool, False),
-        weight_scale=keys.positive(WEIGHT_SCALE, 0.0, allow_zero=True) or 1.0,
+        renormalize=keys.flag(NORMALIZED, False),
+        weight_scale=keys.factor(WEIGHT_SCALE),
         shared_width=keys.integer(SHARED_COUNT, 0, MAX_EXPERTS, 0) * experts.widths[0],
         shared_gate=False,
     )

@@ -34,10 +34,9 @@ def read_gemma2(keys: Keys) -> ModelConfig:
     window = keys.integer(dense.WINDOW, 1, MAX_CONTEXT, GEMMA2_WINDOW)
     dense.refuse_sliding_base(keys, config.ropes[0])
     dense.refuse_other_sizes(keys, config)
-    sliding = dense.window_pattern(keys, config, GEMMA2_PATTERN)
+    sliding, rope = dense.window_pattern(keys, config, GEMMA2_PATTERN), config.ropes[0]
     return replace(
-        config,
-        windows=tuple(window if slides else 0 for slides in sliding),
+        dense.with_window(config, window, sliding, rope, rope),
         attention_scales=_scales(config, GEMMA2_27B_LAYERS),
         score_cap=keys.positive(SCORE_CAP, GEMMA2_SCORE_CAP, allow_zero=True),
     )
@@ -102,9 +101,7 @@ def _with_windows(
     full = config.ropes[0]
     rope = read_sliding_rope(keys, head_dim, full)
     return replace(
-        config,
-        windows=tuple(window if slides else 0 for slides in sliding),
-        ropes=tuple(rope if slides else full for slides in sliding),
+        dense.with_window(config, window, sliding, rope, full),
         head_dims=tuple(
             head_dim if slides else size
             for slides, size in zip(sliding, config.head_dims, strict=True)

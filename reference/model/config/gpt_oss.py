@@ -10,6 +10,7 @@ from reference.model.config.dense import (
     refuse_other_sizes,
     refuse_sliding_base,
     window_pattern,
+    with_window,
 )
 from reference.model.config.experts import read_experts_of_chosen
 from reference.model.config.keys import MAX_CONTEXT, Keys
@@ -25,10 +26,9 @@ def read_gpt_oss(keys: Keys) -> ModelConfig:
     refuse_sliding_base(keys, config.ropes[0])
     refuse_other_sizes(keys, config)
     window = keys.integer(WINDOW, 1, MAX_CONTEXT)
-    sliding = window_pattern(keys, config, PATTERN)
+    sliding, rope = window_pattern(keys, config, PATTERN), config.ropes[0]
     return replace(
-        config,
-        windows=tuple(window if slides else 0 for slides in sliding),
+        with_window(config, window, sliding, rope, rope),
         experts=replace(read_experts_of_chosen(keys, config), biases=True),
         sinks=True,
     )

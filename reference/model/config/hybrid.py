@@ -130,7 +130,7 @@ def read_nemotron_h_moe(keys: Keys) -> ModelConfig:
         experts=replace(
             experts,
             gated=False,
-            weight_scale=keys.positive(WEIGHT_SCALE, 0.0, allow_zero=True) or 1.0,
+            weight_scale=keys.factor(WEIGHT_SCALE),
             shared_width=keys.integer(SHARED_WIDTH, 1, MAX_WIDTH),
             shared_gate=False,
         ),

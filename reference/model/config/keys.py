@@ -73,6 +73,14 @@ class Keys:
             raise self.error(name, f"is {value}, must be a positive number")
         return value
 
+    def factor(self, name: str) -> float:
+        """A positive number; 1 where the file has none, or 0."""
+        return self.positive(name, 0.0, allow_zero=True) or 1.0
+
+    def flag(self, name: str, default: bool) -> bool:
+        """Yes or no."""
+        return self.file.get(self.key(name), bool, default)
+
     def per_layer(
         self, name: str, layers: int, blocks: int, low: int, default: tuple[int, ...] | None = None
     ) -> tuple[int, ...]:

@@ -26,11 +26,11 @@ def read_olmo(keys: Keys) -> ModelConfig:
 
 def read_stablelm(keys: Keys) -> ModelConfig:
     """StableLM: layers without a second norm are parallel, whatever the key says."""
-    keys.file.get(keys.key(PARALLEL), bool, False)
+    keys.flag(PARALLEL, False)
     return read_layer_normed(keys)
 
 
 def read_gptneox(keys: Keys) -> ModelConfig:
     """GPT-NeoX and Pythia: both blocks may read the layer's input, each by a norm of its own."""
-    parallel = keys.file.get(keys.key(PARALLEL), bool, True)
+    parallel = keys.flag(PARALLEL, True)
     return replace(read_layer_normed(keys), parallel=parallel)

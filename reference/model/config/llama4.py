@@ -16,6 +16,7 @@ from reference.model.config.dense import (
     refuse_other_sizes,
     refuse_sliding_base,
     window_pattern,
+    with_window,
 )
 from reference.model.config.experts import USED, read_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, Keys
@@ -53,9 +54,7 @@ def read_llama4(keys: Keys) -> ModelConfig:
     length = growth_length(keys, GROWTH_LENGTH, config.context, CHUNK)
     factor = keys.positive(GROWTH_FACTOR, GROWTH, allow_zero=True)
     return replace(
-        config,
-        windows=tuple(-chunk if cut else 0 for cut in chunked),
-        ropes=tuple(rope if cut else unrotated(rope) for cut in chunked),
+        with_window(config, -chunk, chunked, rope, unrotated(rope)),
         experts=experts,
         unit_norms=experts.count != UNNORMED_COUNT,
         query_growth=QueryGrowth(length, factor, offset=1, unrotated=True) if factor else None,

@@ -58,12 +58,13 @@ from reference.model.config.mixtures import (
     read_exaone_moe,
     read_soft_routed,
 )
-from reference.model.config.records import ModelConfig
+from reference.model.config.records import Experts, ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
 from reference.model.config.vision import read_qwen_vl, read_qwen_vl_experts
 from reference.model.gguf.file import GgufFile
 
+Reader = Callable[[Keys], ModelConfig]
 EAGLE, DFLASH = "eagle3", "dflash"
 """The architectures of heads, which ``reference.model.heads`` reads."""
 NO_MODELS: Mapping[str, tuple[str, str]] = {
@@ -112,9 +113,14 @@ def _llama(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_mixtral_experts(keys, config))
 
 
-def _qwen3moe(keys: Keys) -> ModelConfig:
-    config = read_common(keys)
-    return replace(config, experts=read_experts(keys, config))
+def _mixture(experts: Callable[[Keys, ModelConfig], Experts]) -> Reader:
+    """The reader of a mixture that differs from others in its ``experts`` alone."""
+
+    def read(keys: Keys) -> ModelConfig:
+        config = read_common(keys)
+        return replace(config, experts=experts(keys, config))
+
+    return read
 
 
 def _olmoe(keys: Keys) -> ModelConfig:
@@ -122,26 +128,12 @@ def _olmoe(keys: Keys) -> ModelConfig:
     return replace(config, experts=read_plain_weights(keys, read_mixtral_experts(keys, config)))
 
 
-def _qwen2moe(keys: Keys) -> ModelConfig:
-    config = read_common(keys)
-    experts = read_experts(keys, config, shared=True)
-    return replace(config, experts=read_plain_weights(keys, experts))
+def _qwen2_experts(keys: Keys, config: ModelConfig) -> Experts:
+    return read_plain_weights(keys, read_experts(keys, config, shared=True))
 
 
-def _hunyuan_moe(keys: Keys) -> ModelConfig:
-    config = read_common(keys)
-    experts = read_experts(keys, config, shared=True)
-    return replace(config, experts=replace(experts, shared_gate=False))
-
-
-def _glm4moe(keys: Keys) -> ModelConfig:
-    config = read_common(keys)
-    return replace(config, experts=read_glm_experts(keys, config))
-
-
-def _minimax_m2(keys: Keys) -> ModelConfig:
-    config = read_common(keys)
-    return replace(config, experts=read_chosen_by_bias(keys, config))
+def _hunyuan_experts(keys: Keys, config: ModelConfig) -> Experts:
+    return replace(read_experts(keys, config, shared=True), shared_gate=False)
 
 
 def _qwen35(keys: Keys) -> ModelConfig:
@@ -165,7 +157,7 @@ def _qwen3next(keys: Keys) -> ModelConfig:
     )
 
 
-READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
+READERS: Mapping[str, Reader] = {
     "llama": _llama,
     "llama4": read_llama4,
     "apertus": read_apertus,
@@ -184,23 +176,23 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "exaone4": read_exaone4,
     "glm4": read_glm4,
     "deepseek2": read_deepseek2,
-    "glm4moe": _glm4moe,
-    "dots1": _glm4moe,
+    "glm4moe": _mixture(read_glm_experts),
+    "dots1": _mixture(read_glm_experts),
     "ernie4_5-moe": read_ernie_moe,
     "bailingmoe2": read_bailingmoe2,
     "exaone-moe": read_exaone_moe,
     "afmoe": read_afmoe,
-    "minimax-m2": _minimax_m2,
+    "minimax-m2": _mixture(read_chosen_by_bias),
     "phi3": read_phi3,
     "olmo2": read_olmo2,
     "seed_oss": read_dense,
     "qwen2": read_dense,
     "qwen3": read_dense,
-    "qwen3moe": _qwen3moe,
+    "qwen3moe": _mixture(read_experts),
     "qwen2vl": read_qwen_vl,
     "qwen3vl": read_qwen_vl,
     "qwen3vlmoe": read_qwen_vl_experts,
-    "qwen2moe": _qwen2moe,
+    "qwen2moe": _mixture(_qwen2_experts),
     "olmoe": _olmoe,
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
@@ -213,7 +205,7 @@ READERS: Mapping[str, Callable[[Keys], ModelConfig]] = {
     "nemotron_h": read_nemotron_h,
     "nemotron_h_moe": read_nemotron_h_moe,
     "hunyuan-dense": read_dense,
-    "hunyuan-moe": _hunyuan_moe,
+    "hunyuan-moe": _mixture(_hunyuan_experts),
     "gemma": read_gemma,
     "gemma2": read_gemma2,
     "gemma3": read_gemma3,

@@ -8,62 +8,33 @@ import numpy as np
 
 from reference.model.config.keys import Keys
 
-NOTHING = (0, 0.0, False)
-IDENTITY = (0, 0.0, 1, 1.0)
+NOTHING, IDENTITY = (0, 0.0, False), (0, 0.0, 1, 1.0)
+WITHOUT = """
+    activation_sparsity_scale altup.num_inputs attention.clamp_kqv attention.indexer.top_k
+    attention.key_length_mla attention.kv_lora_rank attention.max_alibi_bias attention.q_lora_rank
+    attention.recurrent_layers attention.relative_buckets_count attention.scale
+    attention.shared_kv_layers attention.sliding_window attention.temperature_length
+    attention.temperature_scale attention.value_length_mla attn_logit_softcapping
+    embedding_length_per_layer_input expert_chunk_feed_forward_length expert_count
+    expert_latent_length final_logit_softcapping kda.head_dim leading_dense_block_count
+    moe_latent_size n_deepstack_layers rope.dimension_sections rope.scaling.yarn_log_multiplier
+    router_logit_softcapping ssm.dt_b_c_rms swiglu_clamp_exp swiglu_clamp_shexp swin_norm
+    token_shift_count use_parallel_residual wkv.head_size
+"""
+"""Keys that change nothing where they are 0 or false."""
+FACTORS = """
+    attention.output_scale attention.value_scale embedding_scale expert_group_count
+    expert_group_scale expert_group_used_count expert_weights_scale experts_per_group
+    interleave_moe_layer_step logit_scale moe_every_n_layers residual_scale rope.scaling.alpha
+    rope.scaling.yarn_attn_factor
+"""
+"""Keys that change nothing where they are 0 or 1."""
 CHANGING: Mapping[str, tuple[object, ...]] = {
-    "activation_sparsity_scale": NOTHING,
-    "altup.num_inputs": NOTHING,
-    "attention.clamp_kqv": NOTHING,
-    "attention.indexer.top_k": NOTHING,
-    "attention.key_length_mla": NOTHING,
-    "attention.kv_lora_rank": NOTHING,
-    "attention.max_alibi_bias": NOTHING,
-    "attention.output_scale": IDENTITY,
-    "attention.q_lora_rank": NOTHING,
-    "attention.recurrent_layers": NOTHING,
-    "attention.relative_buckets_count": NOTHING,
-    "attention.scale": NOTHING,
-    "attention.shared_kv_layers": NOTHING,
-    "attention.sliding_window": NOTHING,
-    "attention.temperature_length": NOTHING,
-    "attention.temperature_scale": NOTHING,
-    "attention.value_length_mla": NOTHING,
-    "attention.value_scale": IDENTITY,
-    "attn_logit_softcapping": NOTHING,
-    "embedding_length_per_layer_input": NOTHING,
-    "embedding_scale": IDENTITY,
-    "expert_chunk_feed_forward_length": NOTHING,
-    "expert_count": NOTHING,
+    **dict.fromkeys(WITHOUT.split(), NOTHING),
+    **dict.fromkeys(FACTORS.split(), IDENTITY),
     "expert_gating_func": (0, 1),  # 1 is the softmax
-    "expert_group_count": IDENTITY,
-    "expert_group_scale": IDENTITY,
-    "expert_group_used_count": IDENTITY,
-    "expert_latent_length": NOTHING,
     "expert_weights_norm": (True,),
-    "expert_weights_scale": IDENTITY,
-    "experts_per_group": IDENTITY,
-    "final_logit_softcapping": NOTHING,
-    "interleave_moe_layer_step": IDENTITY,
-    "kda.head_dim": NOTHING,
-    "leading_dense_block_count": NOTHING,
-    "logit_scale": IDENTITY,
-    "moe_every_n_layers": IDENTITY,
-    "moe_latent_size": NOTHING,
-    "n_deepstack_layers": NOTHING,
-    "residual_scale": IDENTITY,
-    "rope.dimension_sections": NOTHING,
-    "rope.scaling.alpha": IDENTITY,
-    "rope.scaling.yarn_attn_factor": IDENTITY,
     "rope.scaling.yarn_ext_factor": (0, 0.0, -1, -1.0),  # -1 stands for the type's own value
-    "rope.scaling.yarn_log_multiplier": NOTHING,
-    "router_logit_softcapping": NOTHING,
-    "ssm.dt_b_c_rms": NOTHING,
-    "swiglu_clamp_exp": NOTHING,
-    "swiglu_clamp_shexp": NOTHING,
-    "swin_norm": NOTHING,
-    "token_shift_count": NOTHING,
-    "use_parallel_residual": NOTHING,
-    "wkv.head_size": NOTHING,
 }
 """Keys that change some family's formulas, and the values with which they change nothing."""
 MAX_SHOWN_CHARS = 100

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
 
 from contract.ir.graph import Graph
 from reference.limits import Limits
@@ -16,15 +15,12 @@ from reference.model.families.tensors import ModelTensors
 Family = Callable[[ModelConfig, ModelTensors, Limits], Graph]
 
 
-def _later(module: str, *names: str) -> Family:
-    """The family in a module of this package that is loaded for its first model."""
+def _later(module: str, name: str = "build") -> Family:
+    """The family ``name`` of a module of this package that is loaded for its first model."""
 
     def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-        found: Any = import_module(f"{__name__}.{module}")
-        for name in (*names, "build"):
-            found = getattr(found, name)
-        graph: Graph = found(config, tensors, limits)
-        return graph
+        family: Family = getattr(import_module(f"{__name__}.{module}"), name)
+        return family(config, tensors, limits)
 
     return build
 
@@ -70,9 +66,9 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2moe": _later("hybrid", "LFM2"),
     "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),
     "mamba2": _later("mamba"),
-    "falcon-h1": _later("falcon_h1"),
-    "nemotron_h": _later("nemotron"),
-    "nemotron_h_moe": _later("nemotron"),
+    "falcon-h1": _later("hybrid", "FALCON_H1"),
+    "nemotron_h": _later("hybrid", "NEMOTRON"),
+    "nemotron_h_moe": _later("hybrid", "NEMOTRON"),
     "hunyuan-dense": Decoder(late_norms=True).build,
     "hunyuan-moe": Decoder(late_norms=True).build,
     "gemma": Decoder(activation=GELU).build,
@@ -80,8 +76,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3": Decoder(query_key_norm=True, post_norms=True, activation=GELU).build,
     "gemma4": _later("gemma4"),
     "gpt-oss": Decoder(feed_forward_norm="post_attention_norm", activation=CLAMPED).build,
-    "command-r": _later("cohere"),
-    "cohere2": _later("cohere"),
+    "command-r": _later("layer_norms", "COHERE"),
+    "cohere2": _later("layer_norms", "COHERE"),
     **dict.fromkeys(("starcoder2", "phi2", "gptneox", "falcon"), _later("layer_norms", "UNGATED")),
     "nemotron": _later("layer_norms", "SQUARED"),
     **dict.fromkeys(("stablelm", "olmo"), _later("layer_norms", "GATED")),

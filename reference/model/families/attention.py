@@ -38,10 +38,8 @@ def normed_outputs_attention(
     packed, (q, k, v) = packed_views(e, layer)
     h = e.norm(x, norm, layer) if norm else x
     q_width, kv_width = widths(e, layer)
-    powers = e.tensors.powers.get(layer)
-    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
     sides = (("q", q, q_width), ("k", k, kv_width))
-    for (side, target, width), scale in zip(sides, scales, strict=True):
+    for (side, target, width), scale in zip(sides, e.powers(layer), strict=True):
         product = e.linear(h, f"attn_{side}", layer, width, e.config.hidden)
         if heads_apart:
             layer_norm_heads(e, product, side, layer, scale, target)
@@ -65,44 +63,12 @@ def turned_then_normed_attention(e: Emitter, x: View, layer: int) -> View:
     config, size = e.config, e.config.head_dims[layer]
     project(e, x, layer)
     _, (q, k, v) = packed_views(e, layer)
-    powers = e.tensors.powers.get(layer)
-    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
     heads = (config.heads[layer], config.kv_heads[layer])
-    sides = zip(("q", "k"), (q, k), heads, scales, strict=True)
-    normed = []
-    for side, part, count, scale in sides:
-        turned = e.builder.emit(
-            Opcode.ROPE,
-            f"{side}_rope[{layer}]",
-            x=part,
-            rope_table=e.rope_table(layer),
-            query=e.query,
-            heads=count,
-            head_dim=size,
-            neox=int(config.ropes[layer].neox),
-        )
-        normed.append(
-            e.builder.emit(
-                Opcode.RMS_NORM,
-                f"{side}_norm[{layer}]",
-                x=turned,
-                weight=e.parameters(f"attn_{side}_norm.weight", layer, size, powers=scale),
-                eps=config.rms_eps,
-                groups=count,
-            )
-        )
-    e.builder.emit(
-        Opcode.KV_WRITE_BATCHED,
-        f"kv_write[{layer}]",
-        k=normed[1],
-        v=v,
-        query=e.query,
-        page_table=e.page_table,
-        kv=kv_pages(e, layer),
-        kv_heads=heads[1],
-        head_dim=size,
-    )
-    e.builder.barrier()
+    normed = [
+        e.head_norm(e.rope(part, f"{side}_rope", layer, count, size), side, layer, count, powers)
+        for side, part, count, powers in zip("qk", (q, k), heads, e.powers(layer), strict=True)
+    ]
+    store_keys_values(e, normed[1], v, layer, heads[1], size)
     return output(e, attend(e, normed[0], layer), layer)
 
 
@@ -199,13 +165,12 @@ def project(
         return packed
     h = e.norm(x, norm, layer) if norm else x
     if not e.has(f"{FUSED}.weight", layer):
-        powers = e.tensors.powers.get(layer)
-        scales = ((), (), ()) if powers is None else (powers.queries, powers.keys, ())
+        scales = (*e.powers(layer), ())
         for name, y, width, scale in zip(PROJECTIONS, targets, outputs, scales, strict=True):
             _smoothed(e, h, name, layer, (width, hidden), scale, y)
     elif values is None:
-        powers = e.tensors.powers.get(layer)
-        scale = () if powers is None else (*powers.queries, *powers.keys, *[0] * kv_width)
+        queries, keys = e.powers(layer)
+        scale = (*queries, *keys, *[0] * kv_width)
         _smoothed(e, h, FUSED, layer, (sum(outputs), hidden), scale, packed)
     else:
         edges = (0, q_width, q_width + kv_width, q_width + 2 * kv_width)
@@ -257,11 +222,9 @@ def _head_norms(e: Emitter, layer: int, query_key_norm: bool) -> dict[str, View]
     size, names = e.config.head_dims[layer], ("q_norm", "k_norm")
     if e.config.unit_norms and e.config.ropes[layer].rotates:
         return dict.fromkeys(names, e.ones("head", size))
-    powers = e.tensors.powers.get(layer)
-    scales = ((), ()) if powers is None else (powers.queries, powers.keys)
     return {
-        name: e.parameters(f"attn_{name}.weight", layer, size, powers=scale)
-        for name, scale in zip(names, scales, strict=True)
+        name: e.parameters(f"attn_{name}.weight", layer, size, powers=powers)
+        for name, powers in zip(names, e.powers(layer), strict=True)
         if query_key_norm
     }
 
@@ -283,6 +246,24 @@ def _grown(e: Emitter, q: View, layer: int) -> View:
         head_dim=2,
         neox=0,
     )
+
+
+def store_keys_values(
+    e: Emitter, k: View, v: View, layer: int, kv_heads: int, head_dim: int
+) -> None:
+    """Emit the write of keys and values to the pages of the layer."""
+    e.builder.emit(
+        Opcode.KV_WRITE_BATCHED,
+        f"kv_write[{layer}]",
+        k=k,
+        v=v,
+        query=e.query,
+        page_table=e.page_table,
+        kv=kv_pages(e, layer),
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+    )
+    e.builder.barrier()
 
 
 def kv_pages(e: Emitter, layer: int) -> View:

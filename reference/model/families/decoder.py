@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contract.ir.graph import Graph, GraphBuilder, View
+from contract.ir.graph import Graph, View
 from contract.lazy_dataclass import dataclass
 from reference.limits import Limits
 from reference.model.config import ModelConfig
@@ -13,7 +13,7 @@ from reference.model.families.attention import (
     normed_outputs_attention,
     turned_then_normed_attention,
 )
-from reference.model.families.emitter import SILU, Emitter
+from reference.model.families.emitter import SILU, Emitter, forward
 from reference.model.families.feed_forward import Gates, add_feed_forward, feed_forward
 from reference.model.families.latent import latent_attention
 from reference.model.families.tensors import ModelTensors
@@ -46,16 +46,8 @@ class Decoder:
     activation: int = SILU
 
     def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-        """The graph of the forward pass: x = embed; in each layer x += attention(x), then
-        x += ffn(x); logits of the last norm. Raises ModelFileError or UnsupportedModel for tensors
-        that do not fit ``config``."""
-        e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-        x = e.embed()
-        for layer in range(config.layers):
-            e.auxiliary_state(x, layer)
-            x = self._layer(e, x, layer)
-        e.head(x)
-        return e.builder.build()
+        """The graph of the forward pass, in each layer x += attention(x), then x += ffn(x)."""
+        return forward(config, tensors, limits, self._layer)
 
     def _layer(self, e: Emitter, x: View, layer: int) -> View:
         norm = NORM if self.pre_norms else None

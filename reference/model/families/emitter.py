@@ -5,10 +5,10 @@ node that multiplies with it is ``attn_q[3]``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from contract.dtypes import F32, I32
-from contract.ir.graph import BufferKind, GraphBuilder, View
+from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.ir.source import ONES, ZEROS, RowSlice, WeightSource
 from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
@@ -95,6 +95,11 @@ class Emitter:
         logical = f"{self.tensors.owner}.{label(name, layer)}"
         file = file_name(stored or name, layer)
         return self.tensors.vector(self.builder, logical, file, *shape, rows=rows)
+
+    def powers(self, layer: int) -> tuple[Channels, Channels]:
+        """The powers of two of the layer's queries and of its keys, empty if it has no outliers."""
+        found = self.tensors.powers.get(layer)
+        return ((), ()) if found is None else (found.queries, found.keys)
 
     def scale_powers(
         self, x: View, name: str, layer: int, powers: Channels, y: View | None
@@ -232,6 +237,34 @@ class Emitter:
         shape = (self.limits.context, 2, rope.dims // 2)
         return self.builder.buffer(rope.table, BufferKind.CONSTANT, F32, shape)
 
+    def rope(
+        self, x: View, name: str, layer: int, heads: int, size: int, y: View | None = None
+    ) -> View:
+        """Emit the layer's rotation of ``heads`` heads of ``size`` channels."""
+        return self.builder.emit(
+            Opcode.ROPE,
+            label(name, layer),
+            x=x,
+            rope_table=self.rope_table(layer),
+            query=self.query,
+            heads=heads,
+            head_dim=size,
+            neox=int(self.config.ropes[layer].neox),
+            y=y,
+        )
+
+    def head_norm(self, x: View, side: str, layer: int, heads: int, powers: Channels) -> View:
+        """Emit the norm of each head of the queries or keys, ``side`` "q" or "k"."""
+        size = self.config.head_dims[layer]
+        return self.builder.emit(
+            Opcode.RMS_NORM,
+            label(f"{side}_norm", layer),
+            x=x,
+            weight=self.parameters(f"attn_{side}_norm.weight", layer, size, powers=powers),
+            eps=self.config.rms_eps,
+            groups=heads,
+        )
+
     @property
     def growth_table(self) -> View:
         """The factors of queries by position, as a rotation of one pair."""
@@ -330,6 +363,30 @@ class Emitter:
             y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
         views = logits, rows, self.query, self.resolved
         emit_tokens(builder, self.limits, config.vocab, *views, table)
+
+
+Layer = Callable[[Emitter, View, int], View]
+"""Emits a layer, given the residual stream before it; returns that behind it."""
+
+
+def forward(
+    config: ModelConfig,
+    tensors: ModelTensors,
+    limits: Limits,
+    layer: Layer,
+    final_norm: str = "output_norm",
+    centred: bool = False,
+) -> Graph:
+    """The graph of the forward pass: x = embed; x = layer(x) for each layer; the logits of the last
+    norm, of x without its mean if ``centred``. Raises ModelFileError or UnsupportedModel for
+    tensors that do not fit ``config``."""
+    e = Emitter(GraphBuilder(config.architecture), config, tensors, limits, final_norm)
+    x = e.embed()
+    for number in range(config.layers):
+        e.auxiliary_state(x, number)
+        x = layer(e, x, number)
+    e.head(e.centred(x, final_norm) if centred else x)
+    return e.builder.build()
 
 
 def label(name: str, layer: int | None) -> str:

@@ -81,31 +81,12 @@ def _attention(e: Emitter, x: View, layer: int) -> View:
 
 def _queries(e: Emitter, x: View, layer: int) -> View:
     """rope(rms(h Wq, attn_q_norm))."""
-    builder, config = e.builder, e.config
+    config = e.config
     heads, size = config.heads[layer], config.head_dims[layer]
-    powers = e.tensors.powers.get(layer)
     h = e.norm(x, "attn_norm", layer)
     q = e.linear(h, "attn_q", layer, heads * size, config.hidden)
-    q = builder.emit(
-        Opcode.RMS_NORM,
-        f"q_norm[{layer}]",
-        x=q,
-        weight=e.parameters(
-            "attn_q_norm.weight", layer, size, powers=() if powers is None else powers.queries
-        ),
-        eps=config.rms_eps,
-        groups=heads,
-    )
-    return builder.emit(
-        Opcode.ROPE,
-        f"q_rope[{layer}]",
-        x=q,
-        rope_table=e.rope_table(layer),
-        query=e.query,
-        heads=heads,
-        head_dim=size,
-        neox=int(config.ropes[layer].neox),
-    )
+    q = e.head_norm(q, "q", layer, heads, e.powers(layer)[0])
+    return e.rope(q, "q_rope", layer, heads, size)
 
 
 def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:

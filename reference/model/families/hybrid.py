@@ -1,20 +1,21 @@
-"""Families with recurrent layers between layers that attend: qwen35, qwen35moe, qwen3next, lfm2,
-lfm2moe, granitehybrid."""
+"""Families with recurrent layers: between layers that attend in qwen35, qwen35moe, qwen3next, lfm2,
+lfm2moe and granitehybrid; beside attention in falcon-h1; in nemotron_h and nemotron_h_moe, whose
+layers are one block each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from contract.errors import ModelFileError
-from contract.ir.graph import Graph, GraphBuilder, View
+from contract.ir.graph import Graph, View
 from contract.lazy_dataclass import dataclass
+from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.attention import attention, gated_attention
+from reference.model.families.attention import NORM, attention, gated_attention
 from reference.model.families.delta_net import delta_net
-from reference.model.families.emitter import Emitter, file_name
-from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.emitter import RELU, Emitter, Layer, file_name, forward
+from reference.model.families.feed_forward import add_feed_forward, experts, route
 from reference.model.families.mamba import mamba
 from reference.model.families.short_conv import short_conv
 from reference.model.families.tensors import ModelTensors
@@ -22,20 +23,18 @@ from reference.model.families.tensors import ModelTensors
 ATTENTION_TENSOR = "attn_q.weight"
 """A tensor that attention layers have and recurrent layers lack."""
 
-Mixer = Callable[[Emitter, View, int], View]
-"""Emits what a layer adds to the residual stream before its feed forward."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
     """The differences between the layers of families.
 
+    ``recurrent`` and ``attention`` emit what such layers add before their feed forward.
     ``recurrent_tensor`` is one that recurrent layers have and attention layers lack, ``does`` what
     recurrent layers do, ``kind_keys`` the keys that tell the kinds of layers apart. ``ffn_norm``
     is the norm before the feed forward, ``final_norm`` the one before the head."""
 
-    recurrent: Mixer
-    attention: Mixer
+    recurrent: Layer
+    attention: Layer
     recurrent_tensor: str
     does: str
     kind_keys: tuple[str, ...]
@@ -44,16 +43,12 @@ class Hybrid:
 
     def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
         """In each layer x += recurrent(x) or attention(x), x += ffn(x)."""
-        builder = GraphBuilder(config.architecture)
-        e = Emitter(builder, config, tensors, limits, self.final_norm)
-        x = e.embed()
-        for layer in range(config.layers):
-            e.auxiliary_state(x, layer)
-            self._check_kind(e, layer)
-            mixer = self.recurrent if config.is_recurrent(layer) else self.attention
-            x = add_feed_forward(e, x, mixer(e, x, layer), layer, self.ffn_norm)
-        e.head(x)
-        return builder.build()
+        return forward(config, tensors, limits, self._layer, self.final_norm)
+
+    def _layer(self, e: Emitter, x: View, layer: int) -> View:
+        self._check_kind(e, layer)
+        mixer = self.recurrent if e.config.is_recurrent(layer) else self.attention
+        return add_feed_forward(e, x, mixer(e, x, layer), layer, self.ffn_norm)
 
     def _check_kind(self, e: Emitter, layer: int) -> None:
         """Raise an error unless the layer's tensors are of the kind the metadata gives the
@@ -83,8 +78,8 @@ def _delta_hybrid(grouped: bool) -> Hybrid:
     )
 
 
-QWEN35 = _delta_hybrid(grouped=False)
-QWEN3NEXT = _delta_hybrid(grouped=True)
+QWEN35 = _delta_hybrid(grouped=False).build
+QWEN3NEXT = _delta_hybrid(grouped=True).build
 LFM2 = Hybrid(
     recurrent=short_conv,
     attention=partial(attention, query_key_norm=True),
@@ -93,7 +88,7 @@ LFM2 = Hybrid(
     kind_keys=("attention.head_count_kv",),
     ffn_norm="ffn_norm",
     final_norm="token_embd_norm",
-)
+).build
 GRANITE_HYBRID = Hybrid(
     recurrent=mamba,
     attention=partial(attention, query_key_norm=False),
@@ -101,4 +96,43 @@ GRANITE_HYBRID = Hybrid(
     does="is a Mamba-2 layer",
     kind_keys=("attention.head_count_kv",),
     ffn_norm="ffn_norm",
-)
+).build
+
+
+def _side_by_side(e: Emitter, x: View, layer: int) -> View:
+    """x += attention(h) + mamba(h) of h = rms(x), then x += ffn(x)."""
+    h = e.norm(x, NORM, layer)
+    attended = attention(e, h, layer, query_key_norm=False, norm=None)
+    mixed = e.add("mixed", layer, attended, mamba(e, h, layer, norm=None))
+    return add_feed_forward(e, x, mixed, layer, "ffn_norm")
+
+
+def _one_block(e: Emitter, x: View, layer: int) -> View:
+    """x += block(rms(x, attn_norm)); the block is Mamba-2, attention or a feed forward."""
+    return e.add("residual", layer, x, _block(e, x, layer))
+
+
+def _block(e: Emitter, x: View, layer: int) -> View:
+    config = e.config
+    if config.is_recurrent(layer):
+        return mamba(e, x, layer)
+    if config.kv_heads[layer]:
+        return attention(e, x, layer, query_key_norm=False)
+    h = e.norm(x, NORM, layer)
+    if config.experts is None:
+        return _squared(e, h, layer, "", config.feed_forward[layer])
+    shared = _squared(e, h, layer, "_shexp", config.experts.shared_width)
+    return experts(e, h, layer, route(e, h, layer), RELU, residual=shared)
+
+
+def _squared(e: Emitter, h: View, layer: int, suffix: str, width: int) -> View:
+    """Wdown relu(Wup h)^2."""
+    up = e.linear(h, f"ffn_up{suffix}", layer, width, e.config.hidden)
+    squared = e.builder.emit(
+        Opcode.SWIGLU, f"ffn_squared{suffix}[{layer}]", gate=up, up=up, activation=RELU
+    )
+    return e.linear(squared, f"ffn_down{suffix}", layer, e.config.hidden, width)
+
+
+FALCON_H1 = partial(forward, layer=_side_by_side)
+NEMOTRON = partial(forward, layer=_one_block)

@@ -10,7 +10,7 @@ from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.config.records import Latent
-from reference.model.families.attention import NORM, attend, kv_pages
+from reference.model.families.attention import NORM, attend, store_keys_values
 from reference.model.families.emitter import Emitter
 from reference.model.families.head_products import head_product
 
@@ -49,7 +49,7 @@ def _queries(e: Emitter, h: View, layer: int) -> View:
         )
         for name, start, stop in parts
     )
-    rotated = _rotated(e, rotating, "q_rope", layer, heads)
+    rotated = e.rope(rotating, "q_rope", layer, heads, turned)
     shape = (heads, latent.rank, latent.unrotated)
     return head_product(e, straight, "attn_k_b", layer, shape, rest=rotated, kept=turned)
 
@@ -67,40 +67,14 @@ def _store_row(e: Emitter, h: View, layer: int) -> None:
         )
         for name, start, stop in (("k_rope", latent.rank, width), ("latent", 0, latent.rank))
     )  # fmt: skip
-    _rotated(e, rotating, "k_rope", layer, 1, y=k[0:turned])
+    e.rope(rotating, "k_rope", layer, 1, turned, y=k[0:turned])
     normed = _norm(e, straight, "attn_kv_a_norm", layer, latent.rank, y=k[turned:width])
     for name, x, y, factor in (
         ("no_value", rotating, v[0:turned], 0.0),
         ("value", normed, v[turned:width], 1.0),
     ):
         e.builder.emit(Opcode.SCALE, f"{name}[{layer}]", x=x, factor=factor, y=y)
-    e.builder.emit(
-        Opcode.KV_WRITE_BATCHED,
-        f"kv_write[{layer}]",
-        k=k,
-        v=v,
-        query=e.query,
-        page_table=e.page_table,
-        kv=kv_pages(e, layer),
-        kv_heads=1,
-        head_dim=width,
-    )
-    e.builder.barrier()
-
-
-def _rotated(e: Emitter, x: View, name: str, layer: int, heads: int, y: View | None = None) -> View:
-    rope = e.config.ropes[layer]
-    return e.builder.emit(
-        Opcode.ROPE,
-        f"{name}[{layer}]",
-        x=x,
-        rope_table=e.rope_table(layer),
-        query=e.query,
-        heads=heads,
-        head_dim=rope.dims,
-        neox=int(rope.neox),
-        y=y,
-    )
+    store_keys_values(e, k, v, layer, 1, width)
 
 
 def _norm(e: Emitter, x: View, name: str, layer: int, width: int, y: View | None = None) -> View:

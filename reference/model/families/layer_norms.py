@@ -1,55 +1,57 @@
-"""``starcoder2``, ``stablelm``, ``phi2``, ``gptneox``, ``falcon``, ``nemotron``: norms that
-subtract the mean and have biases; ``olmo``: such norms without weights."""
+"""Families whose norms subtract the mean: ``starcoder2``, ``stablelm``, ``phi2``, ``gptneox``,
+``falcon`` and ``nemotron``, with biases of their own; ``olmo``, without weights; ``command-r`` and
+``cohere2``, whose two blocks read one norm."""
 
 from __future__ import annotations
 
-from contract.ir.graph import Graph, GraphBuilder, View
-from contract.lazy_dataclass import dataclass
-from reference.limits import Limits
-from reference.model.config import ModelConfig
+from functools import partial
+
+from contract.ir.graph import View
 from reference.model.families.attention import NORM, attention, normed_outputs_attention
-from reference.model.families.emitter import GELU, RELU, Emitter
+from reference.model.families.emitter import GELU, RELU, Emitter, forward
 from reference.model.families.feed_forward import PLAIN_GATES, Gates, dense
-from reference.model.families.tensors import ModelTensors
 
 SECOND_NORM = "ffn_norm"
 OWN_NORM = "attn_norm_2"
 """What attention reads in Falcon 40B, whose feed forward reads the layer's first norm."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerNormed:
-    """A family of such decoders, whose dense blocks have these gates."""
+def _with_biases(e: Emitter, x: View, layer: int, gates: Gates = PLAIN_GATES) -> View:
+    """x += attention(norm(x)), then x += ffn(norm(x)).
 
-    gates: Gates = PLAIN_GATES
-
-    def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-        """x = embed; in each layer x += attention(norm(x)), then x += ffn(norm(x)).
-
-        A file without the second norm, or a model of parallel blocks, has in the feed forward the
-        first norm, or the second one of the layer's input."""
-        e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-        x = e.embed()
-        for layer in range(config.layers):
-            e.auxiliary_state(x, layer)
-            h = e.layer_norm(x, NORM, layer)
-            own = e.has(f"{OWN_NORM}.weight", layer)
-            attended = _attention(e, e.layer_norm(x, OWN_NORM, layer) if own else h, layer)
-            y = e.add("attn_residual", layer, x, attended)
-            if config.bare_norms or e.has(f"{SECOND_NORM}.weight", layer):
-                h = e.layer_norm(x if config.parallel else y, SECOND_NORM, layer)
-            x = e.add("ffn_residual", layer, y, dense(e, h, layer, None, self.gates))
-        e.head(e.centred(x, e.final_norm))
-        return e.builder.build()
+    A file without the second norm, or a model of parallel blocks, has in the feed forward the first
+    norm, or the second one of the layer's input."""
+    h = e.layer_norm(x, NORM, layer)
+    own = e.has(f"{OWN_NORM}.weight", layer)
+    attended = _attention(e, e.layer_norm(x, OWN_NORM, layer) if own else h, layer, None)
+    y = e.add("attn_residual", layer, x, attended)
+    if e.config.bare_norms or e.has(f"{SECOND_NORM}.weight", layer):
+        h = e.layer_norm(x if e.config.parallel else y, SECOND_NORM, layer)
+    return e.add("ffn_residual", layer, y, dense(e, h, layer, None, gates))
 
 
-def _attention(e: Emitter, h: View, layer: int) -> View:
-    """Attention of h; heads are normed where the file has such norms."""
+def _parallel(e: Emitter, x: View, layer: int) -> View:
+    """x += attention(c) + ffn(c), where c is x without its mean."""
+    c = e.centred(x, NORM, layer)
+    attended = _attention(e, c, layer, NORM)
+    fed = dense(e, c, layer, NORM)
+    return e.add("ffn_residual", layer, e.add("attn_residual", layer, x, attended), fed)
+
+
+def _attention(e: Emitter, x: View, layer: int, norm: str | None) -> View:
+    """Attention of x, or of rms(x, norm); heads are normed where the file has such norms, as in
+    StableLM 2 12B and Command R+."""
     if e.has("attn_q_norm.weight", layer):
-        return normed_outputs_attention(e, h, layer, None, heads_apart=True)
-    return attention(e, h, layer, query_key_norm=False, norm=None)
+        return normed_outputs_attention(e, x, layer, norm, heads_apart=True)
+    return attention(e, x, layer, query_key_norm=False, norm=norm)
 
 
-GATED = LayerNormed()
-UNGATED = LayerNormed(Gates(GELU, gated=False))
-SQUARED = LayerNormed(Gates(RELU, gated=False))
+def _plain(activation: int) -> partial[View]:
+    """Layers whose feed forward has no gates."""
+    return partial(_with_biases, gates=Gates(activation, gated=False))
+
+
+GATED = partial(forward, layer=_with_biases, centred=True)
+UNGATED = partial(forward, layer=_plain(GELU), centred=True)
+SQUARED = partial(forward, layer=_plain(RELU), centred=True)
+COHERE = partial(forward, layer=_parallel, centred=True)

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from contract.ir.graph import Graph, GraphBuilder, View
+from functools import partial
+
+from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
-from reference.limits import Limits
-from reference.model.config import ModelConfig
-from reference.model.families.emitter import Emitter
-from reference.model.families.tensors import ModelTensors
+from reference.model.families.emitter import Emitter, forward
 
 NORM = "ssm_norm.weight"
-
-
-def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
-    """The graph of a model of such layers: x += mamba(rms(x)) in each."""
-    e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-    x = e.embed()
-    for layer in range(config.layers):
-        e.auxiliary_state(x, layer)
-        x = e.add("residual", layer, x, mamba(e, x, layer))
-    e.head(x)
-    return e.builder.build()
 
 
 def mamba(e: Emitter, x: View, layer: int, norm: str | None = "attn_norm") -> View:
@@ -86,3 +74,11 @@ def _normed(e: Emitter, x: View, layer: int) -> View:
             y=y[part],
         )
     return y
+
+
+def _layer(e: Emitter, x: View, layer: int) -> View:
+    """x += mamba(rms(x))."""
+    return e.add("residual", layer, x, mamba(e, x, layer))
+
+
+build = partial(forward, layer=_layer)

@@ -6,7 +6,6 @@ import os
 import secrets
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from contract.cached_files import being_written, need_file, remove_abandoned
+from contract.cached_files import need_file, partial_file, remove_abandoned
 from contract.dtypes import DType
 from contract.errors import ModelFileError
 from reference.model.gguf.cursor import shown
@@ -77,25 +76,21 @@ def write_gguf(
     remove_abandoned(target.parent, f".{stem}.", ".tmp")
     try:
         need_file(target)
-        temporary.touch(exist_ok=False)
-        with being_written(temporary):
-            with open(temporary, "wb") as file:
-                file.write(header)
-                for tensor in layout.tensors:
-                    _write_tensor(file, path, tensor, tensors[tensor.name][2])
-                    file.write(bytes(_padding(tensor.nbytes, layout.alignment)))
-                file.truncate()
-                file.flush()
-                os.fsync(file.fileno())
+        with partial_file(temporary, 0o666) as file:
+            file.write(header)
+            for tensor in layout.tensors:
+                _write_tensor(file, path, tensor, tensors[tensor.name][2])
+                file.write(bytes(_padding(tensor.nbytes, layout.alignment)))
+            file.truncate()
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
             os.replace(temporary, target)
         _sync_directory(target.parent)
     except OSError as error:
         raise ModelFileError(
             path, "the file", f"cannot be written: {error.strerror}", "check the folder and disk"
         ) from None
-    finally:
-        with suppress(OSError):
-            os.unlink(temporary)
 
 
 def _padding(position: int, alignment: int) -> int:
