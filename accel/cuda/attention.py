@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import UNIT_COLUMNS
-from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, decodes, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
 from accel.packets.shares import OF_PAGE
@@ -81,8 +81,8 @@ def tiles_bytes(head_dim: int, warps: int) -> int:
 
 
 MAX_SINGLE_TOKENS = 64
-"""Most tokens for which a block takes each token by itself: few tokens are mostly of different
-slots."""
+"""Most tokens for which a block takes each token by itself in any step: few tokens are mostly of
+different slots. So are more where sequences decode."""
 TILE_WARPS = 4
 """Warps that share a tile."""
 TOKEN_STAGES = 2
@@ -91,7 +91,8 @@ MAX_WARPS = 16
 
 
 def attention_tokens_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces ``flash_attn_batched`` of few tokens, without sinks or a soft cap."""
+    """Replaces ``flash_attn_batched`` of few tokens or of sequences that decode, without sinks or a
+    soft cap."""
     launch = attention_tokens(ops, device)
     return None if launch is None else Replacement(1, (launch,))
 
@@ -104,7 +105,9 @@ def attention_tokens(
     if not _plain_batch(ops[0]):
         return None
     sizes = ops[0].max_sizes()
-    if sizes["tokens"] > MAX_SINGLE_TOKENS or OF_PAGE in sizes:
+    if OF_PAGE in sizes or not (
+        sizes["tokens"] <= MAX_SINGLE_TOKENS or decodes(ops, sizes["tokens"])
+    ):
         return None
     units = sizes["tokens"] * head_groups(ops[0])
     warps = token_warps(sizes["head_dim"], units, device)

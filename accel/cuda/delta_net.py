@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from itertools import product
 
 from accel.cuda.device import Device
-from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import (
+    are_unread,
+    operand_indices,
+    operand_of,
+    reads_prompts,
+    result,
+    size_indices,
+)
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
@@ -47,7 +54,9 @@ ROW_WARPS, ROW_LANES, ROW_SETS = 8, 8, 1
 ROW_TOKENS, ROW_STAGES = 8, 3
 """Tokens of a stage of shared memory, and stages."""
 AROUND_WARPS = 8
-"""Warps of a block that computes a token before or after the recurrence."""
+"""Warps of a block that computes heads of a token before or after the recurrence."""
+AROUND_BLOCKS = 2
+"""Blocks of a multiprocessor that share the heads of few tokens."""
 RUN = ("ssm_conv1d", "ssm_delta_inputs", "ssm_delta_net", "ssm_gated_norm")
 CONV, INPUTS_OP, NET, NORM = range(len(RUN))
 CONV_EXTRAS = ("bias", "input_gate", "output_gate")
@@ -62,8 +71,8 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     sizes = net.max_sizes()
     size, tokens = sizes["state_size"], sizes["tokens"]
     history = conv.max_sizes()["history"]
-    if sizes["states"] > 1 and _reads_prompts(ops, tokens):
-        # A pass over the states of a slot that has several computes one token.
+    if tokens > ALONE_TOKENS and reads_prompts(ops, tokens):
+        # A pass over the states of a slot computes few of its tokens.
         return None
     if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
         return None
@@ -80,13 +89,6 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         passing = _passing(ops, device)
         return None if passing is None else Replacement(len(RUN), (passing,))
     return Replacement(len(RUN), (_standing(ops, device),), 4 * tokens * sizes["key_heads"])
-
-
-def _reads_prompts(ops: Remaining, tokens: int) -> bool:
-    """Whether steps of a bucket of so many tokens read prompts: those that have a row for each
-    token fit in a smaller bucket."""
-    rows = [op.max_sizes()["rows"] for op in ops.step if op.name == "store_request_state"]
-    return bool(rows) and tokens >= 4 * rows[0]
 
 
 def _standing(ops: Remaining, device: Device) -> KernelLaunch:
@@ -215,7 +217,9 @@ def inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     return _by_tokens(
         ops,
+        device,
         "delta_inputs",
+        2 * op.max_sizes()["key_heads"],
         {
             "STATE_SIZE": op.max_sizes()["state_size"],
             "INPUTS_OP": 0,
@@ -263,7 +267,9 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     return _by_tokens(
         ops,
+        device,
         "delta_norm",
+        op.max_sizes()["heads"],
         {
             "STATE_SIZE": op.max_sizes()["width"],
             "NORM": 0,
@@ -273,9 +279,13 @@ def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
     )
 
 
-def _by_tokens(ops: Remaining, entry: str, macros: dict[str, int]) -> Replacement:
-    """A launch with a block for every token."""
-    grid = ops[0].max_sizes()["tokens"], 1, 1
+def _by_tokens(
+    ops: Remaining, device: Device, entry: str, heads: int, macros: dict[str, int]
+) -> Replacement:
+    """A launch with a block for every token, or several where that leaves multiprocessors idle."""
+    tokens = ops[0].max_sizes()["tokens"]
+    sharers = AROUND_BLOCKS * device.multiprocessors // tokens
+    grid = tokens, max(1, min(sharers, -(-heads // AROUND_WARPS)))
     macros = {"WARPS": AROUND_WARPS, **macros}
     launch = KernelLaunch(entry, grid, 32 * AROUND_WARPS, 0, macros)
     return Replacement(1, (launch,))

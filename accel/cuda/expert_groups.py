@@ -16,9 +16,8 @@ from contract.dtypes import DType
 
 FEW_TOKENS = 4
 """Most tokens for which each token computes its experts by itself."""
-ROUTER_TOKENS = ((4, 4), (64, 8))
-MANY_ROUTER_TOKENS = 16
-"""Tokens of a block of the router, for steps of at most so many tokens and of more."""
+ROUTER_TOKENS = 8
+"""Tokens of a block of the router in steps of more than FEW_TOKENS."""
 SPAN_UNITS = 4
 CHUNK_UNITS = 2
 """Units that a warp copies at a time."""
@@ -62,10 +61,7 @@ class Grouping:
 
 def router_tokens(router: Op) -> int:
     """Tokens of a block of the router."""
-    tokens = router.count.maximum
-    return next(
-        (of_block for limit, of_block in ROUTER_TOKENS if tokens <= limit), MANY_ROUTER_TOKENS
-    )
+    return FEW_TOKENS if router.count.maximum <= FEW_TOKENS else ROUTER_TOKENS
 
 
 def router_words(ops: Sequence[Op], block: ExpertBlock) -> int:

@@ -43,6 +43,9 @@ SLOTS = 2
 ROUTER_ROWS, MANY_ROUTER_ROWS = 2, 8
 """Rows of the router that a block computes: for few tokens so that all blocks run at once, for many
 so that fewer blocks repeat a token's norm."""
+MAX_SPREAD_TOKENS, ROUTER_BLOCKS = 64, 2
+"""With more tokens a block computes several groups of rows behind each other, so that ROUTER_BLOCKS
+of a multiprocessor are all: fewer blocks repeat a token's norm, and caches keep its values."""
 MAX_ROUTER_WARPS = 8
 MAX_HELD = 4
 """Most segments of a row in the registers of a warp of the router."""
@@ -102,7 +105,7 @@ def expert_rule(ops: Remaining, device: Device) -> Replacement | None:
         words += grouped.table_words
     if block.gathers:
         made = (*made, gathering(ops, block.gathers))
-    router = _router(ops, block)
+    router = _router(ops, block, device)
     return Replacement(block.length, (router, *made, *used), WORD_BYTES * words)
 
 
@@ -202,13 +205,17 @@ def _router_rows(router: Op) -> int:
     return max(ROUTER_ROWS, MANY_ROUTER_ROWS // _router_shape(router)[1])
 
 
-def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
+def _router(ops: Sequence[Op], block: ExpertBlock, device: Device) -> KernelLaunch:
     router = ops[block.router]
     warps, held = _router_shape(router)
     sizes, at_once, of_block = router.max_sizes(), _router_rows(router), router_tokens(router)
-    rows = sizes["rows"] + (block.gate_logit is not None)
+    of_rows = -(-(sizes["rows"] + (block.gate_logit is not None)) // at_once)
+    of_tokens = -(-sizes["tokens"] // of_block)
+    spread = max(1, ROUTER_BLOCKS * device.multiprocessors // of_tokens)
+    groups = 1 if sizes["tokens"] <= MAX_SPREAD_TOKENS else -(-of_rows // spread)
     macros = {
         "WARPS": warps,
+        "ROW_GROUPS": groups,
         "HELD": held,
         "EXPERT_SEGMENTS": unit_count(sizes["rows"]),
         "HELD_UNITS": 1,
@@ -226,8 +233,8 @@ def _router(ops: Sequence[Op], block: ExpertBlock) -> KernelLaunch:
         **size_indices("rms_norm", "eps"),
         **size_indices("expert_topk", "used", "renormalize"),
     }
-    grid = (-(-rows // at_once), -(-sizes["tokens"] // of_block))
-    nbytes = 4 * (of_block * (1 + at_once) * unit_count(sizes["columns"]) + 1)
+    grid = (-(-of_rows // groups), of_tokens)
+    nbytes = 4 * (of_block * ((1 + at_once) * unit_count(sizes["columns"]) + 1) + 1)
     return KernelLaunch("expert_router", grid, 32 * warps, nbytes, macros)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from accel.cuda import head_rows
-from accel.cuda.attention import attention_tokens, groups_are_units
+from accel.cuda.attention import MAX_SINGLE_TOKENS, attention_tokens, groups_are_units
 from accel.cuda.device import Device
 from accel.cuda.group_shapes import (
     GROUP_WARPS,
@@ -73,6 +73,8 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
 def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces attention of few tokens that packs its rows for the product after it."""
     if ops[0].name != "flash_attn_batched" or not groups_are_units(ops[0]):
+        return None
+    if ops[0].count.maximum > MAX_SINGLE_TOKENS:
         return None
     following = Remaining(ops.step, ops.start + 1, ops.last_read)
     found = run_of_many(following, device) if len(following) else None

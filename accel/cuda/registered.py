@@ -26,6 +26,7 @@ from accel.cuda.matrices import attention_matrix_rule, matrix_rule
 from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule
 from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
+from accel.cuda.runs import PROMPT_TOKENS_A_ROW
 from accel.cuda.sampling import largest_rule, sampling_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.unpacked_pages import unpack_rule
@@ -62,10 +63,19 @@ RULES: tuple[Rule, ...] = (
 BUCKET_TOKENS = (1, SPLIT_TOKENS, 16, 64, 128, 192, 256, 320, 384, 512)
 """Tokens of the buckets below the largest: those that tuned kernels for few tokens are built for,
 and those for which blocks cut for a larger bucket would leave many multiprocessors idle."""
+MIN_PROMPT_TOKENS = 16
+"""Fewest tokens of a bucket of which there is another one for prompts."""
 LAYOUTS: Mapping[WeightLayout, ArrangedLayout] = {WeightLayout.UNITS: UNITS}
 LAYOUT_RULES: tuple[LayoutRule, ...] = (unit_layout,)
 
 
 def cuda_buckets(largest: ShapeKey) -> tuple[ShapeKey, ...]:
-    """The shape buckets for steps up to ``largest``."""
-    return shape_buckets(largest, BUCKET_TOKENS)
+    """The shape buckets for steps up to ``largest``. Where so many tokens may be of sequences that
+    decode, prompts have a bucket of their own in front, of fewer rows."""
+    found = []
+    for bucket in shape_buckets(largest, BUCKET_TOKENS):
+        of_prompts = ShapeKey(bucket.tokens, bucket.tokens // PROMPT_TOKENS_A_ROW)
+        if bucket.tokens >= MIN_PROMPT_TOKENS and of_prompts.rows < bucket.rows:
+            found.append(of_prompts)
+        found.append(bucket)
+    return tuple(found)

@@ -13,6 +13,8 @@ from accel.packets.step import Op, Tensor
 OPERANDS_OF_A_PACKET = 16
 """The factor by which kernels multiply a packet's number to name an operand of it."""
 ABSENT = -1
+PROMPT_TOKENS_A_ROW = 4
+"""Fewest tokens for each row of a bucket for prompts."""
 
 
 def operand_index(ops: Sequence[Op], number: int | None, name: str) -> int:
@@ -70,3 +72,21 @@ def are_unread(ops: Remaining, length: int, written: Iterable[Tensor | None]) ->
     left = {tensor.buffer for tensor in written if tensor is not None}
     inside = {name for op in ops[:length] for name in op.results()} - left
     return not any(ops.is_read_after(name, length) for name in inside)
+
+
+def reads_prompts(ops: Remaining, tokens: int) -> bool:
+    """Whether the bucket, of so many tokens, is one for prompts: steps with a row for each token
+    fit in another one."""
+    rows = _rows_of_step(ops)
+    return rows is not None and tokens >= PROMPT_TOKENS_A_ROW * rows
+
+
+def decodes(ops: Remaining, tokens: int) -> bool:
+    """Whether most tokens of the bucket's steps may be of sequences that decode."""
+    return _rows_of_step(ops) is not None and not reads_prompts(ops, tokens)
+
+
+def _rows_of_step(ops: Remaining) -> int | None:
+    """Most output rows of the bucket; None for a graph that stores no tokens."""
+    found = (op.max_sizes()["rows"] for op in ops.step if op.name == "store_request_state")
+    return next(found, None)

@@ -30,6 +30,8 @@ MODELS = {
     "qwen3next": {"state": 64, "key_heads": 2, "value_heads": 6},
 }
 """Value heads of qwen3next share key heads in another order."""
+MANY_HEADS = {"many heads": {"state": 32, "key_heads": 5, "value_heads": 10}}
+"""More heads than a block of the launches around the recurrence has warps."""
 
 
 def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> RecordedModel:
@@ -39,7 +41,7 @@ def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> Recorde
         architecture = "qwen3next" if name == "qwen3next" else "qwen35"
         experts = {"experts": {"count": 2, "used": 1, "width": 32, "shared_width": 32}}
         more = experts if name == "qwen3next" else {}
-        recurrent = {"interval": 2, **MODELS[name]}
+        recurrent = {"interval": 2, **(MODELS | MANY_HEADS)[name]}
         spec = sized_spec(
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
@@ -103,7 +105,7 @@ def test_few_tokens(
 @pytest.mark.parametrize("name", ["small", "short", "qwen35"])
 def test_tokens_of_several_slots(name: str, folder: Path) -> None:
     """Those of a slot apart from each other, one that begins anew, fewer than the form has."""
-    key, bucket = ShapeKey(7, 1), ShapeKey(9, 2)
+    key, bucket = ShapeKey(7, 1), ShapeKey(9, 3)
     steps = TunedSteps(recorded(name, folder, key), bucket, DEVICE, FILES, folder)
     run(steps, [5, 0, 6, 3, 1, 7, 2], [1, 0, 1, 3, 0, 1, 0])
     assert not steps.workspace.any()
@@ -116,7 +118,7 @@ def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> Non
     slots = [0] * 7 + [7] + [0] * 7 + list(range(20)) + [0, 7, 0, 7]
     once = [17, *range(4, 10), 6, *range(11, 23)]
     positions = [*range(3, 10), 5, *range(10, 17), *once, 18, 0, 19, 1]
-    key, bucket = ShapeKey(len(slots), 1), ShapeKey(len(slots) + 2, 2)
+    key, bucket = ShapeKey(len(slots), 1), ShapeKey(len(slots) + 2, len(slots))
     steps = TunedSteps(recorded(name, folder, key), bucket, DEVICE, FILES, folder)
     ((launch,),) = steps.runs
     assert launch.source.name == "delta_slots.cu"
@@ -127,9 +129,9 @@ def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> Non
 @pytest.mark.parametrize(("kilobytes", "at_once"), [(48, 1), (99, 2)])
 def test_devices_with_less_shared_memory(kilobytes: int, at_once: int, folder: Path) -> None:
     """Fewer chunks, or one block: the same bits."""
-    key = ShapeKey(9, 1)
+    key, bucket = ShapeKey(9, 1), ShapeKey(9, 3)
     device = replace(OLDER, shared_bytes=kilobytes << 10)
-    steps = TunedSteps(recorded("qwen35", folder, key), key, device, FILES, folder)
+    steps = TunedSteps(recorded("qwen35", folder, key), bucket, device, FILES, folder)
     ((launch,),) = steps.runs
     macros = dict(launch.source.macros)
     assert (macros["BLOCKS_AT_ONCE"], macros["SLOTS"] < SLOTS[0]) == (at_once, True)
@@ -149,7 +151,7 @@ def test_many_tokens(name: str, folder: Path) -> None:
     run(steps, positions, slots)
 
 
-@pytest.mark.parametrize("states", [4, 8])
+@pytest.mark.parametrize("states", [1, 4, 8])
 @pytest.mark.parametrize(("many", "prompts"), [(False, False), (False, True), (True, True)])
 def test_several_states_of_a_slot(states: int, many: bool, prompts: bool, folder: Path) -> None:
     """Runs shorter and longer than a ring of states, one that another slot interrupts, one that
@@ -164,6 +166,15 @@ def test_several_states_of_a_slot(states: int, many: bool, prompts: bool, folder
     steps = TunedSteps(recorded("qwen35", folder, key, states), bucket, DEVICE, FILES, folder)
     assert [len(run) for run in steps.runs] == ([2, 1, 1, 1] if prompts else [1])
     run(steps, positions, slots)
+
+
+def test_blocks_share_the_heads_of_few_tokens(folder: Path) -> None:
+    """A prompt alone, so few tokens that multiprocessors would be idle."""
+    key, bucket = ShapeKey(7, 1), ShapeKey(8, 2)
+    device = replace(DEVICE, multiprocessors=132)
+    steps = TunedSteps(recorded("many heads", folder, key), bucket, device, FILES, folder)
+    assert [run[-1].grid[1] for run in steps.runs] == [1, 2, 1, 2]
+    run(steps, [0, 3, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0, 0])
 
 
 def gated(folder: Path, key: ShapeKey) -> RecordedModel:

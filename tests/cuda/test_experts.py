@@ -206,14 +206,15 @@ def test_several_tokens(name: str, folder: Path) -> None:
         ("shared", "q5_k", 19, 20, 9),
         pytest.param("shared", "q4_k_m", 40, 66, 3, marks=pytest.mark.long),
         ("wide", "q6_k", 21, 21, 3),
+        ("qwen3moe", "q4_k", 37, 66, 4),
     ],
 )
 def test_tokens_that_share_experts(
     name: str, quant: str, tokens: int, most: int, multiprocessors: int, folder: Path
 ) -> None:
     """One to several chunks of an expert, full ones and others, which one or several columns of
-    blocks pass over; more tokens than one block of the router takes. So many rows are read that
-    none are picked in front of it."""
+    blocks pass over; more tokens than one block of the router takes, and with most tokens several
+    groups of rows a block. So many rows are read that none are picked in front of it."""
     key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
     device = replace(DEVICE, multiprocessors=multiprocessors)
     steps = TunedSteps(recorded(name, folder, key, quant), bucket, device, ROUTED, folder)

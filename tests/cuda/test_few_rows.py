@@ -69,6 +69,30 @@ def test_no_form_loses_a_tuned_kernel(
             assert found == late
 
 
+@pytest.mark.parametrize("tokens", [16, 64])
+def test_prompts_have_forms_of_few_rows(tokens: int, folder: Path) -> None:
+    """A delta net's state is read for each slot once, not for every few tokens."""
+    assert {"delta_rows.cu"} <= kernels_of("qwen35", tokens, tokens // 4, folder)
+    assert {"delta_slots.cu"} <= kernels_of("qwen35", tokens, tokens, folder)
+
+
+def test_tokens_of_many_sequences_attend_by_themselves(folder: Path) -> None:
+    """Beside prompts of the same number of tokens, which share what they read."""
+    assert {"attention_tokens.cu"} <= kernels_of("qwen3", 256, 128, folder)
+    assert {"attention_groups.cu"} <= kernels_of("qwen3", 256, 64, folder)
+    assert {"attention_groups.cu"} <= kernels_of("qwen3", 512, 128, folder)
+
+
+def kernels_of(name: str, tokens: int, rows: int, folder: Path) -> set[str]:
+    """The kernels of a bucket of a session with 128 slots."""
+    bucket = ShapeKey(tokens, rows)
+    assert bucket in cuda_buckets(ShapeKey(1024, 128))
+    limits = Limits(128, 64, 128, I12, step_tokens=1024, step_rows=128)
+    graph = model_of(name, folder, "q4_k_m").graph(limits)
+    ops = lower_graph(graph, bucket, ROW_PARTS, "cuda").ops
+    return {launch.source.name for launch in plan_launches(ops, DEVICE).launches}
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_a_prompts_last_products_as_one_launch(rows: int, folder: Path) -> None:
     """Where a persistent step is asked for they are one in a form of a single row, and none may

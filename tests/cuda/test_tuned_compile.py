@@ -109,7 +109,7 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
     for graph in graphs:
         # Only rows that are read pass the last layer.
         many = SINGLE_WARP_TOKENS + 1
-        for tokens, rows in ((1, 1), (4, 1), (9, 1), (80, 1), (many, SINGLE_WARP_TOKENS)):
+        for tokens, rows in ((1, 1), (4, 1), (9, 3), (80, 1), (many, SINGLE_WARP_TOKENS)):
             step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
             for shared in (False, True) if tokens == 4 else (False,):
                 found += plan_launches(step.ops, replace(device, mps_enabled=shared)).launches

@@ -1,7 +1,7 @@
-// SSM_DELTA_INPUTS of many tokens (rules R2, R4 and R8). A block computes a token: a warp normalizes
-// one query or key at a time, and a thread computes g and b of a value head. Compiled with
-// STATE_SIZE, WARPS, these operand numbers (see packets.h): X, ALPHA, BETA, DECAY, DT_BIAS, QK,
-// GATES, and the packet number INPUTS_OP.
+// SSM_DELTA_INPUTS of many tokens (rules R2, R4 and R8). The blocks of a column share a token: a warp
+// normalizes one query or key at a time, and a thread of the first block computes g and b of a value
+// head. Compiled with STATE_SIZE, WARPS, these operand numbers (see packets.h): X, ALPHA, BETA,
+// DECAY, DT_BIAS, QK, GATES, and the packet number INPUTS_OP.
 
 #include "delta_token.h"
 
@@ -23,9 +23,11 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const float *x = row_at(launch, X, token);
     float *qk = (float *)row_at(launch, QK, token), *gates = (float *)row_at(launch, GATES, token);
 #pragma unroll 2
-    for (unsigned head = threadIdx.x / WARP_LANES; head < 2 * key_heads; head += WARPS)
+    for (unsigned head = blockIdx.y * WARPS + threadIdx.x / WARP_LANES; head < 2 * key_heads;
+         head += gridDim.y * WARPS)
         norm_keys(x + head * STATE_SIZE, qk + head * STATE_SIZE, eps, scale, head < key_heads,
                   threadIdx.x % WARP_LANES);
+    if (blockIdx.y) return;
     for (unsigned head = threadIdx.x; head < value_heads; head += WARPS * WARP_LANES) {
         const FACTORS made =
             factors_of(row_at(launch, ALPHA, token)[head], row_at(launch, BETA, token)[head],

@@ -1,6 +1,6 @@
-// SSM_GATED_NORM of many tokens (rules R2 and R4). A block computes a token, and a warp one head at
-// a time. Compiled with STATE_SIZE, WARPS, these operand numbers (see packets.h): X, GATE, WEIGHT,
-// Y, and the packet number NORM.
+// SSM_GATED_NORM of many tokens (rules R2 and R4). The blocks of a column share the heads of a token,
+// of which a warp computes one at a time. Compiled with STATE_SIZE, WARPS, these operand numbers (see
+// packets.h): X, GATE, WEIGHT, Y, and the packet number NORM.
 
 #include "delta_token.h"
 
@@ -17,8 +17,8 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const float *gate = (const float *)operand_at(launch, GATE) + token * stride_at(launch, GATE);
     float *y = (float *)operand_at(launch, Y) + token * stride_at(launch, Y);
     const float *weight = (const float *)operand_at(launch, WEIGHT);
-    for (unsigned head = threadIdx.x / WARP_LANES; head < op->size[SSM_GATED_NORM_HEADS];
-         head += WARPS)
+    for (unsigned head = blockIdx.y * WARPS + threadIdx.x / WARP_LANES;
+         head < op->size[SSM_GATED_NORM_HEADS]; head += gridDim.y * WARPS)
         gate_row(x + head * STATE_SIZE, weight, gate + head * STATE_SIZE,
                  op->real[SSM_GATED_NORM_EPS], y + head * STATE_SIZE, lane);
 }

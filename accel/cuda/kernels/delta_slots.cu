@@ -33,24 +33,39 @@ struct SLOT_ORDER {
     unsigned first[MAX_TOKENS];   // the first tokens of the slots
     unsigned slots;
 
-    // By one warp.
+    // By one warp. Slots are looked up often, so `before` has them first.
     __device__ __forceinline__ void find(const QUERIES &queries, unsigned tokens, int lane) {
-        unsigned found = 0;
-        for (unsigned base = 0; base < tokens; base += WARP_LANES) {
-            const unsigned token = base + lane;
-            const unsigned own = token < tokens ? queries.slot(token) : 0;
-            bool is_first = token < tokens;
-            unsigned behind = NO_TOKEN;
+        constexpr unsigned each = (MAX_TOKENS + WARP_LANES - 1) / WARP_LANES;
+        unsigned own[each], row[each], behind[each];
+        bool is_first[each];
+#pragma unroll
+        for (unsigned n = 0; n < each; n++) {
+            const unsigned token = n * WARP_LANES + lane;
+            if (token >= tokens) continue;
+            before[token] = own[n] = queries.slot(token);
+            row[n] = queries.row_before(token, STATES);
+        }
+        __syncwarp();
+#pragma unroll
+        for (unsigned n = 0; n < each; n++) {
+            const unsigned token = n * WARP_LANES + lane;
+            is_first[n] = token < tokens, behind[n] = NO_TOKEN;
+            if (!is_first[n]) continue;
 #pragma unroll 8
             for (unsigned i = tokens; i-- > 0;) {
-                const bool same = queries.slot(i) == own;
-                if (same && i > token) behind = i;
-                if (same && i < token) is_first = false;
+                const bool same = before[i] == own[n];
+                if (same && i > token) behind[n] = i;
+                if (same && i < token) is_first[n] = false;
             }
-            const unsigned firsts = __ballot_sync(ALL_LANES, is_first);
-            if (is_first) first[found + __popc(firsts & ((1u << lane) - 1))] = token;
-            if (token < tokens)
-                before[token] = queries.row_before(token, STATES), next[token] = behind;
+        }
+        __syncwarp();
+        unsigned found = 0;
+#pragma unroll
+        for (unsigned n = 0; n < each; n++) {
+            const unsigned token = n * WARP_LANES + lane;
+            const unsigned firsts = __ballot_sync(ALL_LANES, is_first[n]);
+            if (is_first[n]) first[found + __popc(firsts & ((1u << lane) - 1))] = token;
+            if (token < tokens) before[token] = row[n], next[token] = behind[n];
             found += __popc(firsts);
         }
         if (lane == 0) slots = found;

@@ -81,6 +81,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS_AT_ONCE)
         0, 0, 0, 0, 0, 0,
     };
     stream.begin();
+    chunks.load_pairs(table, count, WARPS * WARP_LANES);
     if (count) begin_rows(launch, chunks.of[0], chunks.pairs, {shared, UNITS}, warp, lane);
     end_parts();
 #pragma unroll 1

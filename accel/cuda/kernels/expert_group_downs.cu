@@ -101,6 +101,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES, BLOCKS_AT_ONCE)
         0, 0, 0, 0, 0, 0,
     };
     stream.begin();
+    chunks.load_pairs(table, count, WARPS * WARP_LANES);
     PRECEDING_DONE;
 #pragma unroll 1
     for (unsigned item = 0; item < count; item++) {

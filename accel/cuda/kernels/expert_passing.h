@@ -66,13 +66,20 @@ template <int rows> struct BLOCK_CHUNKS {
 
     __device__ __forceinline__ BLOCK_CHUNKS(unsigned char *shared)
         : of((CHUNK *)shared), pairs((unsigned *)(shared + CHUNKS * sizeof(CHUNK))) {}
-    // By all threads, of which there are `threads`; returns the number of chunks.
+    // By all threads, of which there are `threads`; returns the number of chunks. Rather than wait
+    // for the number of all it reads as many as there may be.
     __device__ __forceinline__ unsigned load(const EXPERT_TABLE &table, unsigned threads) const {
         const unsigned all = table.chunks();
-        const unsigned count = all > blockIdx.y ? (all - blockIdx.y - 1) / gridDim.y + 1 : 0;
-        for (unsigned i = threadIdx.x; i < count; i += threads)
-            of[i] = table.chunk(blockIdx.y + i * gridDim.y);
+        for (unsigned i = threadIdx.x; i < CHUNKS; i += threads) {
+            const unsigned number = blockIdx.y + i * gridDim.y;
+            if (number < table.max_chunks) of[i] = table.chunk(number);
+        }
         __syncthreads();
+        return all > blockIdx.y ? (all - blockIdx.y - 1) / gridDim.y + 1 : 0;
+    }
+    // The pairs of the first `count` chunks.
+    __device__ __forceinline__ void load_pairs(const EXPERT_TABLE &table, unsigned count,
+                                               unsigned threads) const {
         for (unsigned i = threadIdx.x; i < count * rows; i += threads) {
             const CHUNK &chunk = of[i / rows];
             if (i % rows < chunk.count)
@@ -80,7 +87,6 @@ template <int rows> struct BLOCK_CHUNKS {
                                                   : chunk.first + i % rows;
         }
         __syncthreads();
-        return count;
     }
 };
 
