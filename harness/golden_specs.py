@@ -41,6 +41,12 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     "falcon": ({"quant": "q4_k_m"}, {"quant": "q8_0", "parallel": True}),
     "nemotron": ({"quant": "q4_k_m"},),
     "olmo": ({"quant": "q4_k_m"},),
+    "gpt2": ({"quant": "q4_k_m"},),
+    "starcoder": ({"quant": "q8_0"},),
+    "mistral4": ({"quant": "q4_k_m", "rope_scaling": "yarn", "tied": False},),
+    "hy_v3": ({"quant": "q4_k_m", "experts": {"shared_width": 128}},),
+    "mellum": ({"quant": "q4_k_m", "layers": 5, "window": 12},),
+    "smallthinker": ({"quant": "q4_k_m", "layers": 5, "window": 12},),
     "starcoder2": ({"quant": "q4_k_m"},),
     "stablelm": (
         {"quant": "q4_k_m", "qkv_bias": True},
@@ -146,6 +152,14 @@ _SYNTHETIC_VARIANTS: Mapping[str, tuple[dict[str, Any], ...]] = {
     ),
     "glm4moe": (
         {"quant": "q4_k_m", "tied": False, "nextn_layers": 1, "experts": {"shared_width": 128}},
+    ),
+    "gemma3n": (
+        {"quant": "q4_k_m", "layers": 3, "gemma": {"window": 12, "per_layer_width": 64}},
+        {
+            "quant": "q8_0",
+            "layers": 6,
+            "gemma": {"window": 9, "per_layer_width": 64, "shared_kv_layers": 2, "softcap": 20.0},
+        },
     ),
     "gemma4": (
         {"quant": "f32", "gemma": {"window": 12}},

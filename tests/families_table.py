@@ -24,7 +24,11 @@ GEMMA3 = {**SMALL, "architecture": "gemma3", "layers": 4, "gemma": WINDOWS}
 GEMMA4_WINDOWS = {**WINDOWS, "head_dim": 16, "kv_heads": 4, "output_scale": True}
 GEMMA4 = {**SMALL, "architecture": "gemma4", "layers": 4, "gemma": GEMMA4_WINDOWS}
 
+PLAIN = ("granite", "minicpm", "qwen2", "qwen3")
+UNTIED = ("chatglm", "arcee", "nemotron", "glm4", "phi3")
 DENSE: Mapping[str, Mapping[str, Any]] = {
+    **{name: {"architecture": name, **SMALL} for name in PLAIN},
+    **{name: {"architecture": name, **SMALL, "tied": False} for name in UNTIED},
     "llama": {"architecture": "llama", **SMALL},
     "deepseek2": {
         "architecture": "deepseek2", **SMALL, "leading_dense": 0, "experts": None,
@@ -58,14 +62,11 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
         "query_growth": 0.5, "yarn_log_multiplier": 0.5,
     },
     "smollm3": {"architecture": "smollm3", **SMALL, "layers": 5, "rope_base": 5e6},
-    "granite": {"architecture": "granite", **SMALL},
     "granite-plain-scores": {
         "architecture": "granite", **SMALL, "tied": False,
         "scales": {"embedding": 1.0, "residual": 1.0, "attention": 0.25, "logits": 3.0},
     },
-    "glm4": {"architecture": "glm4", **SMALL, "tied": False},
     "glm4-biases": {"architecture": "glm4", **SMALL, "tied": False, "qkv_bias": True},
-    "phi3": {"architecture": "phi3", **SMALL, "tied": False},
     "phi3-long-rope": {"architecture": "phi3", **SMALL, "long_rope": True},
     "phi3-separate-qkv": {"architecture": "phi3", **SMALL, "fused_qkv": False},
     "phi3-window": {"architecture": "phi3", **SMALL, "window": 20},
@@ -79,14 +80,11 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
     "olmo2-windows": {
         "architecture": "olmo2", **SMALL, "tied": False, "layers": 5, "window": 20,
     },
-    "qwen2": {"architecture": "qwen2", **SMALL},
     "qwen2-untied-mqa": {"architecture": "qwen2", **SMALL, "kv_heads": 1, "tied": False},
-    "qwen3": {"architecture": "qwen3", **SMALL},
     "qwen2vl": {"architecture": "qwen2vl", **SMALL, "tied": False, "rope_base": 1e6},
     "qwen3vl": {"architecture": "qwen3vl", **SMALL, "rope_base": 5e6},
     "hunyuan-dense": {"architecture": "hunyuan-dense", **SMALL, "rope_base": 1e6},
     "internlm2": {"architecture": "internlm2", **SMALL, "tied": False, "rope_base": 1e6},
-    "minicpm": {"architecture": "minicpm", **SMALL},
     "command-r": {"architecture": "command-r", **SMALL, "logit_scale": 0.5, "rope_base": 8e6},
     "cohere2": {
         "architecture": "cohere2", **SMALL, "layers": 5, "window": 20, "logit_scale": 0.25,
@@ -104,16 +102,15 @@ DENSE: Mapping[str, Mapping[str, Any]] = {
         "parallel": True,
     },
     "exaone": {"architecture": "exaone", **SMALL, "rope_freqs": True, "rope_base": 1e6},
-    "chatglm": {"architecture": "chatglm", **SMALL, "tied": False},
-    "arcee": {"architecture": "arcee", **SMALL, "tied": False},
     "baichuan": {"architecture": "baichuan", **SMALL, "kv_heads": 4, "tied": False},
     "falcon": {"architecture": "falcon", **SMALL, "kv_heads": 1},
     "falcon-parallel": {"architecture": "falcon", **SMALL, "parallel": True},
-    "nemotron": {"architecture": "nemotron", **SMALL, "tied": False},
     "olmo": {"architecture": "olmo", **SMALL, "kv_heads": 4},
     "stablelm-head-norms": {
         "architecture": "stablelm", **SMALL, "tied": False, "parallel": True, "head_norms": True,
     },
+    "gpt2": {"architecture": "gpt2", **SMALL, "kv_heads": 4, "fused_qkv": True},
+    "starcoder": {"architecture": "starcoder", **SMALL, "kv_heads": 1, "fused_qkv": True},
     "qwen3-wide-heads": {"architecture": "qwen3", **SMALL, "head_dim": 80, "rope_base": 1e6},
 }  # fmt: skip
 
@@ -215,6 +212,26 @@ MIXTURES: Mapping[str, Mapping[str, Any]] = {
         "architecture": "bailingmoe", **SMALL, "tied": False, "rope_base": 6e5,
         "experts": {**EXPERTS, "used": 8, "shared_width": 192},
     },
+    "mistral4-experts": {
+        "architecture": "mistral4", **SMALL, "leading_dense": 0, "latent": LATENT,
+        "rope_scaling": "yarn", "rope_factor": 16.0, "rope_original_context": 32,
+        "yarn_log_multiplier": 0.1, "experts": {**EXPERTS, "used": 10, "shared_width": 96},
+    },
+    "hy_v3-experts": {
+        "architecture": "hy_v3", **SMALL, "layers": 3, "tied": False, "leading_dense": 1,
+        "experts": {**EXPERTS, "used": 11, "shared_width": 96},
+    },
+    "mellum-experts": {
+        "architecture": "mellum", **SMALL, "layers": 5, "tied": False, "window": 20,
+        "rope_scaling": "linear", "experts": {**EXPERTS, "used": 8},
+    },
+    "smallthinker-experts": {
+        "architecture": "smallthinker", **SMALL, "experts": {**EXPERTS, "used": 10},
+    },
+    "smallthinker-experts-windows": {
+        "architecture": "smallthinker", **SMALL, "layers": 5, "tied": False, "window": 20,
+        "experts": {**EXPERTS, "used": 8},
+    },
     "gpt-oss-experts": {**GPT_OSS, "experts": {**EXPERTS, "used": 4}},
     "gpt-oss-experts-yarn": {**GPT_OSS, "rope_scaling": "yarn", "rope_factor": 32.0},
 }  # fmt: skip
@@ -302,6 +319,14 @@ GEMMAS: Mapping[str, Mapping[str, Any]] = {
         **GEMMA3, "tied": False, "gemma": {**WINDOWS, "softcap": 5.0}, "rope_scaling": "linear",
         "rope_base": 1e6,
     },
+    "gemma3n": {
+        **SMALL, "architecture": "gemma3n",
+        "gemma": {**WINDOWS, "period": 2, "per_layer_width": 256},
+    },
+    "gemma3n-shared-kv": {
+        **SMALL, "architecture": "gemma3n", "layers": 6, "rope_base": 1e6,
+        "gemma": {**WINDOWS, "softcap": 8.0, "per_layer_width": 64, "shared_kv_layers": 3},
+    },
     "gemma4": GEMMA4,
     "gemma4-one-head-size": {**GEMMA4, "gemma": WINDOWS},
     "gemma4-values-from-keys": {**GEMMA4, "gemma": {**GEMMA4_WINDOWS, "values_from_keys": True}},
@@ -344,6 +369,11 @@ DEEP: Mapping[str, Mapping[str, Any]] = {
     "baichuan-7b": {
         "architecture": "baichuan", "layers": 32, "hidden": 64, "heads": 4, "kv_heads": 4,
         "head_dim": 16, "feed_forward": 64, "tied": False,
+    },
+    "gemma3n-deep": {
+        "architecture": "gemma3n", "layers": 22, "hidden": 64, "heads": 4, "kv_heads": 2,
+        "head_dim": 16, "feed_forward": 512, "rope_base": 1e6,
+        "gemma": {"window": 20, "period": 5, "per_layer_width": 256, "shared_kv_layers": 2},
     },
     "exaone4-32b": {
         "architecture": "exaone4", "layers": 64, "hidden": 64, "heads": 4, "kv_heads": 2,

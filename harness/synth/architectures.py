@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-BIASED = ("starcoder2", "phi2", "gptneox")
+BIASED = ("starcoder2", "phi2", "gptneox", "gpt2", "starcoder")
 """Architectures in which every matrix of a layer has a bias."""
+POSITIONED = ("gpt2", "starcoder")
+"""Architectures with embeddings of positions."""
 HALF_ROTATES = ("glm4", "glm4moe", "minimax-m2", "bailingmoe2", "chatglm", "nemotron")
 QUARTER_ROTATES = ("stablelm", "phi2", "gptneox")
 LAYER_NORMED = (*BIASED, "stablelm", "falcon", "nemotron")
@@ -19,15 +21,20 @@ WITH_EXPERTS = (
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
     "hunyuan-moe", "dots1", "qwen3vlmoe", "bailingmoe2", "exaone-moe", "afmoe",
     "llama4", "ernie4_5-moe", "deepseek", "bailingmoe",
+    "hy_v3", "mellum", "smallthinker",
 )  # fmt: skip
 LLAMA4 = "llama4"
-MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", "deepseek2")
+LATENTS = ("deepseek2", "mistral4")
+"""Architectures whose positions have one row for all heads."""
+MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", *LATENTS)
 ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
 SOFT_ROUTED = ("deepseek", "bailingmoe")
 """Architectures whose experts a softmax weights, beside shared ones."""
-LEADING = ("lfm2moe", "glm4moe", "dots1", "deepseek2", "ernie4_5-moe", *ROUTED, "deepseek")
+LEADING = (
+    *("lfm2moe", "glm4moe", "dots1", *LATENTS, "ernie4_5-moe", *ROUTED, "deepseek", "hy_v3"),
+)
 """Architectures whose first layers may have no experts."""
-COUNTED = ("glm4moe", "dots1", "deepseek2", *ROUTED, *SOFT_ROUTED)
+COUNTED = ("glm4moe", "dots1", *LATENTS, *ROUTED, *SOFT_ROUTED)
 """Architectures whose files count shared experts, each as wide as the others."""
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
 CONVOLVING = ("lfm2", "lfm2moe")
@@ -39,12 +46,14 @@ HEAD_NORMED = ("glm4moe", "stablelm", "command-r")
 NEMOTRONS = ("nemotron_h", "nemotron_h_moe")
 FALCON_H1, MAMBA2 = "falcon-h1", "mamba2"
 MAMBAS = ("granitehybrid", *NEMOTRONS, FALCON_H1, MAMBA2)
-DIVIDED = ("llama", "llama4", "apertus", "exaone", "exaone4", "exaone-moe")
+DIVIDED = ("llama", "llama4", "apertus", "exaone", "exaone4", "exaone-moe", "hy_v3")
 """Architectures whose frequencies may have divisors."""
 GRANITES = ("granite", "granitemoe", "granitehybrid", "minicpm")
-GEMMAS = ("gemma", "gemma2", "gemma3", "gemma4")
+GEMMAS = ("gemma", "gemma2", "gemma3", "gemma3n", "gemma4")
+GEMMA3N = "gemma3n"
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
     "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED, "ernie4_5-moe", *SOFT_ROUTED,
+    "mistral4", "hy_v3", "mellum", "smallthinker",
     *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
 )  # fmt: skip

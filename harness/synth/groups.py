@@ -96,9 +96,10 @@ class Gemma:
 
     ``window`` 0 means that no layer has a window (gemma and gemma3 only). ``rope_base``,
     ``head_dim`` and ``kv_heads`` are those of layers with a window, the last two for gemma4 and
-    None if equal to the other layers'. ``softcap`` None omits the key. The rest is for gemma4: the
-    last ``shared_kv_layers`` have no keys and values; ``per_layer_width`` is that of the per-layer
-    embeddings, 0 for none; ``values_from_keys`` omits the value projection of full layers."""
+    None if equal to the other layers'. ``softcap`` None omits the key. The rest is for gemma4, the
+    next two for gemma3n as well: the last ``shared_kv_layers`` use no keys and values of their own;
+    ``per_layer_width`` is that of the per-layer embeddings, 0 for none. ``values_from_keys`` omits
+    the value projection of full layers."""
 
     window: int = 32
     period: int = 6
@@ -112,10 +113,9 @@ class Gemma:
     output_scale: bool = False
 
 
-GEMMA4_ONLY = (
-    *("head_dim", "kv_heads", "values_from_keys"),
-    *("shared_kv_layers", "per_layer_width", "output_scale"),
-)
+GEMMA4_ONLY = ("head_dim", "kv_heads", "values_from_keys", "output_scale")
+LATER_GEMMAS = ("shared_kv_layers", "per_layer_width")
+"""Settings of gemma3n and gemma4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +147,9 @@ def gemma_rules(spec: Shape, gemma: Gemma) -> Iterator[tuple[str, object, str]]:
     """Yield (field, whether its value is invalid, what it must be) for settings of Gemma."""
     architecture = spec.architecture
     if architecture != "gemma4":
-        for name in GEMMA4_ONLY:
+        for name in (*GEMMA4_ONLY, *(() if architecture == "gemma3n" else LATER_GEMMAS)):
             yield f"gemma.{name}", getattr(gemma, name), f"left out for {architecture}"
-    if architecture in ("gemma2", "gemma4"):
+    if architecture in ("gemma2", "gemma3n", "gemma4"):
         yield "gemma.window", gemma.window < 1, f"at least 1 for {architecture}"
     yield "gemma.window", gemma.window and architecture == "gemma", "0 for gemma"
     yield "gemma.head_dim", (gemma.head_dim or 0) % 2, "even"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from harness.synth.architectures import (
     COHERES,
     COUNTED,
     FALCON_H1,
+    GEMMA3N,
     LAYER_NORMED,
     LEADING,
     LLAMA4,
@@ -29,6 +31,8 @@ SCORE_CAP = 2.0
 """The bound of attention's scores in gemma2, which those of random weights come near."""
 WEIGHT_SCALE = 2.5
 """The factor of the experts' weights in glm4moe, and in deepseek2 with a sigmoid."""
+DEVIATIONS, SPARSE_LAYERS = 1.6448533535003662, 10
+"""How far above their mean gates of gemma3n are kept, one of twenty, and in how many layers."""
 DEEPSTACK = 3
 """How many layers of qwen3vl add parts of an image."""
 ORIGINAL = "rope.scaling.original_context_length"
@@ -174,7 +178,10 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
         keys["expert_shared_feed_forward_length"] = experts.shared_width
     if spec.architecture == "bailingmoe":
         keys["expert_weights_norm"] = True
-    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", *ROUTED):
+    if spec.architecture == "smallthinker":
+        keys["expert_gating_func"] = SIGMOID_GATING
+        keys["feed_forward_length"] = experts.width
+    if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", "hy_v3", *ROUTED):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
     return keys
@@ -246,6 +253,13 @@ def _gemma_keys(spec: SynthSpec, gemma: Gemma) -> dict[str, Any]:
         return keys
     if spec.architecture == "gemma2":
         keys["attn_logit_softcapping"] = SCORE_CAP
+    if spec.architecture == GEMMA3N:
+        keys["attention.shared_kv_layers"] = gemma.shared_kv_layers
+        keys["embedding_length_per_layer_input"] = gemma.per_layer_width
+        pattern = [spec.is_windowed(layer) for layer in range(spec.layers)]
+        keys["attention.sliding_window_pattern"] = pattern
+        sparse = [DEVIATIONS if n < SPARSE_LAYERS else -math.inf for n in range(spec.layers)]
+        return keys | {"activation_sparsity_scale": sparse, "altup.num_inputs": 4}
     if spec.architecture != "gemma4":
         return keys | {"attention.sliding_window_pattern": gemma.period}
     layers = range(spec.layers)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from contract.dtypes import F32, DType
 from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
-from harness.synth.architectures import BIASED, FALCON_H1, LAYER_NORMED
+from harness.synth.architectures import BIASED, FALCON_H1, GEMMA3N, LAYER_NORMED
 from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
 from harness.synth.spec import SynthSpec
@@ -40,8 +40,9 @@ LONG_ROPE = ("rope_factors_long", "rope_factors_short")
 """Tensors of frequency divisors for contexts beyond the original one, and up to it."""
 
 FILE_ORDER = (
-    "token_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd", "per_layer_model_proj",
-    "per_layer_proj_norm", "token_embd_norm", "attn_norm", "attn_norm.bias",
+    "token_embd", "position_embd", "rope_freqs", *LONG_ROPE, "per_layer_token_embd",
+    "per_layer_model_proj", "per_layer_proj_norm", "altup_proj", "altup_unembd_proj",
+    "token_embd_norm", "attn_norm", "attn_norm.bias",
     "attn_norm_2", "attn_norm_2.bias", "attn_q", "attn_q.bias", "attn_k",
     "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
     "attn_k_norm", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm",
@@ -50,11 +51,14 @@ FILE_ORDER = (
     "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
     "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_norm.bias",
     "ffn_gate", "ffn_up", "ffn_up.bias", "ffn_down", "ffn_down.bias",
-    "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b.bias", "ffn_gate_exps",
+    "ffn_gate_inp", "ffn_gate_inp.bias", "exp_probs_b", "exp_probs_b.bias",
+    "ffn_gate_exps",
     "ffn_gate_exps.bias", "ffn_up_exps", "ffn_up_exps.bias", "ffn_gate_up_exps", "ffn_down_exps",
     "ffn_down_exps.bias", "ffn_gate_inp_shexp", "ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp",
     "post_ffw_norm", "ffn_gate_inp.scale", "ffn_down_exps.scale", "pre_ffw_norm_2",
-    "post_ffw_norm_1", "post_ffw_norm_2", "inp_gate", "proj", "post_norm", "layer_output_scale",
+    "post_ffw_norm_1", "post_ffw_norm_2", "altup_correct_coef", "altup_correct_scale",
+    "altup_predict_coef", "altup_router", "altup_router_norm", "laurel_l", "laurel_r",
+    "laurel_post_norm", "inp_gate", "proj", "post_norm", "layer_output_scale",
     "nextn.eh_proj", "nextn.embed_tokens", "nextn.enorm", "nextn.hnorm",
     "nextn.shared_head_norm",
     "output_norm", "output_norm.bias", "output", "output.bias",
@@ -77,7 +81,9 @@ class PlannedTensors(ModelTensors):
             case "attn_qkv":
                 return spec.fused_qkv and spec.owns_values(block)
             case "attn_v":
-                return spec.owns_values(block)
+                return spec.owns_values(block) or spec.architecture == GEMMA3N
+            case "attn_k" | "attn_k_norm":
+                return spec.architecture == GEMMA3N
             case "attn_q.bias" | "attn_k.bias" | "attn_v.bias" | "attn_qkv.bias":
                 return spec.has_qkv_bias
             case "attn_output.bias":
@@ -103,6 +109,8 @@ class PlannedTensors(ModelTensors):
             case "ffn_norm" if name.endswith(".weight"):
                 joined = spec.architecture == "stablelm" and spec.parallel
                 return spec.architecture not in ("phi2", "falcon") and not joined
+            case "exp_probs_b":  # without a suffix
+                return spec.architecture == "hy_v3"
             case "ffn_norm":  # without a suffix
                 return spec.architecture == FALCON_H1
             case "ssm_norm":
@@ -211,7 +219,7 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
             return -3.0, 0.5
         case "ssm_a":  # always negative, since values lie within 3.5 deviations
             return -4.0, 1.0
-        case "exp_probs_b.bias":  # as wide as the differences of sigmoids
+        case "exp_probs_b" | "exp_probs_b.bias":  # as wide as the differences of sigmoids
             return 0.0, CHOICE_DEVIATION
         case "ffn_gate_exps.bias" | "ffn_up_exps.bias":
             return 0.0, GATE_BIAS_DEVIATION
@@ -223,9 +231,13 @@ def _spread(spec: SynthSpec, kind: str, shape: tuple[int, ...]) -> tuple[float, 
             return 0.0, ROUTER_SPREAD / root
         case "ffn_gate_inp.scale":  # the router's input is divided by the root of the width
             return root, MIX_DEVIATION * root
-        case "ffn_down_exps.scale" | "layer_output_scale":
+        case "ffn_down_exps.scale" | "layer_output_scale" | "altup_correct_scale":
             return 1.0, MIX_DEVIATION
-        case "attn_q_norm" | "attn_k_norm" if spec.architecture == "gemma4":
+        case "altup_router":  # its input is divided by the width
+            return 0.0, root
+        case "altup_predict_coef" | "altup_correct_coef":
+            return 0.0, MIX_DEVIATION / 2
+        case "attn_q_norm" | "attn_k_norm" if spec.architecture in (GEMMA3N, "gemma4"):
             # Scores are not scaled; the norms of queries and keys do it.
             return 1.0 / math.sqrt(root), NORM_DEVIATION / math.sqrt(root)
     if "norm" in kind:

@@ -18,6 +18,7 @@ _GPT_OSS = {
 }  # fmt: skip
 _LATENT = {"rank": 512, "unrotated": 128, "rotated": 64, "value": 128}
 _YARN_40 = {"rope_scaling": "yarn", "rope_factor": 40.0, "rope_original_context": 4096}
+_GEMMA3N = {"window": 512, "period": 5, "softcap": 30.0, "per_layer_width": 256}
 _GEMMA4_WINDOWS = {"window": 1024, "head_dim": 256, "values_from_keys": True, "output_scale": True}
 
 
@@ -182,6 +183,14 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "2.7b": _shape(32, 2560, 32, kv_heads=32, head_dim=80, feed_forward=10240, vocab=51200)
         | {"context": 2048, "tied": False}
     },
+    "exaone": {
+        "7.8b": _shape(32, 4096, 32, kv_heads=8, head_dim=128, feed_forward=14336, vocab=102400)
+        | {"context": 32768, "rope_base": 1e6, "rope_freqs": True, "tied": False}
+    },
+    "mamba2": {
+        "7b": _shape(64, 4096, 1, kv_heads=1, vocab=32768, context=1 << 20, tied=False)
+        | {"mamba": {"state": 128, "heads": 128, "groups": 8}}
+    },
     "falcon-h1": {
         "0.5b": _shape(36, 1024, 8, kv_heads=2, head_dim=64, feed_forward=2048, vocab=32784)
         | {"context": 16384, "rope_base": 1e11}
@@ -193,6 +202,12 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "gemma2": {
         "2b": _shape(26, 2304, 8, kv_heads=4, head_dim=256, feed_forward=9216, vocab=256000)
         | {"context": 8192, "gemma": {"window": 4096, "period": 2, "softcap": 30.0}}
+    },
+    "gemma3n": {
+        size: _shape(layers, 2048, 8, kv_heads=2, head_dim=256, feed_forward=width, vocab=262400)
+        | {"context": 32768, "rope_base": 1e6}
+        | {"gemma": {**_GEMMA3N, "shared_kv_layers": layers - 20}}
+        for size, layers, width in (("e2b", 30, 8192), ("e4b", 35, 16384))
     },
     "gemma4": {
         "26b-a4b": _shape(30, 2816, 16, kv_heads=2, feed_forward=2112, **_GEMMA4)
@@ -218,6 +233,12 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "deepseek": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "bailingmoe": {"experts": {"shared_width": 64}, "tied": False},
     "mamba2": {"mamba": {}},
+    "gpt2": {"kv_heads": 4, "fused_qkv": True},
+    "starcoder": {"kv_heads": 1, "fused_qkv": True},
+    "mistral4": {"latent": {}, "experts": {"shared_width": 64}},
+    "hy_v3": {"experts": {"shared_width": 64}, "leading_dense": 1},
+    "mellum": {"experts": {}, "tied": False},
+    "smallthinker": {"experts": {}},
     "qwen3moe": {"experts": {}},
     "qwen3vlmoe": {"experts": {}},
     "minimax-m2": {"experts": {}},
@@ -246,6 +267,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "gemma": {"gemma": {"window": 0}},
     "gemma2": {"gemma": {"period": 2}},
     "gemma3": {"gemma": {"period": 2}},
+    "gemma3n": {"gemma": {"period": 2, "per_layer_width": 256}},
     "gemma4": {"gemma": {"period": 2, "head_dim": 32, "kv_heads": 4, "output_scale": True}},
 }
 """Fields an architecture needs, with values for sizes that do not set them."""

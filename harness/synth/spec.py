@@ -21,6 +21,7 @@ from harness.synth.architectures import (
     HALF_ROTATES,
     HEAD_NORMED,
     HYBRIDS,
+    LATENTS,
     LEADING,
     LLAMA4,
     MAMBA2,
@@ -289,7 +290,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         ("recurrent", HYBRIDS, HYBRIDS),
         ("short_conv", CONVOLVING, CONVOLVING),
         ("mamba", MAMBAS, MAMBAS),
-        ("latent", ("deepseek2",), ("deepseek2",)),
+        ("latent", LATENTS, LATENTS),
         ("gemma", GEMMAS, GEMMAS),
         ("scales", GRANITES, GRANITES),
     ):
@@ -337,7 +338,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     """The rules of fields that few architectures have."""
     for name, having in (
         ("query_growth", ("mistral3", LLAMA4)),
-        ("yarn_log_multiplier", ("mistral3", "deepseek2")),
+        ("yarn_log_multiplier", ("mistral3", *LATENTS)),
     ):
         value = getattr(spec, name)
         yield name, value and architecture not in having, f"0 for {architecture}"
@@ -348,7 +349,8 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "expert_groups", grouped, f"1 for {architecture}"
     yield "long_rope", spec.long_rope and architecture != "phi3", f"False for {architecture}"
     needed = architecture in ("gpt-oss", "cohere2", "exaone-moe", "afmoe")
-    windowed = needed or architecture in ("phi3", "olmo2", "exaone4", LLAMA4)
+    windowed = needed or architecture in ("phi3", "olmo2", "exaone4", LLAMA4, "mellum")
+    windowed |= architecture == "smallthinker"
     yield "window", spec.window and not windowed, f"0 for {architecture}"
     yield "window", not spec.window and needed, f"at least 1 for {architecture}"
     scaled = spec.logit_scale != 1.0 and architecture not in COHERES
@@ -358,7 +360,7 @@ def _own_rules(spec: SynthSpec, architecture: str) -> Iterator[tuple[str, object
     yield "head_norms", spec.head_norms and unnormed, f"False for {architecture}"
     beside = architecture in ("stablelm", "gptneox", "falcon")
     yield "parallel", spec.parallel and not beside, f"False for {architecture}"
-    whole = architecture in ("olmo2", "olmoe", "minimax-m2", "deepseek2", "afmoe")
+    whole = architecture in ("olmo2", "olmoe", "minimax-m2", "afmoe", *LATENTS)
     whole |= spec.head_norms and architecture != "glm4moe"
     yield "fused_qkv", spec.fused_qkv and whole, f"False for {architecture}"
     divided = spec.rope_freqs and architecture not in DIVIDED
@@ -369,7 +371,7 @@ def _expert_rules(architecture: str, experts: ExpertSpec) -> Iterator[tuple[str,
     yield "experts.used", experts.used > experts.count, f"at most {experts.count}"
     shared, needed = experts.shared_width > 0, architecture in (*HYBRIDS, "qwen2moe")
     needed |= architecture in ("nemotron_h_moe", "hunyuan-moe", LLAMA4)
-    either = architecture in ("granitehybrid", "granitemoe", "ernie4_5-moe", *COUNTED)
+    either = architecture in ("granitehybrid", "granitemoe", "ernie4_5-moe", "hy_v3", *COUNTED)
     accepted = f"{'at least 1' if needed else '0'} for {architecture}"
     yield "experts.shared_width", shared != needed and not either, accepted
     uneven = architecture in COUNTED and experts.shared_width % experts.width

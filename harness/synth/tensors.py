@@ -27,7 +27,16 @@ FALLBACK = {
 
 VECTOR_KINDS = ("ssm_a", "ssm_d", "ssm_norm", "attn_q_norm", "attn_k_norm")
 """Vectors that some architectures store as matrices."""
-FLOAT_KINDS = (*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "conv")
+FLOAT_KINDS = (
+    *(*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "conv", "laurel_l", "laurel_r", "altup_proj"),
+    *(
+        "altup_unembd_proj",
+        "altup_correct_coef",
+        "altup_predict_coef",
+        "altup_router",
+        "position_embd",
+    ),
+)
 """Matrices that are never quantized."""
 SENSITIVE_VALUES = ("attn_v", "attn_qkv")
 SENSITIVE_DOWNS = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")

@@ -25,6 +25,11 @@ PRE_TOKENIZER = {
     **dict.fromkeys(("baichuan", "mamba2"), "gpt-2"),
     **{name: name for name in ("exaone", "falcon", "bailingmoe")},
     "arcee": "llama-bpe",
+    "gpt2": "gpt-2",
+    "hy_v3": "hunyuan-dense",
+    "mistral4": "tekken",
+    **dict.fromkeys(("starcoder", "mellum"), "starcoder"),
+    "smallthinker": "qwen2",
     "nemotron": "dbrx",
     "chatglm": "chatglm-bpe",
     "deepseek": "deepseek-llm",
@@ -60,7 +65,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 GEMMA_TURNS = {
-    **dict.fromkeys(("gemma", "gemma2", "gemma3"), ("<start_of_turn>", "<end_of_turn>")),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma3n"), ("<start_of_turn>", "<end_of_turn>")),
     "gemma4": ("<|turn>", "<turn|>"),
 }
 GEMMA_TEMPLATE = (

@@ -17,6 +17,7 @@ from reference.model.config.rope import GROWTH_TABLE
 from reference.model.draft_head import ROPE_TABLE, STORED, TOKEN_TABLE
 from reference.model.families.feed_forward import XIELU
 from reference.model.families.head_products import MATRIX_OF_HEAD
+from reference.model.families.positions import POSITION_TABLE, POSITIONS
 from reference.model.open import Model
 from reference.quant import find_nonfinite_scale
 
@@ -63,6 +64,9 @@ def constant_bytes(model: Model, decl: BufferDecl) -> Bytes:
     if decl.name.startswith(XIELU):
         layer = int(decl.name.removeprefix(XIELU)[1:-1])
         return np.array([model.config.xielu[layer]], "<f4").view(np.uint8)
+    if decl.name == POSITION_TABLE:
+        rows = model.file.tensor_array(POSITIONS)[:context].reshape(2 * context, -1)
+        return np.ascontiguousarray(rows, "<f4").view(np.uint8)
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
         grown = growth_table(context, growth.length, growth.factor, growth.offset)

@@ -54,13 +54,15 @@ MODELS = {
     "baichuan": ("q8_0", F16), "falcon": ("q4_k_m", F16), "nemotron": ("q8_0", F16),
     "olmo": ("f32", F32), "stablelm-head-norms": ("q4_k_m", F16),
     "deepseek-experts": ("q8_0", F16), "bailingmoe-experts": ("q8_0", F16),
-    "mamba2-groups": ("q4_k_m", F16),
+    "mamba2-groups": ("q4_k_m", F16), "gpt2": ("q8_0", F16), "starcoder": ("q4_k_m", F16),
+    "mistral4-experts": ("q4_k_m", F16), "hy_v3-experts": ("q8_0", F16),
+    "mellum-experts": ("q8_0", F16), "smallthinker-experts-windows": ("q4_k_m", F16),
     "starcoder2": ("q8_0", F16), "stablelm": ("q8_0", F16), "phi2": ("q8_0", F16),
     "gptneox-parallel": ("f32", F32), "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32), "gemma4-shared-kv": ("f32", F32),
-    "gemma4-per-layer-embeddings": ("q8_0", F32),
+    "gemma4-per-layer-embeddings": ("q8_0", F32), "gemma3n-shared-kv": ("q8_0", F16),
 }  # fmt: skip
 VOCAB = 320
 POOL = request_pool(VOCAB, count=8, longest=80)
@@ -95,7 +97,8 @@ ALIKE = (
     *("stablelm-head-norms", "deepseek-experts", "bailingmoe-experts"),
     *("qwen2moe-experts", "olmoe-experts", "granitemoe-experts-shared", "minimax-m2-experts"),
     *("glm4moe-experts", "ernie4_5-moe-experts", "bailingmoe2-experts", "dots1-experts"),
-    *("qwen3vlmoe-experts", "hunyuan-moe-experts", "exaone-moe-experts"),
+    *("qwen3vlmoe-experts", "hunyuan-moe-experts", "exaone-moe-experts", "starcoder"),
+    *("mistral4-experts", "hy_v3-experts", "mellum-experts"),
 )
 """What tells them apart has no state from token to token but pages, windows and experts, which
 others have as well."""

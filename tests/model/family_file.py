@@ -36,7 +36,10 @@ RANK, QUERY_RANK, ROTATED, UNROTATED, VALUE = 28, 40, 8, 12, 20
 WINDOW, FULL_HEAD_DIM, FULL_KV_HEADS, PER_LAYER = 5, 32, 1, 24
 LATER = re.compile(r"blk\.[2-9]\.")
 LAYER_NORM = "attention.layer_norm_epsilon"
-LAYER_NORMED = ("starcoder2", "stablelm", "phi2", "gptneox", "falcon", "nemotron", "olmo")
+LAYER_NORMED = (
+    *("starcoder2", "stablelm", "phi2", "gptneox", "falcon", "nemotron", "olmo", "gpt2"),
+    "starcoder",
+)
 
 SIZES: dict[str, Any] = {
     "layers": LAYERS, "hidden": HIDDEN, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": HEAD_DIM,
@@ -46,6 +49,13 @@ MIXTURE: dict[str, Any] = {"experts": {"count": EXPERTS, "used": USED, "width": 
 SHARED: dict[str, Any] = {"experts": {**MIXTURE["experts"], "shared_width": SHARED_WIDTH}}
 ROUTED: dict[str, Any] = {
     "leading_dense": 1, "experts": {**MIXTURE["experts"], "shared_width": EXPERT_WIDTH},
+}  # fmt: skip
+LATENT: dict[str, Any] = {
+    **ROUTED,
+    "latent": {
+        "rank": RANK, "query_rank": QUERY_RANK, "unrotated": UNROTATED, "rotated": ROTATED,
+        "value": VALUE,
+    },
 }  # fmt: skip
 WIDE: dict[str, Any] = {"experts": {**MIXTURE["experts"], "width": FEED_FORWARD}}
 DELTA_NET: dict[str, Any] = {
@@ -75,13 +85,8 @@ PARTS: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2moe", "hunyuan-moe"), SHARED), "olmoe": WIDE,
     "qwen35": DELTA_NET, "qwen35moe": {**DELTA_NET, **SHARED}, "qwen3next": {**DELTA_NET, **SHARED},
     "command-r": {"logit_scale": 0.5}, "cohere2": {"logit_scale": 0.5, "window": WINDOW},
-    "deepseek2": {
-        **ROUTED,
-        "latent": {
-            "rank": RANK, "query_rank": QUERY_RANK, "unrotated": UNROTATED, "rotated": ROTATED,
-            "value": VALUE,
-        },
-    },
+    "deepseek2": LATENT, "mistral4": LATENT, "hy_v3": ROUTED, "mellum": MIXTURE,
+    "smallthinker": MIXTURE,
     **dict.fromkeys(("dots1", "glm4moe"), ROUTED), "bailingmoe2": {**ROUTED, "expert_groups": 2},
     "exaone-moe": {**ROUTED, "window": WINDOW}, "afmoe": {**ROUTED, "window": WINDOW},
     "gpt-oss": {**MIXTURE, "window": WINDOW},
@@ -96,6 +101,12 @@ PARTS: Mapping[str, dict[str, Any]] = {
     "gemma3": {
         "gemma": {"window": WINDOW, "period": 2}, "rope_base": 1e6, "rope_scaling": "linear",
         "rope_factor": 8.0,
+    },
+    "gemma3n": {
+        "gemma": {
+            "window": WINDOW, "period": 2, "per_layer_width": 40, "shared_kv_layers": 2,
+        },
+        "rope_base": 1e6,
     },
     "gemma4": GEMMA4,
 }  # fmt: skip

@@ -44,9 +44,9 @@ TABLE = """
  1  4  1  4  3  5  0  0  2  0  0  0  0  0  4  1  0  3  3  0  0  0  ernie4_5-moe
  9  0  0  4  0 28  0  0  8  0  0  0  0  0  4  4  0  0  0  0  0  0  exaone4
  9  4  4  4  0  8  0  0  8  0  0  0  0  0  4  4  0  0  0  0  0  0  glm4
-13  0  1  0  3 25  8  0  2 11  0  0  8  4  4  1  0  3  3  0  0  0  deepseek2
+13  0  1  0  3 25  8  0  2 11  0  0  8  4  4  1  0  3  3  0  0  0  deepseek2 mistral4
  5  0  1  4  3 17  0 12  2  3  0  0  0  0  4  1  0  3  3  0  0  0  glm4moe
- 1  4  1  4  3  5  0  0  2  3  0  0  0  0  4  1  0  3  3  0  0  0  dots1 exaone-moe
+ 1  4  1  4  3  5  0  0  2  3  0  0  0  0  4  1  0  3  3  0  0  0  dots1 exaone-moe hy_v3
  1  4  1  4  3  5  0  0  2  0  0  0  0  0  4  1  0  3  3  0  0  0  deepseek
  1  4  0  4  4  4  0  0  0  0  0  0  0  0  4  0  0  4  4  0  0  0  bailingmoe
  9  0  0  0  0  8  0  0  4  0  0  0  0  0  0  4  0  0  0  4  0  4  mamba2
@@ -55,7 +55,8 @@ TABLE = """
 13  0  0  4  4 16  0  0  0  0  0  0  0  0  4  0  0  4  0  0  0  0  minimax-m2 olmoe
 17  0  0  4  0 28  0  0  8  0  0  0  0  0  4  4  0  0  0  0  0  0  olmo2
  5  0  4  4  0 20  0 12  8  0  0  0  0  0  4  4  0  0  0  0  0  0  seed_oss qwen2 qwen2vl
- 1  4  0  4  4  4  0  0  0  0  0  0  0  0  4  0  0  4  0  0  0  0  qwen3moe qwen3vlmoe
+ 1  4  0  4  4  4  0  0  0  0  0  0  0  0  4  0  0  4  0  0  0  0  qwen3moe qwen3vlmoe mellum
+ 1  4  0  4  4  4  0  0  0  0  0  0  0  0  4  0  0  4  0  0  0  0  smallthinker
  5  0  0  4  4 16  0 12  0  0  0  0  0  0  4  0  0  4  4  0  0  0  qwen2moe
  5  0  4  2  0 24  0  0  8  0  0  0  0  0  2  6  0  0  0  2  2  0  qwen35
  5  0  0  2  4 20  0  0  0  0  0  0  0  0  2  2  0  4  4  2  2  0  qwen35moe qwen3next
@@ -71,10 +72,12 @@ TABLE = """
  9  4  4  4  0  8  0  0  8  1  0  1  0  0  4  4  0  0  0  0  0  0  gemma2
  9  4  4  4  0  8  0  0  8  1  0  0  0  0  4  4  0  0  0  0  0  0  gemma3
 15  2  4  4  0 12  0  0  8  1  4  1  0  0  4  4  0  0  0  0  0  0  gemma4
+46  0  0  2  0 77 10  8 110 71 4  9  2  0  4 90  0  0  0  0  0  0  gemma3n
  5  0  0  4  4 16  0 16  0  0  0  0  0  0  4  0  0  4  0  0  0  0  gpt-oss
  1  4  4  4  0 18  0  0 13  6  0  0  0  0  4  4  0  0  0  0  0  0  command-r cohere2
  9  0  0  4  0 42  0 37 17 13  0  0  0  0  4  4  0  0  0  0  0  0  starcoder2 gptneox
  5  0  0  4  0 34  0 34 13  9  0  0  0  0  4  4  0  0  0  0  0  0  phi2
+ 9  0  0  4  0 34  0 30 18 15  0  0  1  0  4  4  0  0  0  0  0  0  gpt2 starcoder
  9  0  0  4  0 46  0  9 17  9  0  0  0  0  4  4  0  0  0  0  0  0  stablelm
  9  0  0  4  0 42  0  9 17  9  0  0  0  0  4  4  0  0  0  0  0  0  nemotron
  9  0  0  4  0 46  0  0 17  9  0  0  0  0  4  4  0  0  0  0  0  0  olmo
@@ -94,4 +97,6 @@ def composition() -> dict[str, dict[str, int]]:
         counts["barrier"] = counts["flash_attn_batched"] + 1
         for family in words[len(columns) :]:
             found[family] = {name: count for name, count in counts.items() if count}
+    # Its layers have embeddings, too, and half of them keys and values of others.
+    found["gemma3n"] |= {"embed": 2, "barrier": 3}
     return found

@@ -31,6 +31,7 @@ from tests.model.test_family_graphs import graph_of
 SECTIONS, PATTERN = "rope.dimension_sections", "attention.sliding_window_pattern"
 WINDOW, SHARED = "attention.sliding_window", "attention.shared_kv_layers"
 GROUPS, GROUPS_USED = "expert_group_count", "expert_group_used_count"
+SPARSITY, MULTIPLIER = "activation_sparsity_scale", "rope.scaling.yarn_log_multiplier"
 EPSILON = "attention.layer_norm_rms_epsilon"
 MISSING = "is missing"
 PAIRS = HEAD_DIM // 2
@@ -102,6 +103,11 @@ BROKEN: list[tuple[str, str, Any, str]] = [
     ("gemma4", SHARED, 4, "is 4, must be 0 to 3"),
     ("gemma4", SHARED, 3, "is 3: layer 1 would read layer 0, which is not a full-attention"),
     ("gemma4", SHARED, 1, "is 1: layer 3 would read layer 2, which is not a full-attention"),
+    ("gemma3n", SPARSITY, None, MISSING),
+    ("gemma3n", SPARSITY, [0.5, 0.5], "has 2 float32 entries, must be 4 numbers"),
+    *(("gemma3n", SPARSITY, [0.5, bad, 0.5, 0.5], "must be -inf or -64 to 64")
+      for bad in (float("nan"), float("inf"), 65.0)),
+    ("gemma3n", SHARED, 1, "is 1: layer 3 would read layer 2, which is not a full-attention"),
     ("gemma4 experts", "expert_feed_forward_length", None, "is 0 or missing, must be 1 to"),
     ("cohere2", WINDOW, 0, "is "),
     ("cohere2", LAYER_NORM, -1.0, "is "),
@@ -177,6 +183,10 @@ NOT_COMPUTED: list[tuple[str, Mapping[str, Any], str]] = [
     ("qwen2", {"rope.scaling.type": "longrope"}, "is 'longrope'; supported are none, linear, yarn"),
     ("deepseek2", {GROUPS: 3, GROUPS_USED: 2, "expert_gating_func": 1},
      "expert_group_count: is 3, with a soft"),
+    ("mistral4", {MULTIPLIER: 0.0707}, "supported is 0.1"),
+    ("gemma3n", {"altup.num_inputs": 2}, "is 2; supported is 4"),
+    ("gemma3n", {"altup.active_idx": 1}, "is 1; supported is 0"),
+    ("smallthinker", {"expert_gating_func": 3}, "supported are 1, a softmax, 2"),
     ("olmo", {"attention.clamp_kqv": 8.0}, "attention.clamp_kqv"),
     ("baichuan", {"block_count": 40, "attention.head_count": 4}, "block_count: is 40"),
     *((name, {SECTIONS: [PAIRS - 3, 1, 1, 1]}, "a fourth stream") for name in SEEING),

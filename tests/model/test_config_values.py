@@ -53,7 +53,8 @@ GROWN = 1 + 0.1 * math.log(40)
 SIZE = UNROTATED + ROTATED
 SECTIONS = "rope.dimension_sections"
 PAIRS = HEAD_DIM // 2
-ROTATED_PART = {"starcoder2": 1, "falcon": 1, "olmo": 1, "nemotron": 2}
+ROTATED_PART = {"nemotron": 2}
+ROTATED_PART |= dict.fromkeys(("starcoder2", "falcon", "olmo", "gpt2", "starcoder"), 1)
 DRAFT_BLOCK = {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
 NO_WINDOW = {"attention.sliding_window": 0}
 TEXT_OF_IMAGES = {"neox": True, "dims": HEAD_DIM, "rotates": True, "factors": ""}
@@ -99,7 +100,18 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
                     "attention_scales": (1.0,) * LAYERS, "embedding_scale": math.sqrt(HIDDEN),
                     "logit_cap": 30.0}),
     ("gemma4", {"final_logit_softcapping": 0.0}, {"logit_cap": 0.0}),
-    ("gemma4 per layer", {}, {"kv_layers": (0, 1, 0, 1)}),
+    *((name, {}, {"kv_layers": (0, 1, 0, 1)}) for name in ("gemma4 per layer", "gemma3n")),
+    ("gemma3n", {"activation_sparsity_scale": [0.5, -math.inf, 0.0, -1.0]},
+     {"sparsity": (0.5, -math.inf, 0.0, -1.0), "per_layer_width": 40}),
+    ("smallthinker", {}, {"windows": (0,) * LAYERS, **ropes(rotates=True)}),
+    ("smallthinker", {"attention.sliding_window": 9},
+     {"windows": (0, 9, 9, 9), "ropes.rotates": (False, True, True, True),
+      "experts.sigmoid": True}),
+    ("mellum", {"attention.sliding_window": 9, **YARN},
+     {"windows": (9, 9, 9, 0), "ropes.scaling.yarn": (False, False, False, True)}),
+    *((name, {}, {"positions": True, **ropes(rotates=False)}) for name in ("gpt2", "starcoder")),
+    *(("mistral4", {**YARN, "rope.scaling.yarn_log_multiplier": factor}, {"latent.rank": RANK})
+      for factor in (0.1, 0.0)),
     *((name, {}, {"windows": FULL_LAST, "ropes.rotates": ROTATES_FIRST,
                   "embedding_scale": math.sqrt(HIDDEN) if name == "afmoe" else 1.0})
       for name in ("exaone-moe", "afmoe")),
@@ -205,7 +217,9 @@ def test_every_reader_has_a_family() -> None:
     assert {fields["architecture"] for fields in TABLE.values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("architecture", sorted(set(FAMILIES) - {"deepseek2", "mamba2"}))
+@pytest.mark.parametrize(
+    "architecture", sorted(set(FAMILIES) - {"deepseek2", "mistral4", "mamba2"})
+)
 def test_the_least_metadata(architecture: str, tmp_path: Path) -> None:
     """Keys that are not required may all be missing; sizes then follow from each other, but for
     those of latent rows. Mamba-2 has no heads."""
@@ -217,6 +231,7 @@ def test_the_least_metadata(architecture: str, tmp_path: Path) -> None:
             del file.keys[key]
     if architecture == "gemma4":
         file.keys["rope.dimension_count_swa"] = HEAD_DIM
+    file.keys.pop("attention.shared_kv_layers", None)
     config = config_of(file, tmp_path)
     assert config.layers == config.blocks == LAYERS
     full = config.attention_layers[-1]

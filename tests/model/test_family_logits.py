@@ -329,6 +329,24 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "no shared expert of Ling": ("bailingmoe-experts", without("blk.1.ffn_gate_shexp.weight")),
     "no Mamba-2": ("mamba2", lambda oracle: setattr(oracle, "_mamba", lambda h, prefix: 0.0 * h)),
+    "gates of Gemma 3n all kept": (
+        "gemma3n", spoil_key("activation_sparsity_scale", lambda kept: [-np.inf] * len(kept)),
+    ),
+    "streams that are not predicted": (
+        "gemma3n", lambda oracle: setattr(oracle, "_predict", lambda prefix: np.zeros((16, 4))),
+    ),
+    "streams of another size": (
+        "gemma3n", lambda oracle: setattr(oracle, "_as_large", lambda x, like: x),
+    ),
+    "the keys of another layer of Gemma 3n": ("gemma3n-shared-kv", spoil_donor),
+    "no positions": ("gpt2", without("position_embd.weight")),
+    "latent rows of Mistral 4 that are not normed": ("mistral4-experts", without_latent_norm),
+    "experts of Hunyuan 3 chosen by their weights": ("hy_v3-experts", without_choice),
+    "windows of Mellum left out": ("mellum-experts", lambda oracle: setattr(oracle, "window", 0)),
+    "experts chosen by what they read": (
+        "smallthinker-experts",
+        lambda oracle: setattr(oracle, "first", False),
+    ),
     "scores without a bound": ("gemma2", lambda oracle: setattr(oracle, "score_cap", 0.0)),
     "a window of Gemma 2 one position too wide": ("gemma2", spoil_window),
     "embeddings of another width": ("gemma", lambda oracle: setattr(oracle, "hidden", 64)),

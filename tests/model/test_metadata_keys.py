@@ -39,7 +39,7 @@ def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
     assert set(CHANGING) <= set(UNUSUAL)
 
 
-RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe", "deepseek")
+RENORMALIZED = ("qwen2moe", "olmoe", "nemotron_h_moe", "deepseek", "hy_v3")
 ALWAYS = {
     "granitehybrid": {"rope.scaling.finetuned": True},
     "gptneox": {"use_parallel_residual": False},
@@ -51,8 +51,8 @@ BY_TENSORS = {("stablelm", "use_parallel_residual")}
 OF_IMAGES = {(name, "n_deepstack_layers") for name in SEEING}
 """Keys that matter for images only, which are not read."""
 WINDOWED = (
-    *("gemma2", "gemma3", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2"),
-    *("exaone4", "exaone-moe", "afmoe", "llama4"),
+    *("gemma2", "gemma3", "gemma3n", "gemma4", "olmo2", "phi3", "gpt-oss", "cohere2"),
+    *("exaone4", "exaone-moe", "afmoe", "llama4", "mellum", "smallthinker"),
 )
 
 

@@ -16,6 +16,24 @@ class Float64LayerNorms(Float64Dense):
 
     epsilon = "attention.layer_norm_epsilon"
 
+    def logits(self, tokens: list[int]) -> Float64:
+        """Teacher-forced logits of every position, float64[len(tokens), vocab]."""
+        positions = np.arange(len(tokens))
+        x = self._rows("token_embd.weight", np.asarray(tokens))
+        if self.positioned:
+            x = x + self._rows("position_embd.weight", positions)
+        for layer in range(self.layers):
+            x = self._layer(x, layer, positions)
+        return self.head(self._norm(x, "output_norm"))
+
+    @property
+    def positioned(self) -> bool:
+        """Whether positions have embeddings, and heads do not rotate."""
+        return "position_embd.weight" in self._tensors
+
+    def _turn_layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        return x if self.positioned else super()._turn_layer(x, layer, positions)
+
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         first, second = f"blk.{layer}.attn_norm", f"blk.{layer}.ffn_norm"
         h = self._norm(x, first)

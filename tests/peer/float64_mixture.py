@@ -1,5 +1,5 @@
 """Mixtures of experts in plain float64: glm4moe, minimax-m2, ernie4_5-moe, bailingmoe2, exaone-moe,
-afmoe."""
+afmoe, hy_v3, mellum, smallthinker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_lfm2 import chosen_by_bias
-from tests.peer.float64_llama import Float64, Float64Llama, log_softmax, sigmoid
+from tests.peer.float64_llama import Float64, Float64Llama, log_softmax, sigmoid, silu
 
 
 class Float64Mixture(Float64Llama):
@@ -48,7 +48,48 @@ class Float64Grouped(Float64Dense):
         return sigmoid(logits), used
 
     def _choice_bias(self, name: str) -> Float64:
-        return self._matrix(name).reshape(-1)
+        bare = name.removesuffix(".bias")
+        return self._matrix(bare if bare in self._tensors else name).reshape(-1)
+
+
+class Float64Windowed(Float64Dense):
+    """Mellum 2, and SmallThinker, whose experts are chosen by what their layer reads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.first = self.architecture == "smallthinker"
+        self.windowed_step = 4 if self.window else 0
+
+    def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        self.chosen_by = x
+        return super()._layer(x, layer, positions)
+
+    def _feed_forward(self, h: Float64, layer: int) -> Float64:
+        prefix = f"blk.{layer}.ffn_"
+        chosen_by = self.chosen_by if self.first else h
+        return self._experts(h, self._linear(chosen_by, f"{prefix}gate_inp"), prefix)
+
+    def activation(self, x: Float64) -> Float64:
+        """Nothing below 0, or SiLU."""
+        return np.maximum(x, 0.0) if self.first else silu(x)
+
+    def _weights(self, logits: Float64, prefix: str) -> tuple[Float64, NDArray[np.int64]]:
+        if not self.first:
+            return super()._weights(logits, prefix)
+        used = np.argsort(-logits, axis=-1, kind="stable")[:, : self._key("expert_used_count")]
+        return sigmoid(logits), used
+
+    def _is_full(self, layer: int) -> bool:
+        return bool(self.window) and layer % 4 == (0 if self.first else 3)
+
+    def _window(self, layer: int) -> int | None:
+        return None if self._is_full(layer) else self.window or None
+
+    def _turn_layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
+        if self.first and self._is_full(layer):
+            return x
+        factor = self._key("rope.scaling.factor", 1.0) if self._is_full(layer) else 1.0
+        return super()._turn_layer(x, layer, positions / factor)
 
 
 class Float64Routed(Float64Grouped):

@@ -9,6 +9,7 @@ from tests.peer.float64_cohere import Float64Cohere
 from tests.peer.float64_dense import Float64Dense
 from tests.peer.float64_falcon_h1 import Float64FalconH1
 from tests.peer.float64_gemma import Float64Gemma
+from tests.peer.float64_gemma3n import Float64Gemma3n
 from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid, Float64Mamba2
 from tests.peer.float64_hybrid import Float64Hybrid
@@ -18,7 +19,13 @@ from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
 from tests.peer.float64_llama import Float64Llama, Reader
 from tests.peer.float64_llama4 import Float64Llama4
 from tests.peer.float64_mistral import Float64Mistral
-from tests.peer.float64_mixture import Float64Ernie, Float64Mixture, Float64Routed
+from tests.peer.float64_mixture import (
+    Float64Ernie,
+    Float64Grouped,
+    Float64Mixture,
+    Float64Routed,
+    Float64Windowed,
+)
 from tests.peer.float64_nemotron import Float64Nemotron
 
 ORACLES = {
@@ -34,7 +41,9 @@ ORACLES = {
     "apertus": Float64Apertus,
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
-    "deepseek2": Float64Latent,
+    **dict.fromkeys(("deepseek2", "mistral4"), Float64Latent),
+    **dict.fromkeys(("gpt2", "starcoder"), Float64LayerNorms), "hy_v3": Float64Grouped,
+    **dict.fromkeys(("mellum", "smallthinker"), Float64Windowed),
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox"), Float64LayerNorms),
     **dict.fromkeys(("falcon", "nemotron", "olmo"), Float64LayerNorms), "mamba2": Float64Mamba2,
     "ernie4_5-moe": Float64Ernie,
@@ -42,7 +51,7 @@ ORACLES = {
     "lfm2": Float64Lfm2, "lfm2moe": Float64Lfm2Moe, "granitehybrid": Float64GraniteHybrid,
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), Float64Nemotron),
     **dict.fromkeys(("gemma", "gemma2", "gemma3", "gemma4"), Float64Gemma),
-    "gpt-oss": Float64GptOss, "falcon-h1": Float64FalconH1,
+    "gemma3n": Float64Gemma3n, "gpt-oss": Float64GptOss, "falcon-h1": Float64FalconH1,
 }  # fmt: skip
 
 

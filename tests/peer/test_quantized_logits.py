@@ -52,7 +52,9 @@ MODELS = {
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox-parallel"), Limit()),
     **dict.fromkeys(("exaone", "chatglm", "arcee", "falcon", "nemotron", "olmo"), Limit()),
     **dict.fromkeys(("stablelm-head-norms", "deepseek-experts", "bailingmoe-experts"), Limit()),
-    "mamba2-groups": Limit(),
+    "mamba2-groups": Limit(), "gemma3n": Limit(), "mistral4-experts": LATENT,
+    **dict.fromkeys(("gpt2", "starcoder", "hy_v3-experts", "mellum-experts"), Limit()),
+    "smallthinker-experts": Limit(),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }  # fmt: skip
@@ -62,7 +64,19 @@ QUANTS = dict.fromkeys(MODELS, ("q4_k_m", "q8_0")) | {
 AS_WIDE = (
     *("exaone4", "internlm2", "qwen2moe", "olmoe", "phi3", "olmo2", "lfm2", "lfm2moe"),
     *("granitehybrid", "command-r", "cohere2", "qwen2vl", "bailingmoe2", "starcoder2"),
-    *("stablelm", "phi2", "gptneox", "exaone", "chatglm", "falcon", "olmo", "deepseek", "nemotron"),
+    *(
+        "stablelm",
+        "phi2",
+        "gptneox",
+        "exaone",
+        "chatglm",
+        "falcon",
+        "olmo",
+        "deepseek",
+        "nemotron",
+        "gpt2",
+    ),
+    "starcoder",
 )
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0

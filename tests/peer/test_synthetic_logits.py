@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from harness.named_adapters import NamedAdapter
+from reference.model.gguf.file import open_gguf
 from tests.adapters import write_adapter
 from tests.families_table import DEEP, FAMILIES, without_variants
 from tests.long_cases import long_except
@@ -30,12 +31,12 @@ DEEP_GELU_TABLE_TOLERANCE = 2e-2
 
 NOT_IN_PEER = (
     *("llama-per-layer-widths", "phi3-window", "exaone4-windows", "llama4-experts-chunks"),
-    "baichuan",
+    *("baichuan", "gemma3n-shared-kv"),
 )
 """llama.cpp takes the first layer's width for all layers of a llama, leaves out Phi's window, and
 EXAONE's but for 64 layers, and has chunks of 8,192 positions for all of Llama 4. It ends for a
-Baichuan that has not the layers of a published size."""
-GELUS = ("gemma", "starcoder2", "phi2", "gptneox", "falcon")
+Baichuan of other layers than published sizes have, and shares keys of Gemma 3n from layer 20 on."""
+GELUS = ("gemma", "starcoder", "phi2", "gptneox", "falcon", "gpt2")
 """Beginnings of the names of models with GELU."""
 ENTRIES = {**FAMILIES, **DEEP}
 EPSILON_UNREAD = ("qwen2vl",)
@@ -43,11 +44,23 @@ EPSILON_UNREAD = ("qwen2vl",)
 
 
 def for_peer(path, architecture):
-    """The file, without an epsilon where llama.cpp has none."""
-    if architecture not in EPSILON_UNREAD:
-        return path
-    target = path.with_name(f"{path.stem}-without-epsilon.gguf")
-    return rewrite(path, target, {f"{architecture}.attention.layer_norm_rms_epsilon": 0.0})
+    """The file with the numbers that llama.cpp has, whatever the file says: no epsilon, a window of
+    4,096, and for gates kept above their mean a deviation that is divided by one gate less."""
+    target = path.with_name(f"{path.stem}-for-peer.gguf")
+    if architecture in EPSILON_UNREAD:
+        return rewrite(path, target, {f"{architecture}.attention.layer_norm_rms_epsilon": 0.0})
+    if architecture == "smallthinker":
+        with open_gguf(path) as file:
+            windowed = "smallthinker.attention.sliding_window" in file.metadata
+        changed = {"smallthinker.attention.sliding_window": 4096} if windowed else {}
+        return rewrite(path, target, changed)
+    if architecture == "gemma3n":
+        with open_gguf(path) as file:
+            width = file.metadata["gemma3n.feed_forward_length"]
+            kept = file.metadata["gemma3n.activation_sparsity_scale"]
+        kept = [float(one) * (width / (width - 1)) ** 0.5 for one in kept]
+        return rewrite(path, target, {"gemma3n.activation_sparsity_scale": kept})
+    return path
 
 
 def peer_tolerance(name: str) -> float:

@@ -35,6 +35,9 @@ MODELS = {
     "falcon-parallel": ("q4_k_m", F16), "nemotron": ("q4_k_m", F16), "olmo": ("q4_k_m", F16),
     "stablelm-head-norms": ("q4_k_m", F16), "deepseek-experts": ("q4_k_m", F16),
     "bailingmoe-experts": ("q4_k_m", F16), "mamba2-groups": ("q4_k_m", F16),
+    "gpt2": ("q4_k_m", F16), "starcoder": ("q8_0", F16), "mistral4-experts": ("q4_k_m", F16),
+    "hy_v3-experts": ("q4_k_m", F16), "mellum-experts": ("q4_k_m", F16),
+    "smallthinker-experts-windows": ("q4_k_m", F16), "gemma3n-shared-kv": ("q4_k_m", F16),
     "qwen2-untied-mqa": ("q5_1", Q8_0), "qwen3-wide-heads": ("q8_0", F16),
     "qwen3moe-untied-fused-qkv": ("q3_k", Q8_0), "gpt-oss-experts-yarn": ("mxfp4_moe", F16),
     "ernie4_5-moe-experts": ("q4_k_m", F16), "bailingmoe2-experts": ("q4_k_m", F16),
@@ -71,7 +74,13 @@ ON_OPENCL = (
     *ON_VULKAN,
     *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
     *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
-    *("gemma4-per-layer-embeddings", "deepseek2", "stablelm-head-norms"),
+    *(
+        "gemma4-per-layer-embeddings",
+        "deepseek2",
+        "stablelm-head-norms",
+        "gemma3n-shared-kv",
+        "gpt2",
+    ),
 )
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {

@@ -115,8 +115,13 @@ def read_phi3(keys: Keys) -> ModelConfig:
 
 
 def read_olmo2(keys: Keys) -> ModelConfig:
-    """OLMo 2, and OLMo 3 with windows: every n-th layer is full, windowed ones scale no angles."""
-    config = require_feed_forward(keys, read_common(keys))
+    """OLMo 2, and OLMo 3 with windows."""
+    return with_plain_windows(keys, require_feed_forward(keys, read_common(keys)))
+
+
+def with_plain_windows(keys: Keys, config: ModelConfig) -> ModelConfig:
+    """``config`` with the window of the file, if it has one, in all but every n-th layer; layers
+    with windows scale no angles."""
     window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
     if not window:
         return config
@@ -136,12 +141,17 @@ def read_exaone4(keys: Keys) -> ModelConfig:
     return rotating_in_windows(keys, config, window) if window else config
 
 
-def rotating_in_windows(keys: Keys, config: ModelConfig, window: int) -> ModelConfig:
-    """``config`` with this window in all but every n-th layer, which alone do not rotate."""
+def rotating_in_windows(
+    keys: Keys, config: ModelConfig, window: int, first: bool = False
+) -> ModelConfig:
+    """``config`` with this window in all but the last, or the ``first``, of n layers, which alone
+    do not rotate."""
     rope = config.ropes[0]
     refuse_sliding_base(keys, rope)
     refuse_other_sizes(keys, config)
-    return with_window(config, window, window_pattern(keys, config), rope, unrotated(rope))
+    return with_window(
+        config, window, window_pattern(keys, config, first=first), rope, unrotated(rope)
+    )
 
 
 def with_window(
@@ -212,9 +222,13 @@ def refuse_sliding_base(keys: Keys, rope: Rope) -> None:
         raise keys.unsupported(SLIDING_BASE, f"is {base}", f"supported is {rope.base}")
 
 
-def window_pattern(keys: Keys, config: ModelConfig, default: int = FULL_STEP) -> tuple[bool, ...]:
-    """Whether each layer has a window: an array of the file, else all but every n-th layer."""
+def window_pattern(
+    keys: Keys, config: ModelConfig, default: int = FULL_STEP, first: bool = False
+) -> tuple[bool, ...]:
+    """Whether each layer has a window: an array of the file, else all but the last, or the
+    ``first``, of n layers."""
     if isinstance(keys.file.metadata.get(keys.key(PATTERN)), np.ndarray):
         return keys.flags(PATTERN, config.layers, config.blocks)
     period = keys.integer(PATTERN, 1, MAX_LAYERS, default)
-    return tuple(layer % period < period - 1 for layer in range(config.layers))
+    full = 0 if first else period - 1
+    return tuple(layer % period != full for layer in range(config.layers))

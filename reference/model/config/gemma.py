@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from reference.model.config import dense
 from reference.model.config.common import read_common, require_feed_forward
 from reference.model.config.experts import read_parallel_experts
@@ -13,10 +15,16 @@ from reference.model.config.keys import MAX_CONTEXT, MAX_WIDTH, Keys
 from reference.model.config.records import ModelConfig
 from reference.model.config.rope import FACTORS, read_sliding_rope
 
+PER_LAYER = "embedding_length_per_layer_input"
+INPUTS, ACTIVE = "altup.num_inputs", "altup.active_idx"
+STREAMS, LAUREL_RANK = 4, 64
+"""Gemma 3n's streams, and the rank of its matrices beside attention; there is no other size."""
+SPARSITY = "activation_sparsity_scale"
+MAX_DEVIATIONS = 64
 SHARED = "attention.shared_kv_layers"
 CAP = "final_logit_softcapping"
 SCORE_CAP = "attn_logit_softcapping"
-GEMMA2_PATTERN, GEMMA3_PATTERN = 2, 6
+GEMMA2_PATTERN, GEMMA3_PATTERN, GEMMA3N_PATTERN = 2, 6, 5
 GEMMA2_27B_LAYERS, GEMMA3_27B_LAYERS = 46, 62
 """Layers of Gemma 27B, the one size whose scores are scaled by hidden / heads."""
 GEMMA2_WINDOW, GEMMA2_SCORE_CAP = 4096, 50.0
@@ -55,6 +63,39 @@ def read_gemma3(keys: Keys) -> ModelConfig:
     return replace(config, attention_scales=_scales(config, GEMMA3_27B_LAYERS))
 
 
+def read_gemma3n(keys: Keys) -> ModelConfig:
+    """Gemma 3n: windows, shared keys and values, per-layer embeddings, streams, sparse gates."""
+    config = _gemma(keys, cap=FINAL_CAP)
+    for name, supported in ((INPUTS, STREAMS), (ACTIVE, 0)):
+        found = keys.integer(name, 0, MAX_WIDTH, supported)
+        if found != supported:
+            raise keys.unsupported(name, f"is {found}", f"supported is {supported}")
+    dense.refuse_other_sizes(keys, config)
+    sliding = dense.window_pattern(keys, config, GEMMA3N_PATTERN)
+    window = keys.integer(dense.WINDOW, 1, MAX_CONTEXT)
+    config = _with_windows(keys, config, window, sliding, config.head_dims[0])
+    return replace(
+        config,
+        attention_scales=(1.0,) * config.layers,
+        kv_layers=_kv_layers(keys, config, sliding),
+        per_layer_width=keys.integer(PER_LAYER, 1, MAX_WIDTH),
+        sparsity=_sparsity(keys, config.layers),
+    )
+
+
+def _sparsity(keys: Keys, layers: int) -> tuple[float, ...]:
+    """Of each layer, how many standard deviations above their mean gates are kept."""
+    values = keys.file.require(keys.key(SPARSITY), np.ndarray)
+    numbers = np.issubdtype(values.dtype, np.floating)
+    if not numbers or len(values) != layers:
+        found = f"has {len(values)} {values.dtype} entries, must be {layers} numbers"
+        raise keys.error(SPARSITY, found)
+    if not all(value == -math.inf or abs(value) <= MAX_DEVIATIONS for value in values.tolist()):
+        found = f"must be -inf or -{MAX_DEVIATIONS} to {MAX_DEVIATIONS}"
+        raise keys.error(SPARSITY, found)
+    return tuple(values.tolist())
+
+
 def read_gemma4(keys: Keys) -> ModelConfig:
     """Gemma 4: full and sliding layers with different head sizes; the last layers may share keys
     and values."""
@@ -70,7 +111,7 @@ def read_gemma4(keys: Keys) -> ModelConfig:
         attention_scales=(1.0,) * config.layers,
         kv_layers=_kv_layers(keys, config, sliding),
         experts=read_parallel_experts(keys, config),
-        per_layer_width=keys.integer("embedding_length_per_layer_input", 0, MAX_WIDTH),
+        per_layer_width=keys.integer(PER_LAYER, 0, MAX_WIDTH),
     )
 
 

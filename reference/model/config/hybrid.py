@@ -21,7 +21,7 @@ from reference.model.config.experts import (
 )
 from reference.model.config.keys import MAX_LAYERS, MAX_WIDTH, Keys
 from reference.model.config.records import DeltaNet, Mamba, ModelConfig, ShortConv
-from reference.model.config.rope import read_llama_rope, unrotated
+from reference.model.config.rope import read_llama_rope, read_no_rope
 
 DEFAULT_INTERVAL = 4
 MAX_TAPS = 1 << 10
@@ -101,12 +101,7 @@ def read_nemotron_h(keys: Keys) -> ModelConfig:
     """Nemotron-H and Nemotron 3: Mamba-2 in layers without heads for keys and values and without a
     width, a feed forward alone in those with a width; nothing rotates."""
     epsilon = EPSILON if keys.has(EPSILON) else LAYER_NORM_EPSILON
-    config = read_common(keys, min_kv_heads=0, epsilon=epsilon)
-    rope = config.ropes[0]
-    for name, plain in (("rope.scaling.type", "none"), ("rope.scaling.attn_factor", 1.0)):
-        value = keys.file.metadata.get(keys.key(name), plain)
-        if value != plain:
-            raise keys.unsupported(name, f"is {value}", "no layer of this family rotates")
+    config = read_common(keys, read_no_rope, min_kv_heads=0, epsilon=epsilon)
     mamba = _read_mamba(keys, config)
     layers = tuple(
         not (heads or width)
@@ -115,8 +110,7 @@ def read_nemotron_h(keys: Keys) -> ModelConfig:
     for layer, (heads, width) in enumerate(zip(config.kv_heads, config.feed_forward, strict=True)):
         if heads and width:
             raise keys.error("feed_forward_length", f"is {width} in layer {layer}, which attends")
-    ropes = (unrotated(rope),) * config.layers
-    return replace(config, ropes=ropes, mamba=replace(mamba, layers=layers))
+    return replace(config, mamba=replace(mamba, layers=layers))
 
 
 def read_nemotron_h_moe(keys: Keys) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""Reads the metadata keys of DeepSeek V2 and V3, Kimi K2 and GLM-4.7 Flash."""
+"""Reads the metadata keys of DeepSeek V2 and V3, Kimi K2, GLM-4.7 Flash and Mistral 4."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ QUERY_LENGTH = "attention.key_length_mla"
 VALUE_LENGTH = "attention.value_length_mla"
 KEY_LENGTH, HEAD_VALUE = "attention.key_length", "attention.value_length"
 """What says the same in older files."""
+ONE_TENTH, NEAR = 0.1, 1e-6
+"""YaRN's multiplier of a growth that is its own, and what binary32 may make of it."""
 
 
 def read_deepseek2(keys: Keys) -> ModelConfig:
@@ -46,6 +48,15 @@ def read_deepseek2(keys: Keys) -> ModelConfig:
     if dense:
         require_feed_forward(keys, config)
     return replace(config, experts=experts)
+
+
+def read_mistral4(keys: Keys) -> ModelConfig:
+    """Mistral 4: DeepSeek's attention and experts. Files do not say by how much rotated channels
+    grow apart from scores, so that only the multiplier with which both are alike is read."""
+    multiplier = keys.positive(LOG_MULTIPLIER, 0.0, allow_zero=True)
+    if multiplier and abs(multiplier - ONE_TENTH) > NEAR:
+        raise keys.unsupported(LOG_MULTIPLIER, f"is {multiplier}", f"supported is {ONE_TENTH}")
+    return read_deepseek2(keys)
 
 
 def _with_rows(keys: Keys, common: ModelConfig) -> ModelConfig:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from reference.model.config.common import LAYER_NORM_EPSILON, read_common, require_feed_forward
 from reference.model.config.keys import Keys
 from reference.model.config.records import ModelConfig
-from reference.model.config.rope import read_llama_rope
+from reference.model.config.rope import read_llama_rope, read_no_rope
 
 PARALLEL = "use_parallel_residual"
 
@@ -16,6 +16,12 @@ PARALLEL = "use_parallel_residual"
 def read_layer_normed(keys: Keys) -> ModelConfig:
     """StarCoder 2, Phi 2, Falcon and Nemotron 4."""
     return require_feed_forward(keys, read_common(keys, epsilon=LAYER_NORM_EPSILON))
+
+
+def read_gpt2(keys: Keys) -> ModelConfig:
+    """GPT-2 and StarCoder: learned positions in place of a rotation."""
+    config = read_common(keys, read_no_rope, epsilon=LAYER_NORM_EPSILON)
+    return replace(require_feed_forward(keys, config), positions=True)
 
 
 def read_olmo(keys: Keys) -> ModelConfig:

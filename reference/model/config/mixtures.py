@@ -7,7 +7,7 @@ import math
 from dataclasses import replace
 
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import WINDOW, rotating_in_windows
+from reference.model.config.dense import WINDOW, rotating_in_windows, with_plain_windows
 from reference.model.config.experts import (
     GATING,
     LEADING_DENSE,
@@ -75,6 +75,33 @@ def read_soft_routed(keys: Keys) -> ModelConfig:
     """DeepSeek's first mixture, and Ling's: a softmax over all experts, shared ones beside them."""
     config = read_common(keys, read_llama_rope)
     return _with_experts(keys, config, read_routed_experts(keys, config, SOFTMAX))
+
+
+def read_hy_v3(keys: Keys) -> ModelConfig:
+    """Hunyuan 3: norms of heads, halves rotate; a shared expert of a width of its own."""
+    config = read_common(keys, read_divided_rope)
+    experts = read_routed_experts(keys, config, SIGMOID)
+    width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0) or experts.widths[0]
+    return _with_experts(keys, config, replace(experts, shared_width=width))
+
+
+def read_mellum(keys: Keys) -> ModelConfig:
+    """Mellum 2: Qwen 3's mixture, with windows in all but every n-th layer if the file has one."""
+    config = with_plain_windows(keys, read_common(keys))
+    return replace(config, experts=read_experts(keys, config))
+
+
+def read_smallthinker(keys: Keys) -> ModelConfig:
+    """SmallThinker: the first of every four layers has no window and does not rotate, where the
+    others have windows; experts of what a layer reads are weighted by a softmax or sigmoids."""
+    config = read_common(keys)
+    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    if window:
+        config = rotating_in_windows(keys, config, window, first=True)
+    gating = keys.integer(GATING, 0, MAX_GATING, 0) or SOFTMAX
+    if gating not in (SOFTMAX, SIGMOID):
+        raise keys.unsupported(GATING, f"is {gating}", "supported are 1, a softmax, 2, a sigmoid")
+    return replace(config, experts=replace(read_experts(keys, config), sigmoid=gating == SIGMOID))
 
 
 def read_afmoe(keys: Keys) -> ModelConfig:

@@ -30,7 +30,13 @@ from reference.model.config.experts import (
     read_mixtral_experts,
     read_plain_weights,
 )
-from reference.model.config.gemma import read_gemma, read_gemma2, read_gemma3, read_gemma4
+from reference.model.config.gemma import (
+    read_gemma,
+    read_gemma2,
+    read_gemma3,
+    read_gemma3n,
+    read_gemma4,
+)
 from reference.model.config.gpt_oss import read_gpt_oss
 from reference.model.config.hybrid import (
     read_delta_net,
@@ -43,8 +49,9 @@ from reference.model.config.hybrid import (
     read_nemotron_h_moe,
 )
 from reference.model.config.keys import Keys
-from reference.model.config.latent import read_deepseek2
+from reference.model.config.latent import read_deepseek2, read_mistral4
 from reference.model.config.layer_norms import (
+    read_gpt2,
     read_gptneox,
     read_layer_normed,
     read_olmo,
@@ -56,6 +63,9 @@ from reference.model.config.mixtures import (
     read_bailingmoe2,
     read_ernie_moe,
     read_exaone_moe,
+    read_hy_v3,
+    read_mellum,
+    read_smallthinker,
     read_soft_routed,
 )
 from reference.model.config.records import Experts, ModelConfig
@@ -176,11 +186,15 @@ READERS: Mapping[str, Reader] = {
     "exaone4": read_exaone4,
     "glm4": read_glm4,
     "deepseek2": read_deepseek2,
+    "mistral4": read_mistral4,
     "glm4moe": _mixture(read_glm_experts),
     "dots1": _mixture(read_glm_experts),
     "ernie4_5-moe": read_ernie_moe,
     "bailingmoe2": read_bailingmoe2,
     "exaone-moe": read_exaone_moe,
+    "hy_v3": read_hy_v3,
+    "mellum": read_mellum,
+    "smallthinker": read_smallthinker,
     "afmoe": read_afmoe,
     "minimax-m2": _mixture(read_chosen_by_bias),
     "phi3": read_phi3,
@@ -209,11 +223,13 @@ READERS: Mapping[str, Reader] = {
     "gemma": read_gemma,
     "gemma2": read_gemma2,
     "gemma3": read_gemma3,
+    "gemma3n": read_gemma3n,
     "gemma4": read_gemma4,
     "gpt-oss": read_gpt_oss,
     "command-r": read_command_r,
     "cohere2": read_cohere2,
     **dict.fromkeys(("starcoder2", "phi2", "falcon", "nemotron"), read_layer_normed),
+    **dict.fromkeys(("gpt2", "starcoder"), read_gpt2),
     "olmo": read_olmo,
     "stablelm": read_stablelm,
     "gptneox": read_gptneox,

@@ -181,7 +181,9 @@ class ModelConfig:
     without a weight. ``xielu`` are the parameters of xIELU of layers without gates.
     ``query_growth`` multiplies rotated queries; None leaves them as they are. With ``parallel`` the
     feed forward reads the layer's input as attention does. ``bare_norms`` over the residual width
-    have no weights."""
+    have no weights. Gates of Gemma 3n's feed forwards lose what lies below ``sparsity`` standard
+    deviations above their mean; minus infinity is off. With ``positions`` the file has an embedding
+    of every position."""
 
     architecture: str
     name: str
@@ -216,6 +218,8 @@ class ModelConfig:
     query_growth: QueryGrowth | None = None
     parallel: bool = False
     bare_norms: bool = False
+    sparsity: tuple[float, ...] = ()
+    positions: bool = False
 
     def is_recurrent(self, layer: int) -> bool:
         """Whether ``layer`` keeps a recurrent state, mostly instead of attending."""

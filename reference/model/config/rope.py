@@ -100,6 +100,16 @@ def unrotated(rope: Rope) -> Rope:
     return Rope(UNROTATED_TABLE, rope.base, rope.dims, rope.neox, RotaryScaling(), rotates=False)
 
 
+def read_no_rope(keys: Keys, head_dim: int, context: int) -> Rope:
+    """The rotation of a family of which no layer rotates. Raises UnsupportedModel where the file
+    has another."""
+    for name, plain in (("rope.scaling.type", "none"), ("rope.scaling.attn_factor", 1.0)):
+        value = keys.file.metadata.get(keys.key(name), plain)
+        if value != plain:
+            raise keys.unsupported(name, f"is {value}", "no layer of this family rotates")
+    return unrotated(read_rope(keys, head_dim, context))
+
+
 def read_sliding_rope(keys: Keys, head_dim: int, full: Rope) -> Rope:
     """The rotation of sliding-window layers: their own base, sizes as in ``full``, angles not
     scaled."""

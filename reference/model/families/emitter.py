@@ -163,9 +163,9 @@ class Emitter:
         means = emit(Opcode.MATMUL, label(f"{name}_means", layer), x=mean, weight=column)
         return self.add(f"{name}_centred", layer, x, means)
 
-    def add(self, name: str, layer: int | None, x: View, y: View) -> View:
-        """x + y."""
-        return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y)
+    def add(self, name: str, layer: int | None, x: View, y: View, to: View | None = None) -> View:
+        """x + y, written to ``to`` if given."""
+        return self.builder.emit(Opcode.ADD, label(name, layer), a=x, b=y, y=to)
 
     def add_scaled(self, name: str, layer: int, x: View, y: View) -> View:
         """x + y, y times the factor of the model's residuals if it has one."""
@@ -376,12 +376,13 @@ def forward(
     layer: Layer,
     final_norm: str = "output_norm",
     centred: bool = False,
+    embedding: Callable[[Emitter], View] = Emitter.embed,
 ) -> Graph:
-    """The graph of the forward pass: x = embed; x = layer(x) for each layer; the logits of the last
+    """The graph of the forward pass: x = embedding; x = layer(x) for each layer; logits of the last
     norm, of x without its mean if ``centred``. Raises ModelFileError or UnsupportedModel for
     tensors that do not fit ``config``."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits, final_norm)
-    x = e.embed()
+    x = embedding(e)
     for number in range(config.layers):
         e.auxiliary_state(x, number)
         x = layer(e, x, number)

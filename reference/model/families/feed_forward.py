@@ -161,7 +161,9 @@ def _choice_bias(e: Emitter, layer: int) -> View | None:
     mixture = _mixture(e)
     if mixture.sigmoid:
         return e.ones("experts", mixture.count, source=ZEROS)
-    return e.parameters("exp_probs_b.bias", layer, mixture.count) if mixture.choice_bias else None
+    bare = e.has("exp_probs_b", layer)  # as Hunyuan 3 has it
+    name = "exp_probs_b" if bare else "exp_probs_b.bias"
+    return e.parameters(name, layer, mixture.count) if mixture.choice_bias else None
 
 
 def experts(

@@ -10,6 +10,7 @@ from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import (
     FUSED,
+    NORM,
     attend,
     output,
     packed_views,
@@ -73,24 +74,25 @@ def per_layer_embeddings(e: Emitter, x: View) -> View:
 def _attention(e: Emitter, x: View, layer: int) -> View:
     """attn(q, K, V) Wo with scale 1; the last layers read the KV pages of an earlier layer."""
     if e.config.kv_layers[layer] != layer:
-        q = _queries(e, x, layer)
+        q = queries(e, x, layer)
     else:
-        q = rotate_and_store(e, _queries_keys_values(e, x, layer), layer, query_key_norm=True)
+        q = rotate_and_store(e, queries_keys_values(e, x, layer), layer, query_key_norm=True)
     return output(e, attend(e, q, layer), layer)
 
 
-def _queries(e: Emitter, x: View, layer: int) -> View:
-    """rope(rms(h Wq, attn_q_norm))."""
+def queries(e: Emitter, x: View, layer: int, norm: str | None = NORM) -> View:
+    """rope(rms(h Wq, attn_q_norm)) of h = rms(x, norm), or of x without a norm."""
     config = e.config
     heads, size = config.heads[layer], config.head_dims[layer]
-    h = e.norm(x, "attn_norm", layer)
+    h = e.norm(x, norm, layer) if norm else x
     q = e.linear(h, "attn_q", layer, heads * size, config.hidden)
     q = e.head_norm(q, "q", layer, heads, e.powers(layer)[0])
     return e.rope(q, "q_rope", layer, heads, size)
 
 
-def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:
-    """Packed queries, keys and values; the values are normed without a weight.
+def queries_keys_values(e: Emitter, x: View, layer: int, norm: str | None = NORM) -> View:
+    """Packed queries, keys and values of rms(x, norm), or of x without a norm; the values are
+    normed without a weight.
 
     In layers without attn_v the values are the keys before their norm and rotation."""
     config = e.config
@@ -98,10 +100,10 @@ def _queries_keys_values(e: Emitter, x: View, layer: int) -> View:
     q_width, kv_width = widths(e, layer)
     if e.has("attn_v.weight", layer) or e.has(f"{FUSED}.weight", layer):
         values = e.builder.scratch(f"scratch.attn_v[{layer}]", "tokens", kv_width)
-        project(e, x, layer, values)
+        project(e, x, layer, values, norm)
     else:
         values = k
-        h = e.norm(x, "attn_norm", layer)
+        h = e.norm(x, norm, layer) if norm else x
         e.linear(h, "attn_q", layer, q_width, config.hidden, y=q)
         e.linear(h, "attn_k", layer, kv_width, config.hidden, y=k)
     e.builder.emit(
@@ -135,7 +137,12 @@ def _feed_forward(e: Emitter, x: View, layer: int) -> View:
 
 
 def _add_embedding(e: Emitter, x: View, embeddings: View, layer: int) -> View:
-    """x + rms(proj(gelu(x inp_gate) * e[layer]), post_norm)."""
+    """x plus what the layer's embedding makes of it."""
+    return e.add("per_layer_residual", layer, x, gated_embedding(e, x, embeddings, layer))
+
+
+def gated_embedding(e: Emitter, x: View, embeddings: View, layer: int) -> View:
+    """rms(proj(gelu(x inp_gate) * e[layer]), post_norm)."""
     hidden, width = e.config.hidden, e.config.per_layer_width
     gate = e.linear(x, "inp_gate", layer, width, hidden)
     gated = e.builder.emit(
@@ -145,5 +152,4 @@ def _add_embedding(e: Emitter, x: View, embeddings: View, layer: int) -> View:
         up=embeddings[layer * width : (layer + 1) * width],
         activation=GELU,
     )
-    added = e.norm(e.linear(gated, "proj", layer, hidden, width), "post_norm", layer)
-    return e.add("per_layer_residual", layer, x, added)
+    return e.norm(e.linear(gated, "proj", layer, hidden, width), "post_norm", layer)

@@ -15,7 +15,7 @@ def head_product(
     e: Emitter,
     x: View,
     name: str,
-    layer: int,
+    layer: int | None,
     shape: tuple[int, int, int],
     *,
     weight: View | None = None,
@@ -27,7 +27,7 @@ def head_product(
     ``name``, behind the head's ``kept`` channels of ``rest``. ``shape`` is (heads, outputs, inner),
     ``most`` the largest number of heads in the graph, by default that of the layer's queries."""
     heads, outputs, _ = shape
-    most = most or e.config.heads[layer]
+    most = most or e.config.heads[layer or 0]
     matrix_of = e.builder.buffer(MATRIX_OF_HEAD, BufferKind.CONSTANT, I32, (most,))
     return e.builder.emit(
         Opcode.HEAD_PRODUCT,

@@ -1,6 +1,6 @@
 """Families whose norms subtract the mean: ``starcoder2``, ``stablelm``, ``phi2``, ``gptneox``,
-``falcon`` and ``nemotron``, with biases of their own; ``olmo``, without weights; ``command-r`` and
-``cohere2``, whose two blocks read one norm."""
+``falcon``, ``nemotron``, ``gpt2`` and ``starcoder``, with biases of their own; ``olmo``, without
+weights; ``command-r`` and ``cohere2``, whose two blocks read one norm."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contract.ir.graph import View
 from reference.model.families.attention import NORM, attention, normed_outputs_attention
 from reference.model.families.emitter import GELU, RELU, Emitter, forward
 from reference.model.families.feed_forward import PLAIN_GATES, Gates, dense
+from reference.model.families.positions import embed_with_positions
 
 SECOND_NORM = "ffn_norm"
 OWN_NORM = "attn_norm_2"
@@ -52,6 +53,6 @@ def _plain(activation: int) -> partial[View]:
 
 
 GATED = partial(forward, layer=_with_biases, centred=True)
-UNGATED = partial(forward, layer=_plain(GELU), centred=True)
+UNGATED = partial(forward, layer=_plain(GELU), centred=True, embedding=embed_with_positions)
 SQUARED = partial(forward, layer=_plain(RELU), centred=True)
 COHERE = partial(forward, layer=_parallel, centred=True)
