@@ -11,6 +11,7 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import DEFAULT_KV
 from contract.lazy_dataclass import dataclass
+from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from harness.memory import plans_of, storage_problem, weight_bytes_of
 from harness.progress import Progress
@@ -138,13 +139,16 @@ def load_drafter(
 
 
 def _prompts(target: ModelRunner, few: int) -> list[int]:
-    """For each shape bucket above ``few`` tokens the fewest tokens of a prompt's step in it. Empty
-    unless the device has its own memory: such devices load kernels at their first launch."""
+    """For each shape bucket of steps of prompts of more than ``few`` tokens the fewest tokens of
+    one, unless drafts are verified in it. Empty unless the device has its own memory: such devices
+    load kernels at their first launch."""
     if target.tier.info.host_unified:
         return []
-    sizes = sorted({bucket.tokens for bucket in target.executable.buckets})
+    bucket_of = target.executable.bucket_of
+    sizes = {few, *(bucket.tokens for bucket in target.executable.buckets if bucket.tokens > few)}
     room = min(target.limits.step_tokens, target.limits.slot_pages * PAGE_TOKENS)
-    return [size + 1 for size in sizes if few <= size < room]
+    found = [size + 1 for size in sorted(sizes) if size < room]
+    return [one for one in found if bucket_of(ShapeKey(one, 1)) != bucket_of(ShapeKey(few, few))]
 
 
 def drafts_of(target: ModelRunner, most: int) -> int:

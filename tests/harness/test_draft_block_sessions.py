@@ -80,10 +80,14 @@ def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.Monke
     """The plan has the block's own buffers and none that it shares with the model; it is part of
     the budget, and a byte less is too little, or has CUDA stream weights. What verifies its drafts
     is lowered when it is loaded; on a device with memory of its own, as OpenCL's is taken for here,
-    what reads a sequence's prompt, too."""
+    what reads a sequence's prompt, too, also where prompts have buckets of fewer rows."""
     open_by_name(tier).close()
     with ExitStack() as owned:
         prepared = prepare_session(model, options(model, tier, 6), owned)
+        if tier == "opencl":
+            largest = prepared.limits.largest
+            buckets = (*prepared.tier.buckets(largest), ShapeKey(12, min(4, largest.rows)))
+            monkeypatch.setattr(prepared.tier, "buckets", lambda _: sorted({*buckets}))
         runner = owned.enter_context(
             load_runner(prepared.model, prepared.tier, prepared.limits, NullProgress())
         )
