@@ -71,12 +71,13 @@ def one_model(incoming: HttpRequest, model: str) -> Json:
     for described in _adapters_of(served):
         if described["id"] == model:
             return described
+    known = incoming.server.models.names.canonical(model) or model
+    for described in _background(incoming):
+        if described["id"] == known:
+            return described
     if served.is_called(model):
         return _described(served)
-    model = incoming.server.models.names.canonical(model) or model
-    for described in _background(incoming):
-        if described["id"] == model:
-            return described
+    model = known
     for facts in _managed(incoming):
         if facts["id"] == model:
             return _card(model, 0) | {"x_zinc": facts}

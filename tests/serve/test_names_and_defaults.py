@@ -85,7 +85,7 @@ def test_models_beside_have_their_files_names(
         http = Http(server.url)
         for asked, answers in (("second", "second"), ("other", "second"), ("x", "tiny")):
             assert http.post(CHAT, {**ASKED, "model": asked}).json["model"] == answers
-        assert http.get("/v1/models/x").json["id"] == "tiny"
+            assert http.get(f"/v1/models/{asked}").json["id"] == answers
 
 
 def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.host.dialect import REASONING, Dialect
-from harness.host.dialect.calls import CallSyntax, Function
+from harness.host.dialect.calls import CallSyntax, Function, StringScanner
 from harness.host.dialect.gemma_calls import GemmaCalls
 from harness.host.dialect.json_calls import (
     BareJsonCall,
@@ -349,3 +349,23 @@ def test_other_fenced_texts_stay_texts(text: str, size: int, enforced: bool) -> 
 def test_fences_stay_text_where_the_model_has_marks_of_its_own() -> None:
     _, said, calls = read(HERMES, list(FENCED_CALL), functions=WRITE, exact=True)
     assert (said, calls) == (FENCED_CALL, [])
+
+
+def test_marks_in_a_string_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mistral's calls, which end with the answer, are divided at marks outside of strings."""
+    seen = 0
+    is_inside = StringScanner.is_inside
+
+    def counted(scanner: StringScanner, text: str, end: int) -> bool:
+        nonlocal seen
+        seen += end - scanner.count
+        return is_inside(scanner, text, end)
+
+    monkeypatch.setattr(StringScanner, "is_inside", counted)
+    content = "[TOOL_CALLS]" * 100
+    arguments = json.dumps({"path": "a.txt", "content": content})
+    body = f"write[ARGS]{arguments}[TOOL_CALLS]write[ARGS]{arguments}"
+    calls = MistralCalls(named=True).parse(body, WRITE)
+    assert calls is not None
+    assert [json.loads(call.arguments)["content"] for call in calls] == [content, content]
+    assert seen <= 2 * len(body)

@@ -15,8 +15,8 @@ from harness.host.dialect.calls import (
     Function,
     Functions,
     Marks,
+    StringScanner,
     choice,
-    inside_string,
     json_rule,
     literal,
     object_text,
@@ -236,11 +236,12 @@ class MistralCalls(CallSyntax):
         """``body`` split at its marks, except within JSON strings."""
         parts: list[str] = []
         start = at = 0
+        strings = StringScanner()
         while (at := body.find(self.begin, at)) >= 0:
-            if not inside_string(body[start:at]):
-                parts.append(body[start:at])
-                start = at + len(self.begin)
-            at += len(self.begin)
+            inside, at = strings.is_inside(body, at), at + len(self.begin)
+            if not inside:
+                parts.append(body[start : at - len(self.begin)])
+                start, strings = at, StringScanner(count=at)
         return [*parts, body[start:]]
 
     def rules(self, functions: Sequence[Function], many: bool, marks: Marks) -> list[str]:
