@@ -29,6 +29,10 @@ class Caller:
     ignored: list[str] = field(default_factory=list)
     client_name: Callable[[str], str] = lambda field: field
 
+    def naming(self, client_name: Callable[[str], str]) -> Caller:
+        """The caller with these names."""
+        return Caller(self.gone, self.begin, self.send_at_once, self.ignored, client_name)
+
     def ignore(self, names: Iterable[str]) -> None:
         """Record that these fields of a chat completion were ignored."""
         own = map(self.client_name, names)

@@ -175,19 +175,24 @@ def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
 
 @contextmanager
 def naming_fields(client_name: Callable[[str], str]) -> Iterator[None]:
-    """Rename the field of ApiError and RequestError raised in the block, also at the start of the
-    message. ``client_name`` maps a field of chat completions to its name in the client's API."""
+    """Rename the field of errors raised in the block as ``with_client_name`` does."""
     try:
         yield
     except (ApiError, RequestError) as error:
-        refusal = as_api_error(error)
-        if refusal is None or refusal.param is None:
-            raise
-        raise renamed(refusal, client_name) from None
+        raise with_client_name(error, client_name) from None
+
+
+def with_client_name(
+    error: ApiError | RequestError, client_name: Callable[[str], str]
+) -> ApiError | RequestError:
+    """``error`` with its field, if any, renamed, also at the start of the message. ``client_name``
+    maps a field of chat completions to its name in the client's API."""
+    refusal = as_api_error(error)
+    return error if refusal is None or refusal.param is None else renamed(refusal, client_name)
 
 
 def renamed(refusal: ApiError, client_name: Callable[[str], str]) -> ApiError:
-    """``refusal`` with its field, if any, renamed as ``naming_fields`` does."""
+    """``refusal`` with its field, if any, renamed as ``with_client_name`` does."""
     if refusal.param is None:
         return refusal
     own, message = client_name(refusal.param), refusal.message

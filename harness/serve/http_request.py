@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
@@ -85,7 +85,8 @@ class HttpRequest:
     def caller(self) -> Caller:
         """The client. Without a server it counts as connected."""
         known: Caller = self.environ.get(CALLER, Caller())
-        return replace(known, ignored=[] if self.ignored is None else self.ignored)
+        ignored = [] if self.ignored is None else self.ignored
+        return Caller(known.gone, known.begin, known.send_at_once, ignored)
 
     def body(self, max_bytes: int) -> bytes:
         """The JSON body, which has arrived: the server in front reads it before it calls. Raises

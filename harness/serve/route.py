@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from contract.errors import RequestError
 from contract.types import Tenant
 from harness.serve.caller import Caller
-from harness.serve.errors import ApiError, naming_fields
+from harness.serve.errors import ApiError, with_client_name
 from harness.serve.wire import Prepare, decode
 
 EVENT_STREAM = "text/event-stream"
@@ -64,9 +65,10 @@ class Route:
     ) -> Any:
         """What a function that generates answers to the bytes of a body, see ``decoded``. Raises
         ApiError, and what the function raises."""
-        sent = caller.client_name if self.sent_name is None else partial(self.sent_name, raw)
-        with naming_fields(sent):
+        names = caller.client_name if self.sent_name is None else partial(self.sent_name, raw)
+        try:
             body = self.decoded(raw, ignored)
-        names = self.client_name or sent
-        with naming_fields(names):
-            return self.function(server, body, tenant, replace(caller, client_name=names))
+            names = self.client_name or names
+            return self.function(server, body, tenant, caller.naming(names))
+        except (ApiError, RequestError) as error:
+            raise with_client_name(error, names) from None

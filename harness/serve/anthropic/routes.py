@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 
 from contract.types import Tenant
@@ -32,7 +31,7 @@ def message(service: Service, body: MessagesRequest, tenant: Tenant, caller: Cal
     names = names_in(body)
     with naming_fields(names):
         chat = chat_of(body, _can_disable_reasoning(service.model))
-        named = replace(caller, client_name=names)
+        named = caller.naming(names)
         return service.chat(chat, tenant, named, MessageShape, "msg_")
 
 
