@@ -169,7 +169,11 @@ def _served(value: Any, known: _Known, path: str, general: str, found: _Found) -
     if not isinstance(value, dict):
         return value
     tag = value.get(known.tag_field)
-    fields = known.objects.get(tag) if isinstance(tag, str | None) else None
+    if len(known.objects) == 1:
+        # Without others to tell it from, an object may lack its tag.
+        (fields,) = known.objects.values()
+    else:
+        fields = known.objects.get(tag) if isinstance(tag, str | None) else None
     return value if fields is None else _served_object(value, fields, path, general, found)
 
 

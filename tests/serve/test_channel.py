@@ -221,7 +221,30 @@ def test_without_descriptors_there_are_fewer_connections(
         assert clients[-1].recv(8) == b"HTTP/1.1"
         assert len(channels) <= 9
     (line,) = [one.message for one in caplog.records if "ulimit" in one.message]
-    assert line == f"{os.strerror(number)}: at most 9 connections from now on; see ulimit -n"
+    assert line == f"{os.strerror(number)}: at most 9 connections for 60 s; see ulimit -n"
+
+
+def test_later_there_may_be_as_many_connections_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what the system lacked for a moment the server does not stay smaller."""
+    monkeypatch.setattr(listen, "EXHAUSTED_SECONDS", 0.0)
+    server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
+    most, accept = server.connections, TcpWSGIServer.accept
+    problems = [OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))]
+
+    def failing_once(self: TcpWSGIServer) -> Any:
+        if problems:
+            raise problems.pop()
+        return accept(self)
+
+    monkeypatch.setattr(TcpWSGIServer, "accept", failing_once)
+    with closing(server):
+        assert server._accept() is None
+        assert server.connections == 4
+        server.start()
+        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as client:
+            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert client.recv(8) == b"HTTP/1.1"
+        assert (server.connections, server._server.adj.connection_limit) == (most, most)
 
 
 def test_as_many_descriptors_are_allowed_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
