@@ -224,26 +224,36 @@ def test_without_descriptors_there_are_fewer_connections(
     assert line == f"{os.strerror(number)}: at most 9 connections for 60 s; see ulimit -n"
 
 
-def test_later_there_may_be_as_many_connections_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("clients", "left"), [(0, 0), (8, 6)])
+def test_later_there_may_be_as_many_connections_as_before(
+    clients: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of what the system lacked for a moment the server does not stay smaller."""
-    monkeypatch.setattr(listen, "EXHAUSTED_SECONDS", 0.0)
+    for name in ("EXHAUSTED_SECONDS", "MAINTENANCE_SECONDS"):
+        monkeypatch.setattr(listen, name, 0.05)
     server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
     most, accept = server.connections, TcpWSGIServer.accept
-    problems = [OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))]
+    problems: list[OSError] = []
 
-    def failing_once(self: TcpWSGIServer) -> Any:
+    def failing(self: TcpWSGIServer) -> Any:
         if problems:
             raise problems.pop()
         return accept(self)
 
-    monkeypatch.setattr(TcpWSGIServer, "accept", failing_once)
-    with closing(server):
+    monkeypatch.setattr(TcpWSGIServer, "accept", failing)
+    address = ("127.0.0.1", server.port)
+    with closing(server), ExitStack() as connected:
+        for _ in range(clients):
+            connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+        server._server.handle_accept()
+        problems.append(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
         assert server._accept() is None
-        assert server.connections == 4
+        assert server.connections == left
+        assert not server._server.readable(), "it would be asked again at once"
         server.start()
-        with socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as client:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert client.recv(8) == b"HTTP/1.1"
+        client = connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(8) == b"HTTP/1.1"
         assert (server.connections, server._server.adj.connection_limit) == (most, most)
 
 
