@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from http import HTTPStatus
 from io import FileIO
 from pathlib import Path
@@ -112,26 +113,35 @@ def open_answers(
     ``resume``, that another process writes, or that ``AnswerFile`` refuses."""
     if path.exists() and not path.is_file():
         raise ConfigError(f"{flag}: {path} is no file")
-    with system_errors_as(f"{flag}: {path} cannot be written"):
-        file = FileIO(path, "ab")
-    with file:
-        # One that ended since the file was opened may have put another in its place.
-        if not (_locked(file) and os.path.samestat(os.fstat(file.fileno()), path.stat())):
-            raise ConfigError(f"{flag}: {path} is written by another process")
-        if not resume and path.stat().st_size:
-            raise ConfigError(
-                f"{flag}: {path} is there; --resume goes on with it, or name another file"
-            )
-        yield AnswerFile(path, file, known)
+    with ExitStack() as owned:
+        with system_errors_as(f"{flag}: {path} cannot be written"):
+            file = owned.enter_context(FileIO(path, "ab"))
+            # One that ended since the file was opened may have put another in its place, or none.
+            if not (_locked(file) and _is_at(path, file)):
+                raise ConfigError(f"{flag}: {path} is written by another process")
+            if not resume and os.fstat(file.fileno()).st_size:
+                raise ConfigError(
+                    f"{flag}: {path} is there; --resume goes on with it, or name another file"
+                )
+            answers = AnswerFile(path, file, known)
+        yield answers
+
+
+def _is_at(path: Path, file: FileIO) -> bool:
+    """Whether a file that is open is the one that a path names."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    return False
 
 
 def _locked(file: FileIO) -> bool:
-    """Keep the file from other processes that lock it, until it is closed. False if one has it."""
+    """Keep the file from other processes that lock it until it is closed, on disks with locks.
+    False if one has it."""
     if sys.platform != "win32":
         import fcntl
 
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
+        except OSError as error:
+            return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
     return True

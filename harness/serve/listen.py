@@ -70,6 +70,9 @@ READABLE = select.POLLIN
 """Not POLLPRI: a byte of urgent data would end every wait at once until the connection ends."""
 EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 """Errors of an operating system that has nothing left for a further connection."""
+EXHAUSTED_SECONDS, MAX_EXHAUSTED_SECONDS = 60.0, 3600.0
+"""How long there are fewer connections after the first of such errors, and after many: after each
+one twice as long."""
 LEAST_CONNECTIONS = 4
 SPARE_DESCRIPTORS = 128
 """Files that may be open besides connections."""
@@ -283,6 +286,8 @@ class HttpServer:
         self._server.accept = self._accept
         own = socket_options(SOCKET_BYTES, UNREAD_SECONDS)
         self._server.adj.socket_options = [*self._server.adj.socket_options, *own]
+        self._most, self._fewer_until = self.connections, math.inf
+        self._fewer_for = EXHAUSTED_SECONDS
         self._poll = _Poll(self._map, self._server.trigger.trigger)
         self._server.pull_trigger = self._poll.wake
         self._stopping = threading.Event()
@@ -328,6 +333,9 @@ class HttpServer:
             if now - looked >= MAINTENANCE_SECONDS * LOOKS:
                 looked = now
                 self._end_slow_clients()
+            if now >= self._fewer_until:
+                self._fewer_until, self.connections = math.inf, self._most
+                self._server.adj.connection_limit = self._most
             self._make_room()
 
     def _end_slow_clients(self) -> None:
@@ -343,19 +351,26 @@ class HttpServer:
 
     def _accept(self) -> Any:
         """The next connection, or None. If there can be no further one, there are to be a quarter
-        less, which leaves room for files."""
+        less for a while, which leaves room for files."""
         try:
             return TcpWSGIServer.accept(self._server)
         except OSError as error:
             if error.errno not in EXHAUSTED:
                 raise
-            own = len(self._map) - len(self._server.active_channels)
-            self.connections = max(LEAST_CONNECTIONS, int(0.75 * (len(self._map) - own)))
-            self._server.adj.connection_limit = own + self.connections
+            active = len(self._server.active_channels)
+            if active > LEAST_CONNECTIONS:
+                self.connections, seconds = int(0.75 * active), self._fewer_for
+                self._fewer_for = min(2 * seconds, MAX_EXHAUSTED_SECONDS)
+            else:
+                # It is not for connections that something is lacking.
+                self.connections, seconds = active, MAINTENANCE_SECONDS
+            self._fewer_until = time.monotonic() + seconds
+            self._server.adj.connection_limit = len(self._map) - active + self.connections
             log.warning(
-                "%s: at most %d connections from now on; see ulimit -n",
+                "%s: at most %d connections for %.0f s; see ulimit -n",
                 error.strerror,
                 self.connections,
+                seconds,
             )
             return None
 

@@ -168,8 +168,10 @@ def _served(value: Any, known: _Known, path: str, general: str, found: _Found) -
         ]
     if not isinstance(value, dict):
         return value
-    tag = value.get(known.tag_field)
-    fields = known.objects.get(tag) if isinstance(tag, str | None) else None
+    objects = known.objects
+    # Without others to tell it from, an object may lack its tag.
+    tag = next(iter(objects)) if len(objects) == 1 else value.get(known.tag_field)
+    fields = objects.get(tag) if isinstance(tag, str | None) else None
     return value if fields is None else _served_object(value, fields, path, general, found)
 
 

@@ -51,6 +51,19 @@ class TensorFile(Protocol):
         ...
 
 
+def numbers_of(file: GgufFile, name: str) -> Floats:
+    """The numbers of a tensor, float32[rows, columns]. Raises ModelFileError for one that is not
+    finite."""
+    dtype = file.tensors[name].dtype
+    assert dtype is not None
+    values: Floats = FORMATS[dtype].dequantize(file.tensor_bytes(name))
+    if not np.isfinite(values).all():
+        problem = "holds a number that is not finite"
+        remedy = "fetch the file again or convert it again"
+        raise ModelFileError(file.path_of(name), f"tensor {name}", problem, remedy)
+    return values
+
+
 @dataclass(frozen=True)
 class Adapter:
     """An open adapter file. ``shapes`` has (outputs, rank, inner) of every tensor of the model that
@@ -67,18 +80,7 @@ class Adapter:
 
     def values(self, tensor: str, part: str) -> Floats:
         """The matrix A or B of a tensor. Raises ModelFileError for a number that is not finite."""
-        name = tensor + part
-        dtype = self.file.tensors[name].dtype
-        assert dtype is not None
-        values: Floats = FORMATS[dtype].dequantize(self.file.tensor_bytes(name))
-        if not np.isfinite(values).all():
-            raise ModelFileError(
-                self.file.path,
-                f"tensor {name}",
-                "holds a number that is not finite",
-                "fetch the file again or convert it again",
-            )
-        return values
+        return numbers_of(self.file, tensor + part)
 
 
 @dataclass(frozen=True)

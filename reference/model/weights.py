@@ -12,7 +12,7 @@ from contract.errors import ModelFileError
 from contract.ir.graph import BufferDecl
 from contract.ir.source import MADE, WeightSource, parse_source
 from reference.exact.rotary import growth_table, rotary_table, unrotated_table
-from reference.model.adapters import TensorFile
+from reference.model.adapters import TensorFile, numbers_of
 from reference.model.config.rope import GROWTH_TABLE
 from reference.model.draft_head import ROPE_TABLE, STORED, TOKEN_TABLE
 from reference.model.families.feed_forward import XIELU
@@ -65,7 +65,7 @@ def constant_bytes(model: Model, decl: BufferDecl) -> Bytes:
         layer = int(decl.name.removeprefix(XIELU)[1:-1])
         return np.array([model.config.xielu[layer]], "<f4").view(np.uint8)
     if decl.name == POSITION_TABLE:
-        rows = model.file.tensor_array(POSITIONS)[:context].reshape(2 * context, -1)
+        rows = numbers_of(model.file, POSITIONS)[:context].reshape(2 * context, -1)
         return np.ascontiguousarray(rows, "<f4").view(np.uint8)
     growth = model.config.query_growth
     if growth is not None and decl.name == GROWTH_TABLE:
@@ -83,7 +83,7 @@ def constant_bytes(model: Model, decl: BufferDecl) -> Bytes:
     tensor = rope.factors_for(context)
     factors = None
     if tensor:
-        factors = file.tensor_array(tensor).tolist()
+        factors = numbers_of(file, tensor).reshape(-1).tolist()
         if not all(0.0 < factor < math.inf for factor in factors):
             raise ModelFileError(
                 file.path,

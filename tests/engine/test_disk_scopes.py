@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -143,6 +144,33 @@ def test_of_a_removed_tenant_nothing_is_left(dense: Path, folder: Path) -> None:
         assert second.from_disk == 0
         second.ask(tenant=2)
         assert second.from_disk == WHOLE
+
+
+@pytest.mark.parametrize(
+    ("tenants", "changes"), [(TEAM, [ANN]), ([ANN], [TEAM[0], ANN])], ids=["leaves", "comes back"]
+)
+def test_whose_scope_ends_while_its_pages_are_read_gets_none_of_them(
+    dense: Path, folder: Path, tenants: list[Tenant], changes: list[Tenant]
+) -> None:
+    """Once they were read, before it is admitted; also where it comes back into one like it."""
+    with life(dense, folder, tenants=tenants) as first:
+        first.ask(tenant=1)
+    with life(dense, folder, tenants=tenants) as second:
+        disk = second.engine._slot_manager.disk
+        assert disk is not None
+        reads, left = disk.is_reading, [*changes]
+
+        def move(*parts: Any) -> bool:
+            waits = reads(*parts)
+            while left and not waits:
+                second.engine._changes.put(left.pop(0))
+            return waits
+
+        disk.is_reading = move  # type: ignore[method-assign]
+        second.ask(tenant=1)
+        assert not left
+        assert second.from_disk == second.loads.reused[1] == 0
+        second.engine.memory.check([])
 
 
 def test_two_servers_use_one_folder_at_once(dense: Path, folder: Path) -> None:

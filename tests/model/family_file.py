@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from contract.dtypes import F16, F32
+from contract.dtypes import BF16, F16, F32
 from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.plan import plan_tensors
 from harness.synth.sizes import sized_spec
@@ -166,9 +166,9 @@ class FamilyFile:
     def write(
         self, path: Path, changed: Mapping[str, Any] = MappingProxyType({}), *, bare: bool = False
     ) -> Path:
-        """The file with ``changed`` metadata, F32 but for values of another width. A ``bare`` one
-        has holes for values."""
-        stored = {np.dtype(np.float32): F32, np.dtype(np.float16): F16}
+        """The file with ``changed`` metadata, F32 but for values of another type; uint16 are BF16.
+        A ``bare`` one has holes for values."""
+        stored = {np.dtype("f4"): F32, np.dtype("f2"): F16, np.dtype("u2"): BF16}
         tensors = {
             name: (stored[value.dtype], value.shape, HOLE if bare else np.ascontiguousarray(value))
             for name, value in self.values.items()

@@ -159,6 +159,23 @@ def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
         logits(file.write(tmp_path / "model.gguf"), 8)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"), [("gpt2", "position_embd.weight"), ("gemma4", "rope_freqs.weight")]
+)
+def test_tables_of_positions_are_of_any_float_type(kind: str, name: str, tmp_path: Path) -> None:
+    plain, short, broken = (family_file(kind) for _ in range(3))
+    words = np.abs(plain.values[name]).view("<u4") >> np.uint32(16)
+    plain.values[name] = (words << np.uint32(16)).view(np.float32)
+    short.values[name] = words.astype(np.uint16)
+    broken.values[name] = np.full_like(plain.values[name], np.nan)
+    first, second = (
+        logits(file.write(tmp_path / f"{n}.gguf"), 8) for n, file in enumerate((plain, short))
+    )
+    assert np.array_equal(first, second)
+    with pytest.raises(ModelFileError, match=f"{name}: holds a"):
+        logits(broken.write(tmp_path / "broken.gguf"), 8)
+
+
 @pytest.mark.parametrize(("trained_on", "chosen"), [(64, "short"), (32, "long")])
 def test_longrope_takes_the_divisors_of_the_engine_context(
     trained_on: int, chosen: str, tmp_path: Path

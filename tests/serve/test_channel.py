@@ -221,7 +221,40 @@ def test_without_descriptors_there_are_fewer_connections(
         assert clients[-1].recv(8) == b"HTTP/1.1"
         assert len(channels) <= 9
     (line,) = [one.message for one in caplog.records if "ulimit" in one.message]
-    assert line == f"{os.strerror(number)}: at most 9 connections from now on; see ulimit -n"
+    assert line == f"{os.strerror(number)}: at most 9 connections for 60 s; see ulimit -n"
+
+
+@pytest.mark.parametrize(("clients", "left"), [(0, 0), (8, 6)])
+def test_later_there_may_be_as_many_connections_as_before(
+    clients: int, left: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what the system lacked for a moment the server does not stay smaller."""
+    for name in ("EXHAUSTED_SECONDS", "MAINTENANCE_SECONDS"):
+        monkeypatch.setattr(listen, name, 0.05)
+    server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
+    most, accept = server.connections, TcpWSGIServer.accept
+    problems: list[OSError] = []
+
+    def failing(self: TcpWSGIServer) -> Any:
+        if problems:
+            raise problems.pop()
+        return accept(self)
+
+    monkeypatch.setattr(TcpWSGIServer, "accept", failing)
+    address = ("127.0.0.1", server.port)
+    with closing(server), ExitStack() as connected:
+        for _ in range(clients):
+            connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+        server._server.handle_accept()
+        problems.append(OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)))
+        assert server._accept() is None
+        assert server.connections == left
+        assert not server._server.readable(), "it would be asked again at once"
+        server.start()
+        client = connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(8) == b"HTTP/1.1"
+        assert (server.connections, server._server.adj.connection_limit) == (most, most)
 
 
 def test_as_many_descriptors_are_allowed_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,6 @@ TABLES = table(__file__, "gbnf")
 
 JSON = Path(__file__).with_name("json.gbnf").read_text()
 """llama.cpp's ``json.gbnf``."""
-ARITHMETIC = r"""
-root ::= (expr "=" term "\n")+
-expr ::= term ([-+*/] term)*
-term ::= num | "(" expr ")"
-num  ::= [0-9]+
-"""
 
 
 def accepts(model: Model, grammars: Grammars, grammar: str, text: str) -> bool:

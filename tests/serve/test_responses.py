@@ -182,6 +182,29 @@ def test_calls_and_thoughts_are_items(server: Running) -> None:
     assert whole["output"][2]["arguments"] == '{"a":1}'
 
 
+def test_the_tokens_of_a_text_behind_several_thoughts_are_listed() -> None:
+    """A whole answer has the thoughts joined by line breaks, where the model wrote marks."""
+    pieces = ["h", "m", "<|end|>", "so", "<|end|>", "h", "i"]
+    listed = [
+        {"token": one, "bytes": list(one.encode()), "logprob": -1.0, "top_logprobs": []}
+        for one in pieces
+    ]
+    message = {"content": "hi", "reasoning_content": "hm\nso"}
+    counts = dict.fromkeys(("prompt_tokens", "completion_tokens", "total_tokens"), 1)
+    chat: dict[str, Any] = {
+        "id": "r", "created": 0, "model": "m", "service_tier": "default",
+        "system_fingerprint": "f", "x_zinc": {},
+        "choices": [{"message": message, "finish_reason": "stop", "logprobs": {"content": listed}}],
+        "usage": {
+            **counts,
+            "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 3},
+        },
+    }  # fmt: skip
+    _, said = response_of(ResponsesRequest(input="x"), chat)["output"]
+    assert [one["token"] for one in said["content"][0]["logprobs"]] == ["h", "i"]
+
+
 def test_the_items_of_an_answer_are_one_turn() -> None:
     """As chat completions have it, thoughts, text and calls together; thoughts alone are none."""
     call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -217,6 +218,28 @@ def test_a_file_that_a_process_replaced_as_it_ended_is_not_written(
             code, told = batch(*resume)
         assert (code, "out.jsonl is written by another process" in told) == (2, True)
     assert batch()[0] == 0
+
+
+def test_a_file_that_is_removed_as_it_is_opened_is_not_written(
+    batch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("in.jsonl").write_text(line("a"))
+    monkeypatch.setattr(fcntl, "flock", lambda file, how: os.unlink("out.jsonl"))
+    code, told = batch()
+    assert (code, "out.jsonl is written by another process" in told) == (2, True)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_disk_without_locks_takes_answers(
+    number: int, batch: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(file: Any, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    Path("in.jsonl").write_text(line("a"))
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert batch()[0] == 0
+    assert ids() == ["a"]
 
 
 def test_a_file_of_answers_stays_where_and_whose_it_is(batch: Run) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.serve.anthropic.wire import MessagesRequest
 from harness.serve.errors import ApiError
 from harness.serve.run import Running
 from harness.serve.wire import ChatRequest, CompletionRequest
@@ -79,6 +80,14 @@ def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
     for meant in ("temperature?", "top_p or top_k?", "max_tokens or min_tokens?"):
         assert meant in error["message"]
     assert "keep" not in error["message"]
+
+
+def test_an_object_of_the_only_type_may_lack_its_tag() -> None:
+    ignored: list[str] = []
+    system = [{"text": "a", "colour": "red", "cache_control": None}]
+    served = served_fields({"system": system}, MessagesRequest, ignored)
+    assert served == {"system": [{"text": "a", "cache_control": None}]}
+    assert ignored == ["system[].colour"]
 
 
 @pytest.mark.parametrize("name", FOREIGN_NAMES)

@@ -102,7 +102,7 @@ class ResponseEvents:
             if choice.get("logprobs") is not None:
                 self._listed += choice["logprobs"]["content"]
             if delta.get("reasoning_content"):
-                self._tokens_of(delta["reasoning_content"])
+                self._pass_thoughts(delta["reasoning_content"])
                 yield from self._more("reasoning", delta["reasoning_content"])
             if delta.get("content"):
                 yield from self._more("message", delta["content"])
@@ -143,6 +143,14 @@ class ResponseEvents:
             item.tokens += new
             more = {"logprobs": response_logprobs(new)}
         yield self._event(f"response.{item.part}.delta", **self._address(), delta=text, **more)
+
+    def _pass_thoughts(self, text: str) -> None:
+        """Remove the listed tokens of thoughts. Between several there are marks in the list, and in
+        the text line breaks instead."""
+        whole = text_of(self._listed)
+        parts = [text] if text in whole else text.split("\n")
+        for part in [one for one in parts if one and one in whole] or [text]:
+            self._tokens_of(part)
 
     def _tokens_of(self, text: str) -> list[Json]:
         """The listed tokens of ``text``. They are removed from the list, with those before them."""
@@ -319,6 +327,11 @@ def _ours(chat: Json) -> Json:
 
 UTF8 = getincrementaldecoder("utf-8")
 Listed = dict[str, Any]
+
+
+def text_of(listed: Sequence[Listed]) -> str:
+    """The text of the listed tokens."""
+    return b"".join(bytes(one["bytes"] or ()) for one in listed).decode(errors="replace")
 
 
 def tokens_of_text(text: str, listed: Sequence[Listed]) -> list[Listed]:
