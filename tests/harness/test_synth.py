@@ -128,9 +128,12 @@ def test_every_dense_variant_computes(tmp_path: Path, architecture: str, name: s
         with pytest.raises(ConfigError, match=r"fused_qkv is True, must be False for olmo2"):
             sized_spec("tiny", architecture=architecture, **fields)
         return
-    write_synthetic(
-        tmp_path / "m.gguf", sized_spec("tiny", architecture=architecture, quant="q8_0", **fields)
-    )
+    spec = sized_spec("tiny", architecture=architecture, quant="q8_0", **fields)
+    if architecture in ("gpt2", "starcoder") and "rope_scaling" in fields:
+        with pytest.raises(ConfigError, match="no layer of this family rotates"):
+            write_synthetic(tmp_path / "m.gguf", spec)
+        return
+    write_synthetic(tmp_path / "m.gguf", spec)
     assert 0.3 < logits_of(tmp_path / "m.gguf").std() < 5
 
 
