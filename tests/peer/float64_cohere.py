@@ -7,16 +7,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.peer.float64_dense import Float64Dense
-from tests.peer.float64_layer_norms import norm_of_each_head
+from tests.peer.float64_layer_norms import CentredNorms
 from tests.peer.float64_llama import Float64
 
 
-class Float64Cohere(Float64Dense):
+class Float64Cohere(CentredNorms):
     """Both blocks read one layer norm; of Command R7B every fourth layer neither has a window nor
     rotates."""
-
-    epsilon = "attention.layer_norm_epsilon"
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -35,13 +32,3 @@ class Float64Cohere(Float64Dense):
     def _layer(self, x: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         h = self._norm(x, f"blk.{layer}.attn_norm")
         return x + self._attention(h, layer, positions) + self._feed_forward(h, layer)
-
-    def _norm_heads(self, x: Float64, name: str) -> Float64:
-        return norm_of_each_head(self, x, name)
-
-    def _normed(self, x: Float64) -> Float64:
-        return super()._normed(x - self._mean(x))
-
-    def _mean(self, x: Float64) -> Float64:
-        mean: Float64 = x.mean(axis=-1, keepdims=True)
-        return mean

@@ -10,11 +10,26 @@ from tests.peer.float64_gemma import Float64Gemma
 from tests.peer.float64_llama import Float64
 
 
-class Float64LayerNorms(Float64Dense):
-    """Norms subtract the mean and have biases, or no weights; a feed forward without gates has
-    GELU, or squares what is positive."""
+class CentredNorms(Float64Dense):
+    """Norms subtract the mean, those of heads too."""
 
     epsilon = "attention.layer_norm_epsilon"
+
+    def _norm_heads(self, x: Float64, name: str) -> Float64:
+        weights = self._matrix(f"{name}.weight")
+        return (self._normed(x.reshape(len(x), *weights.shape)) * weights).reshape(x.shape)
+
+    def _normed(self, x: Float64) -> Float64:
+        return super()._normed(x - self._mean(x))
+
+    def _mean(self, x: Float64) -> Float64:
+        mean: Float64 = x.mean(axis=-1, keepdims=True)
+        return mean
+
+
+class Float64LayerNorms(CentredNorms):
+    """Norms subtract the mean and have biases, or no weights; a feed forward without gates has
+    GELU, or squares what is positive."""
 
     def logits(self, tokens: list[int]) -> Float64:
         """Teacher-forced logits of every position, float64[len(tokens), vocab]."""
@@ -57,24 +72,8 @@ class Float64LayerNorms(Float64Dense):
             return self._normed(x)
         return super()._norm(x, name) + self._matrix(f"{name}.bias").reshape(-1)
 
-    def _norm_heads(self, x: Float64, name: str) -> Float64:
-        return norm_of_each_head(self, x, name)
-
-    def _normed(self, x: Float64) -> Float64:
-        return super()._normed(x - self._mean(x))
-
-    def _mean(self, x: Float64) -> Float64:
-        mean: Float64 = x.mean(axis=-1, keepdims=True)
-        return mean
-
     def head(self, h: Float64) -> Float64:
         logits = super().head(h)
         if "output.bias" in self._tensors:
             logits = logits + self._matrix("output.bias").reshape(-1)
         return logits
-
-
-def norm_of_each_head(oracle: Float64Dense, x: Float64, name: str) -> Float64:
-    """The norm of every head, each with its own weights."""
-    weights = oracle._matrix(f"{name}.weight")
-    return (oracle._normed(x.reshape(len(x), *weights.shape)) * weights).reshape(x.shape)
