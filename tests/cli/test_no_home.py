@@ -7,8 +7,6 @@ from typing import NoReturn
 
 import pytest
 
-from tests.cli.conftest import Zinc
-
 
 def nobody(user: int) -> NoReturn:
     raise KeyError(user)
@@ -23,7 +21,7 @@ def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("run", "--help-all"), ("serve", "--help")])
-def test_help_works(zinc: Zinc, words: tuple[str, ...]) -> None:
+def test_help_works(zinc, words):
     helped = zinc(*words)
     assert (helped.code, helped.err) == (0, "")
     assert "usage: zinc-rt" in helped.out
@@ -32,7 +30,7 @@ def test_help_works(zinc: Zinc, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "words", [("run", "hi"), ("check",), ("serve",), ("model", "list"), ("ps",), ("config", "init")]
 )
-def test_everything_else_says_what_to_set(zinc: Zinc, words: tuple[str, ...]) -> None:
+def test_everything_else_says_what_to_set(zinc, words):
     refused = zinc(*words)
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("error: ")

@@ -15,7 +15,7 @@ from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Result, Zinc
+from tests.cli.conftest import Result
 from tests.paths import ROOT
 
 RECEIPT = ROOT / "goldens" / "receipt-h200.json"
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def test_a_graphics_card_is_checked_by_a_processor(zinc: Zinc, folder: Path) -> None:
+def test_a_graphics_card_is_checked_by_a_processor(zinc, folder):
     """The control is signed and whole, but each step has the digest of the step before it."""
 
     def verify(receipt: Path) -> Result:

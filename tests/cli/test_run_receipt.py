@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Zinc
-
 pytestmark = pytest.mark.usefixtures("cpu_is_quick")
 
 
@@ -32,9 +30,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--raw", "hello", "--grammar", 'root ::= "a"+', "--temperature", "2"),
     ],
 )
-def test_a_run_is_verified(
-    zinc: Zinc, tiny_model_path: Path, user: Path, words: tuple[str]
-) -> None:
+def test_a_run_is_verified(zinc, tiny_model_path, user, words):
     """Whole, by sample, with the key that signed it; and a changed one is not."""
     file, model = user / "receipt.json", ("--model", tiny_model_path, "--tier", "cpu")
     result = zinc("run", *words, "--receipt", file, *model, *_limit(words))
@@ -58,7 +54,7 @@ def _limit(words: tuple[str, ...]) -> tuple[str, ...]:
     return () if "--max-tokens" in words else ("--max-tokens", "20")
 
 
-def test_flags_that_do_not_fit(zinc: Zinc, tiny_model_path: Path, user: Path) -> None:
+def test_flags_that_do_not_fit(zinc, tiny_model_path, user):
     for words in (
         ("run", "--chat", "--receipt", user / "r.json", "--model", tiny_model_path),
         ("verify", user / "a.json", user / "b.json", "--sample", "3"),

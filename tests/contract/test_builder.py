@@ -15,7 +15,7 @@ from contract.opcodes import Opcode
 from tests.contract.graphs import decoder
 
 
-def test_declaring_a_buffer_twice_differently() -> None:
+def test_declaring_a_buffer_twice_differently():
     b = GraphBuilder("g")
     assert b.request("r", 4) == b.request("r", 4)
     with pytest.raises(VerifyError) as caught:
@@ -23,7 +23,7 @@ def test_declaring_a_buffer_twice_differently() -> None:
     assert (caught.value.node, caught.value.rule) == ("r", Rule.ONE_DECLARATION)
 
 
-def test_an_argument_that_is_neither_view_nor_number() -> None:
+def test_an_argument_that_is_neither_view_nor_number():
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     with pytest.raises(VerifyError) as caught:
@@ -31,7 +31,7 @@ def test_an_argument_that_is_neither_view_nor_number() -> None:
     assert (caught.value.node, caught.value.rule) == ("n", Rule.OPERANDS)
 
 
-def test_the_result_of_a_node_is_what_it_writes() -> None:
+def test_the_result_of_a_node_is_what_it_writes():
     """A node that also updates state yields its written output, not the state."""
     b = GraphBuilder("g")
     y = b.emit(
@@ -42,7 +42,7 @@ def test_the_result_of_a_node_is_what_it_writes() -> None:
     assert y == View("scratch.conv")
 
 
-def test_integers_become_float_parameters() -> None:
+def test_integers_become_float_parameters():
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     b.emit(Opcode.SCALE, x=x, factor=2)
@@ -50,12 +50,12 @@ def test_integers_become_float_parameters() -> None:
     assert type(node.params["factor"]) is float
 
 
-def test_a_barrier_has_no_result() -> None:
+def test_a_barrier_has_no_result():
     with pytest.raises(VerifyError, match="use barrier"):
         GraphBuilder("g").emit(Opcode.BARRIER)
 
 
-def test_what_it_builds_cannot_be_changed() -> None:
+def test_what_it_builds_cannot_be_changed():
     built = decoder()
     assert isinstance(built.buffers, MappingProxyType)
     with pytest.raises(TypeError):

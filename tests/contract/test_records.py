@@ -16,7 +16,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("name", [*RECORDS, "SLOT", "PAGE_META"])
-def test_a_record_is_packed_words(name: str) -> None:
+def test_a_record_is_packed_words(name):
     """Four-byte fields at consecutive offsets: an int32 array is a view of the records."""
     dtype: np.dtype[np.void] = getattr(records, name)
     offset = 0
@@ -32,7 +32,7 @@ def test_a_record_is_packed_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_has_the_words_its_operand_has(name: str) -> None:
+def test_a_record_has_the_words_its_operand_has(name):
     opcode, operand, words = RECORDS[name]
     assert TABLE[opcode].operand(operand).dims[-1] == str(words)
     assert getattr(records, name).itemsize == 4 * words

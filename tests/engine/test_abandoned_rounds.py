@@ -29,9 +29,7 @@ def runners(synthetic_model: Callable[..., Path]) -> Iterator[Both]:
         yield both
 
 
-def test_who_stays_and_is_stalled_loses_no_token(
-    runners: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stays_and_is_stalled_loses_no_token(runners, monkeypatch):
     """One of two that draft stalls behind a step of both, and the other leaves while the next round
     is submitted: the tokens of the step come once."""
 

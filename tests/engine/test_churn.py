@@ -92,9 +92,7 @@ def churn(runner: ModelRunner, steps: int, wave: int) -> tuple[set[int], int]:
 
 
 @pytest.mark.parametrize("most", [STEPS, pytest.param(1000, marks=LONG)])
-def test_steps_of_churn_lower_nothing(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_steps_of_churn_lower_nothing(runner, monkeypatch, most):
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)
     emulated = is_emulated(runner.tier)
@@ -107,9 +105,7 @@ def test_steps_of_churn_lower_nothing(
 
 
 @pytest.mark.parametrize("tier", [name for name in TIERS if name != "vulkan"], indirect=True)
-def test_a_lowering_in_the_middle_of_churn_is_counted(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lowering_in_the_middle_of_churn_is_counted(runner, monkeypatch):
     """The control: what a port is bound to changes, so every form in use is lowered again."""
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)

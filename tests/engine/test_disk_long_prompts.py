@@ -84,7 +84,7 @@ def until_loading(server: Life) -> None:
     pytest.fail("the prompt is not loaded in its slot")
 
 
-def test_it_has_the_bits_of_a_cold_run(model: Path, folder: Path) -> None:
+def test_it_has_the_bits_of_a_cold_run(model, folder):
     with life(model, None) as cold:
         expected = cold.ask()
     assert lived(model, folder) == expected
@@ -143,9 +143,7 @@ EVENTS: list[Callable[[Life], None]] = [cancel, fail, leave, come_back, remove, 
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_whatever_happens_meanwhile_loses_nothing(
-    event: Callable[[Life], None], model: Path, folder: Path
-) -> None:
+def test_whatever_happens_meanwhile_loses_nothing(event, model, folder):
     """Before every step of the engine. Its pages are free or cached at the end, as ``restarted``
     checks, and the next one has the bits of a cold run."""
     tenants = [ANN, LOCAL_TENANT]
@@ -178,7 +176,7 @@ def lived_as(model: Path, folder: Path, tenants: list[Tenant]) -> None:
 
 
 @pytest.mark.parametrize("page", range(PAGES))
-def test_a_damaged_page_ends_what_is_loaded(model: Path, folder: Path, page: int) -> None:
+def test_a_damaged_page_ends_what_is_loaded(model, folder, page):
     """Those before it are used, up to a state where the model has any."""
     expected = lived(model, folder)
     flip(files(folder)[page], -1)
@@ -192,9 +190,7 @@ def test_a_damaged_page_ends_what_is_loaded(model: Path, folder: Path, page: int
         assert third.ask() == expected
 
 
-def test_others_are_answered_meanwhile(
-    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_answered_meanwhile(model, folder, monkeypatch):
     """A step takes one page of those that arrived. The disk gives the next one only when the other
     request has its answer."""
     expected = lived(model, folder)
@@ -216,7 +212,7 @@ def test_others_are_answered_meanwhile(
         assert second.ask() == expected
 
 
-def test_its_pages_count_and_another_class_gets_them(model: Path, folder: Path) -> None:
+def test_its_pages_count_and_another_class_gets_them(model, folder):
     """They are its tenant's from its admission on; who is preempted looks it up again."""
     low, high = (
         replace(LOCAL_TENANT, id=number, name=qos.name, qos=qos)
@@ -237,9 +233,7 @@ def test_its_pages_count_and_another_class_gets_them(model: Path, folder: Path) 
         assert second.ask(tenant=1) == expected
 
 
-def test_memory_that_is_given_back_early_is_noticed(
-    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_given_back_early_is_noticed(model, folder, monkeypatch):
     """The negative control: before the device has read it."""
     expected = lived(model, folder)
 

@@ -58,7 +58,7 @@ def drafter_of(kind: str, case: Case) -> Iterator[Drafter]:
 @pytest.mark.parametrize(
     ("case", "how"), on_each(TIERS, RUNS, ("told", 1, 20)), ids=str, indirect=["case"]
 )
-def test_no_draft_changes_an_answer(case: Case, how: tuple[str, int, int | None]) -> None:
+def test_no_draft_changes_an_answer(case, how):
     """Six requests in three slots and seven pages, and every second of them once more, cancelled
     after as many tokens as the one before and one more."""
     (runner, expected), (kind, ahead, chunk) = case, how

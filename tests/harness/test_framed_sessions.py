@@ -26,7 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return harmony_model(tmp_path_factory.mktemp("framed"))
 
 
-def test_a_chat_shows_thoughts_and_text_and_no_marks(path: Path) -> None:
+def test_a_chat_shows_thoughts_and_text_and_no_marks(path):
     """What is shown is what the parser makes of the tokens; without a chat they stay text."""
     marked = 0
     with Session.open(path, SessionOptions(tier="native", context=256, chat=True)) as session:

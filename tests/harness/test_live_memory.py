@@ -53,9 +53,7 @@ def device(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     return state
 
 
-def test_a_hosted_model_gives_memory_back(
-    device: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hosted_model_gives_memory_back(device, tmp_path, caplog):
     """While nobody asks, and while a request runs; answers are the same."""
     caplog.set_level(logging.WARNING)
     path = tmp_path / "tiny.gguf"

@@ -332,7 +332,7 @@ BROKEN = [Leaking, OneScope, EvictingHeld, ForgettingToProtect, SharingWritten]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_memory_is_found_out(broken: type[KvMemory]) -> None:
+def test_a_broken_memory_is_found_out(broken):
     """The negative control of the machine: each of these mistakes fails it."""
 
     class Broken(MemoryMachine):

@@ -55,7 +55,7 @@ def ours(harmony: dict[str, Any]) -> Tokenizer:
     return load_tokenizer(metadata, "o200k")
 
 
-def test_every_text_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, Any]) -> None:
+def test_every_text_has_tiktokens_ids(ours, harmony):
     tiktoken = need_module("tiktoken", "test")
     theirs = tiktoken.Encoding(**harmony)
     for text in [*varied_texts(), *TEXTS]:
@@ -63,7 +63,7 @@ def test_every_text_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, Any]) 
         assert ours.encode(text, add_bos=False) == expected, text
 
 
-def test_a_conversation_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, Any]) -> None:
+def test_a_conversation_has_tiktokens_ids(ours, harmony):
     """Control tokens in a text that may hold them."""
     tiktoken = need_module("tiktoken", "test")
     text = (
@@ -75,7 +75,7 @@ def test_a_conversation_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, An
     assert ours.encode(text, parse_special=True, add_bos=False) == expected
 
 
-def test_the_end_of_a_message_ends_no_answer(ours: Tokenizer, harmony: dict[str, Any]) -> None:
+def test_the_end_of_a_message_ends_no_answer(ours, harmony):
     """Thoughts end with ``<|end|>``, and the answer follows."""
     control = harmony["special_tokens"]
     ends = {control[f"<|{name}|>"] for name in ("return", "call", "endoftext")}

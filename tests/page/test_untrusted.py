@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import Chat
-
 pytestmark = pytest.mark.browser
 
 ATTACKS = [
@@ -34,7 +32,7 @@ ATTACKS = [
 ]
 
 
-def test_nothing_a_model_says_becomes_markup(chat: Chat) -> None:
+def test_nothing_a_model_says_becomes_markup(chat):
     elsewhere: list[str] = []
     chat.page.on(
         "request",
@@ -54,7 +52,7 @@ def test_nothing_a_model_says_becomes_markup(chat: Chat) -> None:
     assert elsewhere == []
 
 
-def test_what_a_user_writes_and_stores_is_text_too(chat: Chat) -> None:
+def test_what_a_user_writes_and_stores_is_text_too(chat):
     text = "<img src=x onerror='window.hit = 1'>"
     chat.ask(text)
     chat.page.reload()
@@ -64,7 +62,7 @@ def test_what_a_user_writes_and_stores_is_text_too(chat: Chat) -> None:
     assert chat.page.evaluate("window.hit") is None
 
 
-def test_the_browser_itself_refuses_markup_and_inline_scripts(chat: Chat) -> None:
+def test_the_browser_itself_refuses_markup_and_inline_scripts(chat):
     """The control: were the sanitiser to fail, the policy would still hold."""
     refused = chat.page.evaluate(
         """() => { try { document.body.innerHTML += '<b>x</b>'; return false; }
@@ -74,7 +72,7 @@ def test_the_browser_itself_refuses_markup_and_inline_scripts(chat: Chat) -> Non
     chat.problems.clear()
 
 
-def test_tokens_are_text(chat: Chat) -> None:
+def test_tokens_are_text(chat):
     chat.fake.answers["Go"] = "<b>bold</b><img src=x onerror='window.hit = 1'>"
     chat.press("Settings")
     chat.page.get_by_label("Keep the probability").check()

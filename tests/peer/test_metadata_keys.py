@@ -67,9 +67,7 @@ def accepted(source: Path, changed: Mapping[str, Any], bare: Path) -> bool:
         *(FAMILIES[name]["architecture"] for name in EACH_KIND),
     ),
 )
-def test_what_is_read_is_read_as_llama_cpp_does(
-    synthetic_model, peer, tmp_path, architecture
-) -> None:
+def test_what_is_read_is_read_as_llama_cpp_does(synthetic_model, peer, tmp_path, architecture):
     model = synthetic_model(quant="f32", seed=11, **FAMILIES[FIRST[architecture]])
     source = for_peer(model, architecture)
     tolerance = peer_tolerance(FIRST[architecture])

@@ -30,17 +30,17 @@ def beside_a_model(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("module", [zinc_rt, *MODULES], ids=lambda module: module.__name__)
-def test_docstrings(module: object) -> None:
+def test_docstrings(module):
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
 
-def test_the_page() -> None:
+def test_the_page():
     results = doctest.testfile(str(PAGE), module_relative=False)
     assert results.failed == 0
     assert results.attempted > 10
 
 
-def test_what_a_user_calls_has_an_example() -> None:
+def test_what_a_user_calls_has_an_example():
     finder = doctest.DocTestFinder(exclude_empty=True)
     shown = {
         test.name for module in (zinc_rt, *MODULES) for test in finder.find(module) if test.examples
@@ -50,7 +50,7 @@ def test_what_a_user_calls_has_an_example() -> None:
     assert {"zinc_rt", "zinc_rt.llm.LLM", "zinc_rt.server.serve"} <= shown
 
 
-def test_a_wrong_example_fails(tmp_path: Path) -> None:
+def test_a_wrong_example_fails(tmp_path):
     """Negative control."""
     page = tmp_path / "wrong.md"
     page.write_text(">>> 1 + 1\n3\n")

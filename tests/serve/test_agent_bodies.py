@@ -3,7 +3,7 @@ for the turns before is found."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -58,12 +58,7 @@ def counts_of_chat(events: list[Any]) -> tuple[int, int]:
     ],
     ids=["codex", "claude code", "opencode"],
 )
-def test_a_session_of_thirty_turns(
-    agents: Running,
-    path: str,
-    body: Callable[[int], Body],
-    counts: Callable[[list[Any]], tuple[int, int]],
-) -> None:
+def test_a_session_of_thirty_turns(agents, path, body, counts):
     """All but the end of what the turn before computed is found: the last page, and what its
     template writes only behind the last turn."""
     http, before = Http(agents.url), 0
@@ -77,7 +72,7 @@ def test_a_session_of_thirty_turns(
         before = tokens
 
 
-def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
+def test_a_digest_of_the_body_is_not_read(hermes):
     """However the system text holds it; in a turn of the user's it is text."""
     http, header, brief = Http(hermes.url), "x-anthropic-billing-header: cch=1a2b3;", "Be brief."
     turns: list[Body] = [{"role": "user", "content": "a"}]
@@ -105,7 +100,7 @@ def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
     assert http.post("/v1/messages", body).status == 400
 
 
-def test_a_digest_behind_an_answer_begins_another(hermes: Running) -> None:
+def test_a_digest_behind_an_answer_begins_another(hermes):
     """The client's last turn was not the assistant's, so nothing of it is continued."""
     said: list[Body] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

@@ -113,12 +113,7 @@ def calls(
         ("/v1/messages", MESSAGE, (70, 885, 145, 36)),
     ],
 )
-def test_a_request_and_a_token_take_few_calls(
-    calls: Callable[[str, dict[str, Any]], Counts],
-    path: str,
-    body: dict[str, Any],
-    most: tuple[int, ...],
-) -> None:
+def test_a_request_and_a_token_take_few_calls(calls, path, body, most):
     """The bounds are a little above what was counted: of reading, answering, beginning, giving."""
     counts = calls(path, body)
     taken = (

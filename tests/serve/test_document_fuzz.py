@@ -97,16 +97,14 @@ def check_statuses(mode: str, statuses: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("mode", "method", "path"), CASES)
-def test_it_answers_as_documented(keyed: Running, mode: str, method: str, path: str) -> None:
+def test_it_answers_as_documented(keyed, mode, method, path):
     check_statuses(mode, fuzz(keyed, method, path, mode, EXAMPLES))
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("mode", "method", "path"), CASES)
-def test_it_answers_as_documented_for_long(
-    keyed: Running, mode: str, method: str, path: str
-) -> None:
+def test_it_answers_as_documented_for_long(keyed, mode, method, path):
     statuses = fuzz(keyed, method, path, mode, SOAK_EXAMPLES)
     check_statuses(mode, statuses)
     # Whoever is refused for all that is allowed, 200 is seen of what may be asked without rights.
@@ -114,7 +112,7 @@ def test_it_answers_as_documented_for_long(
         assert 200 in statuses
 
 
-def test_both_kinds_of_bodies_are_told_apart(keyed: Running) -> None:
+def test_both_kinds_of_bodies_are_told_apart(keyed):
     """Negative control: of what is allowed most is answered, of what is forbidden nothing."""
     chat = ("POST", "/v1/chat/completions")
     assert 200 in fuzz(keyed, *chat, "allowed", EXAMPLES)

@@ -85,14 +85,7 @@ def logs_of(choices: Sequence[dict[str, Any]]) -> list[list[float]]:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ends_by", ["stop", "stop_token_ids"])
-def test_an_answer_has_what_is_its_own(
-    mixture: Running,
-    whole: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    ends_by: str,
-    stream: bool,
-    late: bool,
-) -> None:
+def test_an_answer_has_what_is_its_own(mixture, whole, monkeypatch, ends_by, stream, late):
     """Receipts, digests, experts, log-probabilities and counts, of three choices of which one at
     least ends early."""
     http = Http(mixture.url)
@@ -129,9 +122,7 @@ def test_an_answer_has_what_is_its_own(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_ends_abandons_no_step(
-    mixture: Running, whole: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_ends_abandons_no_step(mixture, whole, stream, monkeypatch):
     """The next prompt may continue the answer."""
     leaving: list[int] = []
     monkeypatch.setattr(Engine, "will_cancel", lambda self, ids: leaving.extend(ids))
@@ -141,9 +132,7 @@ def test_a_text_that_ends_abandons_no_step(
     assert not leaving
 
 
-def test_a_client_that_leaves_is_charged_for_what_its_answer_had(
-    mixture: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_leaves_is_charged_for_what_its_answer_had(mixture, monkeypatch):
     """In the engine's ledger as in the stored one, though the engine was ahead."""
     http = Http(mixture.url)
     before, left = counted(http), http.get(USAGE).json["total"]["abandoned"]

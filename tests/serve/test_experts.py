@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.serve.run import Running
 from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.needs import need_device
@@ -37,7 +36,7 @@ def http(
         yield Http(server.url)
 
 
-def test_answers_have_those_of_every_token(http: Http) -> None:
+def test_answers_have_those_of_every_token(http):
     """Prompt and answer but the last token; of each choice its own, with receipts and digests; an
     answer of the same tokens has the same, and one that does not ask has none."""
     body = {**TEXT, "experts": True, "n": 2, "return_token_ids": True}
@@ -54,7 +53,7 @@ def test_answers_have_those_of_every_token(http: Http) -> None:
         assert http.post(COMPLETIONS, hashed).json["x_zinc"]["experts"] == [used]
 
 
-def test_the_last_line_of_a_stream_has_them(http: Http) -> None:
+def test_the_last_line_of_a_stream_has_them(http):
     whole = http.post(COMPLETIONS, {**TEXT, "experts": True}).json["x_zinc"]["experts"]
     asked = {"stream": True, "stream_options": {"include_usage": True}, "experts": True}
     lines = http.post(COMPLETIONS, {**TEXT, **asked}).body.split(b"\n\n")
@@ -62,7 +61,7 @@ def test_the_last_line_of_a_stream_has_them(http: Http) -> None:
     assert chunks[-1]["x_zinc"]["experts"] == whole
 
 
-def test_models_and_servers_without_them_refuse(server: Running, serve: Serve, path: Path) -> None:
+def test_models_and_servers_without_them_refuse(server, serve, path):
     refused = Http(server.url).post(COMPLETIONS, {**TEXT, "experts": True})
     assert (refused.status, refused.error["param"]) == (400, "experts")
     assert "the model has none" in refused.error["message"]

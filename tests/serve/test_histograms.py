@@ -14,7 +14,7 @@ VALUES = st.lists(st.sampled_from(BOUNDS) | st.integers(0, 80).map(lambda n: n /
 
 
 @given(st.lists(VALUES))
-def test_they_tell_what_prometheus_own_would(batches: list[list[float]]) -> None:
+def test_they_tell_what_prometheus_own_would(batches):
     """Of values one by one and many at once, on the bounds too."""
     told = []
     ours, theirs = Histogram("one:seconds", "What.", BOUNDS), CollectorRegistry()

@@ -33,9 +33,7 @@ def ask(http: Http, name: str) -> Reply:
     return http.post("/v1/completions", {**BODY, "model": name})
 
 
-def test_a_model_whose_file_is_gone_breaks_no_list(
-    serve: Serve, background: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_model_whose_file_is_gone_breaks_no_list(serve, background, tmp_path):
     """It answers on where it is in memory, and is listed; else it is no model that answers."""
     path = tmp_path / "llama.gguf"
     shutil.copyfile(background["llama"], path)
@@ -57,9 +55,7 @@ def test_a_model_whose_file_is_gone_breaks_no_list(
 
 
 @pytest.mark.parametrize("route", ["/v1/models", "/v1/models/llama", "/api/tags", "/api/ps"])
-def test_what_is_listed_is_not_unloaded_meanwhile(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, route: str
-) -> None:
+def test_what_is_listed_is_not_unloaded_meanwhile(server, http, monkeypatch, route):
     ask(http, "llama")
     listed = ServerModels.others.fget
     assert listed is not None
@@ -80,8 +76,8 @@ def test_what_is_listed_is_not_unloaded_meanwhile(
 
 
 def test_where_a_request_names_the_model_meanwhile_the_next_one_is_unloaded(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, http, monkeypatch
+):
     for name in NAMES:
         ask(http, name)
     thread, leases = server.models._thread, []

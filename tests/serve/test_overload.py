@@ -12,7 +12,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from harness.serve.run import Running
 from reference.engine import Engine
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer, posted
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
@@ -70,7 +68,7 @@ async def heard(address: tuple[str, int], kind: int) -> bytes:
     return answer
 
 
-def test_two_hundred_streams_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hundred_streams_at_once(serve, monkeypatch):
     """All are taken, none is cut, and each says what it says when it is alone."""
     begin = threading.Event()
     step = Engine.step
@@ -162,9 +160,7 @@ class Steps:
         return taken
 
 
-def test_ten_times_the_load_of_one_costs_others_little(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_times_the_load_of_one_costs_others_little(serve, tmp_path, monkeypatch):
     """The crowd waits, and beyond its places is told when to come back: some are left for others,
     so never 503. Others are never refused, and the slowest of their requests takes at most twice
     the steps of the slowest without."""

@@ -71,7 +71,7 @@ def is_plain(head: bytes) -> bool:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_plain_head_is_parsed_as_by_the_library(start: bytes) -> None:
+def test_a_plain_head_is_parsed_as_by_the_library(start):
     for connection, length, others in product(CONNECTIONS, LENGTHS, OTHERS):
         head = start + b" HTTP/1.1\r\nHost: x\r\n" + connection + others + length + b"\r\n"
         assert is_plain(head)
@@ -79,12 +79,12 @@ def test_a_plain_head_is_parsed_as_by_the_library(start: bytes) -> None:
 
 
 @pytest.mark.parametrize("head", NOT_PLAIN)
-def test_any_other_head_is_left_to_the_library(head: bytes) -> None:
+def test_any_other_head_is_left_to_the_library(head):
     assert not is_plain(head)
     assert facts(head, plain=True) == facts(head, plain=False)
 
 
-def test_damaged_heads_are_parsed_alike() -> None:
+def test_damaged_heads_are_parsed_alike():
     """Bytes changed, doubled and left out anywhere: whichever way parses them says the same."""
     draw, plain = random.Random(7), 0
     for _ in range(3000):

@@ -67,9 +67,7 @@ def asking(server: Running, key: str) -> Callable[[], Reply]:
     return answer
 
 
-def test_beyond_ones_own_line_is_429_and_beyond_all_places_503(
-    keyed: Running, held: threading.Event
-) -> None:
+def test_beyond_ones_own_line_is_429_and_beyond_all_places_503(keyed, held):
     http = Http(keyed.url)
     before = rejected(http)
     answers = [asking(keyed, GREEDY)]
@@ -96,9 +94,7 @@ def rejected(http: Http) -> int:
     return http.get("/v1/tenants/1/usage", **bearer(GREEDY)).json["total"]["rejected"]
 
 
-def test_openais_client_waits_and_asks_again(
-    keyed: Running, held: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openais_client_waits_and_asks_again(keyed, held, monkeypatch):
     """As long as it is told to, and then it is answered; without retries it has its own error."""
     first = asking(keyed, GREEDY)
     with OpenAI(base_url=f"{keyed.url}/v1", api_key=GREEDY, max_retries=0) as client:
@@ -119,7 +115,7 @@ def test_openais_client_waits_and_asks_again(
     assert waited == [1.0]
 
 
-def test_what_could_never_wait_at_once_is_a_bad_request(keyed: Running) -> None:
+def test_what_could_never_wait_at_once_is_a_bad_request(keyed):
     """Asking again would not help, so nobody is told to."""
     http = Http(keyed.url)
     for key, n, most in ((GREEDY, 2, 1), (OTHER, 3, 2)):

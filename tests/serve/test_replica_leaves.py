@@ -73,9 +73,7 @@ def follow(model: ServedModel, requested: ReplicaRequest, tokens: tuple[int, ...
 
 @pytest.mark.parametrize("moved", [0, 5])
 @pytest.mark.parametrize("hashed", [False, True])
-def test_leaves_are_those_of_one_engine(
-    model: ServedModel, expected: tuple[list[int], list[str]], moved: int, hashed: bool
-) -> None:
+def test_leaves_are_those_of_one_engine(model, expected, moved, hashed):
     """From the beginning, after tokens of another replica, and beside a hash of whole rows."""
     tokens, leaves = expected
     sink: RowDigests | BothSinks

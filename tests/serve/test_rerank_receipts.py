@@ -73,7 +73,7 @@ def opened(
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
-def test_it_verifies(made: str, opened: Callable[[str], ServedModel], tier: str) -> None:
+def test_it_verifies(made, opened, tier):
     """Every document has a result, also those that the answer leaves out."""
     document = json.loads(made)
     assert len(document["payload"]["results"]) == 4
@@ -102,9 +102,7 @@ CHANGES: dict[str, tuple[Callable[[Json], object], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_that_is_signed_is_named(
-    made: str, opened: Callable[[str], ServedModel], folder: Path, what: str
-) -> None:
+def test_a_change_that_is_signed_is_named(made, opened, folder, what):
     document = json.loads(made)
     change, named = CHANGES[what]
     change(document["payload"])
@@ -113,9 +111,7 @@ def test_a_change_that_is_signed_is_named(
     assert any(problem.startswith(named) for problem in found), found
 
 
-def test_a_change_without_the_key_breaks_the_signature(
-    made: str, opened: Callable[[str], ServedModel]
-) -> None:
+def test_a_change_without_the_key_breaks_the_signature(made, opened):
     document = json.loads(made)
     swap_results(document["payload"])
     assert problems(document, opened("cpu"))[0].startswith("signature: ")
