@@ -15,7 +15,7 @@ GRAMMAR = 'root ::= "yes" | "no"'
 
 
 @pytest.fixture
-def hold(zinc: Zinc, tiny_model: Path) -> Zinc:
+def hold(zinc, tiny_model) -> Zinc:
     """Runs a short prompt with further flags."""
 
     def run(*words: object) -> Result:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -40,7 +39,7 @@ FLAGS = ("--max-tokens", 5, "--temperature", 0.8, "--seed", 4, "--stop", "zq")
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tiny_model, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
     session = SessionOptions(tier="cpu", context=1024, slots=2)
     model = ModelOptions(session, "tiny", folder / "digests.json")

@@ -29,7 +29,7 @@ def statuses() -> list[TierStatus]:
 
 
 @pytest.fixture
-def known_tiers(statuses: list[TierStatus], monkeypatch: pytest.MonkeyPatch) -> None:
+def known_tiers(statuses, monkeypatch) -> None:
     """They are not opened for every check."""
     monkeypatch.setattr(findings, "probe", lambda: statuses)
 

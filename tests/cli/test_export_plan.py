@@ -13,7 +13,7 @@ SIZES = ("--context", 64, "--threads", 2)
 
 
 @pytest.fixture
-def plans(tmp_path: Path) -> Path:
+def plans(tmp_path) -> Path:
     """The folder that plans are written to."""
     folder = tmp_path / "plans"
     folder.mkdir()

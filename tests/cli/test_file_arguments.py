@@ -104,7 +104,7 @@ WRITTEN = ("record", "state", "receipts", "slot-save-path", "disk-cache")
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def fetched(monkeypatch) -> list[object]:
     """The models that were to be downloaded, of which none is."""
     models: list[object] = []
 

@@ -57,7 +57,7 @@ class TestOutputs:
     """An output that fails ends the command with one line."""
 
     @pytest.fixture(params=["run", "help"])
-    def words(self, request: pytest.FixtureRequest, tiny_model: Path) -> list[str]:
+    def words(self, request, tiny_model) -> list[str]:
         running = ["run", "hi", "--model", str(tiny_model), "-n", "4"]
         return running if request.param == "run" else ["--help"]
 
@@ -192,7 +192,7 @@ class TestStop:
     """On a terminal ``stop`` without a name asks first."""
 
     @pytest.fixture
-    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    def server(self, monkeypatch) -> Iterator[subprocess.Popen[bytes]]:
         """A process that stands for a server."""
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         import psutil

@@ -29,7 +29,7 @@ ROOM = 64
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """A folder without the files of a home."""
     folder = tmp_path / "folder"
     folder.mkdir()

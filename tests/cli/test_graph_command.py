@@ -5,18 +5,16 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.changed_models import Change
 from tests.cli.conftest import Result
 
 
 @pytest.fixture
-def shorter(variant: Callable[[Change], Path]) -> Path:
+def shorter(variant) -> Path:
     """The tiny model with a context of 512 tokens."""
 
     def change(metadata: dict[str, Any], tensors: object) -> None:

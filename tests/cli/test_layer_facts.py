@@ -5,19 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Zinc
 from tests.families_table import FAMILIES
 
 
 @pytest.fixture
-def run_of(zinc: Zinc, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+def run_of(zinc, tmp_path) -> Callable[[str], dict[str, Any]]:
     """What inspect tells of running a model of the table."""
 
     def inspect(name: str) -> dict[str, Any]:

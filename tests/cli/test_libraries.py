@@ -8,7 +8,6 @@ import subprocess
 import tomllib
 import venv
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ class TestLibraries:
     """Commands without the library of an extra."""
 
     @pytest.fixture
-    def without(self, tmp_path: Path) -> Callable[..., Result]:
+    def without(self, tmp_path) -> Callable[..., Result]:
         (tmp_path / "sitecustomize.py").write_text(MISSING)
 
         def run(missing: str, *words: object) -> Result:

@@ -13,7 +13,7 @@ def nobody(user: int) -> NoReturn:
 
 
 @pytest.fixture(autouse=True)
-def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_home(monkeypatch) -> None:
     for name in ("HOME", "CACHE", "CONFIG", "STATE"):
         monkeypatch.delenv("HOME" if name == "HOME" else f"XDG_{name}_HOME", raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)

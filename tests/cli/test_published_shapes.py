@@ -33,7 +33,7 @@ CONTEXT = 4096
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("shapes")
     found = {}
     for size, architecture in SHAPES.items():
@@ -43,7 +43,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_tensor_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tensor_data(monkeypatch) -> None:
     """Whoever asks for the bytes of more than a norm's weights fails."""
     for name in ("tensor_bytes", "tensor_array"):
         read = getattr(GgufFile, name)

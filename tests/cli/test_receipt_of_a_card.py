@@ -27,7 +27,7 @@ STEPS = 4
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A user's folder with the model. It is removed at once: its files take 800 MB."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "user"))

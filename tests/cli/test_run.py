@@ -9,7 +9,6 @@ import signal
 import subprocess
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,7 @@ CLOSING = re.compile(
 
 
 @pytest.fixture(scope="module")
-def session(tiny_model: Path) -> Session:
+def session(tiny_model) -> Session:
     with Session.open(tiny_model, SessionOptions(tier="cpu")) as opened:
         yield opened
 
@@ -178,7 +177,7 @@ def test_settings_precedence(zinc, tiny_model, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def long_run(tiny_model: Path, hold: Path) -> subprocess.Popen[bytes]:
+def long_run(tiny_model, hold) -> subprocess.Popen[bytes]:
     """A run that goes on until ``hold`` is gone."""
     words = ("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 900)
     return subprocess.Popen(

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("cpu_is_quick")
 
 
 @pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user(tmp_path, monkeypatch) -> Path:
     """A user whose files are all in one folder."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -25,7 +25,7 @@ SAID = "of weights stay in host memory; every step copies them to the device, at
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     spec = sized_spec(
         "tiny", architecture="qwen3", quant="q8_0", layers=5, hidden=256, feed_forward=1024
@@ -35,7 +35,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def card(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def card(kernel_cache, monkeypatch) -> Iterator[None]:
     """The device has memory of its own."""
 
     def open_it(name: str, options: TierOptions) -> Tier:

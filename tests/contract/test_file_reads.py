@@ -19,7 +19,7 @@ SIZE = 1 << 16
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     """A file of random bytes."""
     path = tmp_path / "file"
     path.write_bytes(np.random.default_rng(0).bytes(SIZE))
@@ -27,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def view(path: Path) -> Bytes:
+def view(path) -> Bytes:
     """The whole of the file, whose descriptor is closed."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ Both = tuple[ModelRunner, ModelRunner]
 
 
 @pytest.fixture(scope="module")
-def runners(synthetic_model: Callable[..., Path]) -> Iterator[Both]:
+def runners(synthetic_model) -> Iterator[Both]:
     """A model and its draft block."""
     path = drafting_model(synthetic_model, "qwen35")
     with quick_tier() as tier, drafting(path, tier, replace(LIMITS, pages=24)) as both:

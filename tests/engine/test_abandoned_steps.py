@@ -38,7 +38,7 @@ STAYS = Request(2, PROMPT[:50], 7, ignore_end=True)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen35"])
-def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(request, tmp_path_factory) -> Path:
     """A model with attention alone, and a hybrid."""
     path = tmp_path_factory.mktemp("abandoned") / "model.gguf"
     write_synthetic(path, sized_spec("tiny", architecture=request.param))
@@ -46,7 +46,7 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def any_runner(request: pytest.FixtureRequest, model_path: Path) -> Iterator[ModelRunner]:
+def any_runner(request, model_path) -> Iterator[ModelRunner]:
     with runner_on(model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,13 +43,13 @@ class Lowerings:
 
 
 @pytest.fixture(params=TIERS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+def tier(request) -> Iterator[Tier]:
     with TIERS[request.param]() as tier:
         yield tier
 
 
 @pytest.fixture
-def runner(tier: Tier, synthetic_model: Callable[..., Path]) -> Iterator[ModelRunner]:
+def runner(tier, synthetic_model) -> Iterator[ModelRunner]:
     """One narrow layer: what is computed does not matter here."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=1)
     model = open_model(path)

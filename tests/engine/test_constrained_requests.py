@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,19 +76,19 @@ def run(
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(request, tiny_model_path) -> Iterator[ModelRunner]:
     with runner_on(tiny_model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module")
-def cpu(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def cpu(tiny_model_path) -> Iterator[ModelRunner]:
     with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module")
-def alone(cpu: ModelRunner) -> Outcome:
+def alone(cpu) -> Outcome:
     """Every request by itself on the CPU tier."""
     return {one[0].id: run(cpu, [one])[one[0].id] for one in ASKED}
 

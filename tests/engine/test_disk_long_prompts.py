@@ -18,7 +18,6 @@ from reference.engine.disk_pages import DiskPages
 from reference.memory import row_copies
 from reference.memory.disk.cache import DiskCache
 from reference.memory.disk.reading import Reading
-from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import GREEDY
 from tests.engine.disk_engines import PROMPT, WHOLE, Life, files, life, lived, request
 from tests.engine.test_disk_faults import flip
@@ -33,12 +32,12 @@ ANN = replace(LOCAL_TENANT, id=1, name="ann")
 
 
 @pytest.fixture(params=MODELS)
-def model(synthetic_model: SyntheticModel, request: pytest.FixtureRequest) -> Path:
+def model(synthetic_model, request) -> Path:
     return synthetic_model(**dict(MODELS[request.param]) | {"quant": "q8_0"})
 
 
 @pytest.fixture(autouse=True)
-def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_page_at_a_time(monkeypatch) -> None:
     """Without threads: what is between two steps does not depend on their speed."""
     due, take, left = DiskCache.due, Reading._take, [0]
 

@@ -74,7 +74,7 @@ HEADS = ("qwen3 head", "qwen3 dflash")
 
 
 @pytest.fixture(scope="module", params=FAST, ids=" on ".join)
-def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+def runners(request, synthetic_model) -> Iterator[Runners]:
     """The runners of a model and of its draft block on a tier, and the answers without drafts."""
     name, tier_name = request.param
     path = drafting_model(synthetic_model, name)

@@ -151,7 +151,7 @@ def test_drafts_follow_the_formulas(synthetic_model, name, every):
 
 
 @pytest.fixture
-def as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_many_as_fit(monkeypatch) -> None:
     monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most, *_: most)
 
 

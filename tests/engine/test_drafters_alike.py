@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 
 
 @pytest.fixture(scope="module")
-def case(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Case]:
+def case(request, synthetic_model) -> Iterator[Case]:
     """A model on a tier, and its answers without drafts."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     with runner_on(path, TIERS[request.param], with_drafts(LIMITS, DRAFTS)) as runner:

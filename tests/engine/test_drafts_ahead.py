@@ -53,7 +53,7 @@ ALIKE = [replace(one, prompt=one.prompt[:9], max_tokens=60) for one in GREEDY]
 
 
 @pytest.fixture(scope="module", params=[*CASES, ("qwen3 head", "native")], ids=" on ".join)
-def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+def runners(request, synthetic_model) -> Iterator[Runners]:
     """A model and its draft block on a tier, and the answers without drafts."""
     name, tier_name = request.param
     path = drafting_model(synthetic_model, name)
@@ -62,7 +62,7 @@ def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> 
 
 
 @pytest.fixture(scope="module", params=CASES, ids=" on ".join)
-def roomy(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Both]:
+def roomy(request, synthetic_model) -> Iterator[Both]:
     """The same with pages for three sequences at a time."""
     name, tier_name = request.param
     path = drafting_model(synthetic_model, name)

@@ -78,16 +78,14 @@ def by_definition(path: Path, tokens: tuple[int, ...]) -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=" on ".join)
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     name, tier = request.param
     with runner_on(model_file(synthetic_model, name), TIERS[tier], LIMITS) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def cpu(synthetic_model: SyntheticModel) -> Iterator[ModelRunner]:
+def cpu(synthetic_model) -> Iterator[ModelRunner]:
     with runner_on(model_file(synthetic_model, "qwen3moe"), quick_tier, LIMITS) as opened:
         yield opened
 

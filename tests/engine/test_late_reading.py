@@ -33,7 +33,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 
 
 @pytest.fixture(autouse=True)
-def _no_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_prompt_is_read(monkeypatch) -> None:
     monkeypatch.setattr(DraftPolicy, "should_follow", lambda self, *asked: False)
 
 

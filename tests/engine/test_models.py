@@ -83,7 +83,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(synthetic_model: Callable[..., Path]) -> Iterator[Callable[[int], Machine]]:
+def machine(synthetic_model) -> Iterator[Callable[[int], Machine]]:
     made: list[Machine] = []
 
     def make(most: int) -> Machine:

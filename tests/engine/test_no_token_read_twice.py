@@ -22,7 +22,6 @@ from reference.limits import Limits, pages_for
 from reference.memory.state_slots import StateSlots
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import Reuse, Session, ask
 from tests.families_table import GEMMA3, HYBRIDS
 from tests.named_tiers import quick_tier
@@ -59,12 +58,12 @@ def opened(
 
 
 @pytest.fixture(params=SHAPES)
-def path(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+def path(request, synthetic_model) -> Path:
     return synthetic_model(**SHAPES[request.param])
 
 
 @pytest.fixture
-def hybrid(synthetic_model: SyntheticModel) -> Path:
+def hybrid(synthetic_model) -> Path:
     return synthetic_model(**SHAPES["hybrid"])
 
 

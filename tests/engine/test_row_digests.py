@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,7 +53,7 @@ class Recorded(ModelRunner):
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[Recorded]:
+def runner(request, tiny_model_path) -> Iterator[Recorded]:
     model = open_model(tiny_model_path)
     with model.file, TIERS[request.param]() as tier, Recorded(model, tier, LIMITS) as runner:
         runner.steps = []

@@ -18,7 +18,6 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
-from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import GREEDY, Reuse, ask
 from tests.families_table import HYBRIDS
 from tests.named_tiers import quick_tier
@@ -28,7 +27,7 @@ PROMPT = tuple(np.random.default_rng(3).integers(0, 256, 200).tolist())
 
 
 @pytest.fixture(params=["qwen35", "lfm2", "granitehybrid"])
-def path(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+def path(request, synthetic_model) -> Path:
     return synthetic_model(**HYBRIDS[request.param] | {"quant": "q8_0"})
 
 

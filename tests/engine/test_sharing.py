@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,9 +37,7 @@ SEEDED = SamplingParams(temperature=0.8, seed=11)
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=" on ".join)
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     name, tier_name = request.param
     with runner_on(synthetic_model(**MODELS[name]), TIERS[tier_name], LIMITS) as runner:
         yield runner

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,9 +74,7 @@ class Told(Drafter):
     ],
     ids=" on ".join,
 )
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     name, tier_name = request.param
     with runner_on(synthetic_model(**MODELS[name]), TIERS[tier_name], LIMITS) as runner:
         yield runner

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from contract.errors import NonFiniteLogits
@@ -14,7 +12,7 @@ from reference.model.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> Tokenizer:
+def tokenizer(tiny_model_path) -> Tokenizer:
     with (model := open_model(tiny_model_path)).file:
         return model.tokenizer
 

@@ -24,7 +24,7 @@ OPTIONS = SessionOptions(tier="native", context=64)
 
 
 @pytest.fixture
-def stored(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stored(tiny_model_path, tmp_path, monkeypatch) -> Path:
     """A pulled model, whose arranged weights are stored."""
     if not weight_cache.CAN_ALLOCATE:
         machine_lacks("way to reserve disk space for a file")

@@ -31,7 +31,7 @@ SPLIT_FOLDER = f"models/{NAME}/F32--Tiny-F32"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+def hub(monkeypatch, tmp_path) -> Iterator[Hub]:
     """The hub every client in this process and its children talks to, with nobody logged in."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)

@@ -58,7 +58,7 @@ PULL_SCRIPT = textwrap.dedent("""
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch) -> Iterator[Hub]:
     """A hub that sends its one file slowly, known to this process and its children."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with serving_hub() as server:
@@ -69,7 +69,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path, monkeypatch) -> Path:
     """A folder with the tiny wheel, the only place pip looks."""
     build_wheel(tmp_path / "index", {MEMBER: CONTENT})
     for name, value in offline_pip(tmp_path / "index").items():

@@ -27,14 +27,14 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy(monkeypatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+def names(monkeypatch) -> dict[str, list[str]]:
     """Name to addresses, with spaces between those of one answer, one for every time it is asked
     for; other names as they are."""
     known: dict[str, list[str]] = {}

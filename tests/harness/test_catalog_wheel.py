@@ -28,7 +28,7 @@ CONTENT = random_bytes(3_000_000)
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path, monkeypatch) -> Path:
     """A folder with the tiny wheel, the only place pip looks."""
     folder = tmp_path / "index"
     build_wheel(folder, {MEMBER: CONTENT})

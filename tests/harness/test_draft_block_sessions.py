@@ -44,7 +44,7 @@ SyntheticModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module", params=["qwen35", "qwen3 head"])
-def model(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+def model(request, synthetic_model) -> Path:
     return drafting_model(synthetic_model, request.param)
 
 

@@ -35,12 +35,12 @@ SyntheticModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def target(synthetic_model: SyntheticModel) -> Path:
+def target(synthetic_model) -> Path:
     return synthetic_model(architecture="qwen3", quant="q4_k_m", layers=3)
 
 
 @pytest.fixture(scope="module")
-def drafts(synthetic_model: SyntheticModel, target: Path) -> dict[str, Path]:
+def drafts(synthetic_model, target) -> dict[str, Path]:
     """A model that is always right and one that is mostly wrong, of fewer layers."""
     other = synthetic_model(architecture="llama", quant="q8_0", layers=1, seed=9)
     return {"itself": target, "another": other}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +22,12 @@ PROMPT = tuple(range(7, 40))
 
 
 @pytest.fixture(scope="module")
-def model(synthetic_model: Callable[..., Path]) -> Path:
+def model(synthetic_model) -> Path:
     return drafting_model(synthetic_model, "qwen3 head")
 
 
 @pytest.fixture(scope="module")
-def block_model(synthetic_model: Callable[..., Path]) -> Path:
+def block_model(synthetic_model) -> Path:
     return drafting_model(synthetic_model, "qwen3 dflash")
 
 

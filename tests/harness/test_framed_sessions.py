@@ -22,7 +22,7 @@ SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     return harmony_model(tmp_path_factory.mktemp("framed"))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +32,7 @@ GIGABYTE = 10**9
 
 
 @pytest.fixture
-def device(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def device(kernel_cache, monkeypatch) -> dict[str, int]:
     """A device of a gigabyte, all but ``left`` bytes of which other programs may take."""
     state = {"left": GIGABYTE}
 

@@ -53,7 +53,6 @@ from harness.bench.load.servers import ServerSetup, own_server
 from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from tests.conftest import SyntheticModel
 from tests.needs import need_installed
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
@@ -64,13 +63,13 @@ SMALL = LoadPlan(requests=6, clients=3, mix="chat")
 
 
 @pytest.fixture(scope="module")
-def model_path(synthetic_model: SyntheticModel) -> Path:
+def model_path(synthetic_model) -> Path:
     """A tiny model in whose context every prompt has room, a token a byte."""
     return synthetic_model(architecture="qwen3", quant="q4_k_m", context=4096)
 
 
 @pytest.fixture(scope="module")
-def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(model_path, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
     session = SessionOptions(tier="native", context=4096, slots=4)
     model = ModelOptions(session, "tiny", folder / "digests.json")
@@ -277,7 +276,7 @@ def test_a_server_that_does_not_start(tmp_path):
 
 
 @pytest.fixture
-def tiny_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_requests(monkeypatch) -> None:
     """Every mix has requests of a few tokens."""
     few = RequestKind(1.0, Lengths(4, 0.1, 1, 8), Lengths(4, 0.1, 1, 8))
     monkeypatch.setattr(load_plan, "MIXES", dict.fromkeys(MIXES, (few,)))

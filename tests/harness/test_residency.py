@@ -39,14 +39,14 @@ SIZES = {"architecture": "qwen3", "layers": 4, "feed_forward": 768, "hidden": 25
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_synthetic(path, sized_spec("tiny", quant="q8_0", seed=3, **SIZES))
     return path
 
 
 @pytest.fixture
-def notes(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def notes(kernel_cache, monkeypatch) -> Iterator[list[str]]:
     """What is noted while sessions run on a device with memory of its own."""
     said: list[str] = []
 

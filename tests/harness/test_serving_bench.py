@@ -40,14 +40,14 @@ def plan_of(path: Path, **fields: Any) -> ServingPlan:
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_path: Path) -> Iterator[Model]:
+def model(tiny_model_path) -> Iterator[Model]:
     model = open_model(tiny_model_path)
     with model.file:
         yield model
 
 
 @pytest.fixture(scope="module")
-def runner(model: Model, tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(model, tiny_model_path) -> Iterator[ModelRunner]:
     with serving_runner(plan_of(tiny_model_path), model, "native") as runner:
         yield runner
 
@@ -63,7 +63,7 @@ def report_of(plan: ServingPlan) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def report(tiny_model_path: Path) -> dict[str, Any]:
+def report(tiny_model_path) -> dict[str, Any]:
     return report_of(plan_of(tiny_model_path))
 
 

@@ -125,7 +125,7 @@ def arrays_of_a_session(path: Path, options: SessionOptions) -> list[weakref.ref
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_synthetic(path, SynthSpec(quant="q8_0", seed=3))
     return path

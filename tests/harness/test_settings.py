@@ -17,7 +17,7 @@ ALL = list(SETTINGS)
 
 
 @pytest.fixture(autouse=True)
-def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_folders(tmp_path, monkeypatch) -> None:
     """The user's real configuration file plays no part."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config-home"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache-home"))

@@ -49,7 +49,7 @@ def owner(path: Path, key: str) -> int | None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     path = tmp_path / "tenants.toml"
     path.write_text(WRITTEN)
     return path

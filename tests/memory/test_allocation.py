@@ -85,7 +85,7 @@ WAYS = ("cpu", "native", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cud
 
 
 @pytest.fixture(params=WAYS)
-def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
+def tier(request, kernel_cache) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened
 

@@ -40,12 +40,12 @@ def payload_of(number: int) -> Bytes:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CacheFolder:
+def folder(tmp_path) -> CacheFolder:
     return CacheFolder(tmp_path, PLENTY)
 
 
 @pytest.fixture
-def written(folder: CacheFolder) -> Path:
+def written(folder) -> Path:
     """The path of a valid file."""
     entry = entry_of(folder, 1)
     assert folder.write(entry, payload_of(1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,12 +43,12 @@ def taken(reading: Reading, give_back: Callable[[int], None]) -> Iterator[Bytes]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CacheFolder:
+def folder(tmp_path) -> CacheFolder:
     return CacheFolder(tmp_path, PLENTY)
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Iterator[DiskCache]:
+def cache(tmp_path) -> Iterator[DiskCache]:
     opened = DiskCache(
         DiskCacheOptions(tmp_path, PLENTY, "a function", read_bytes=1), [].append, lambda: 0.0
     )

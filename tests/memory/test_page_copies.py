@@ -96,13 +96,13 @@ class Pools:
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+def tier(request) -> Iterator[Tier]:
     with open_way(request.param) as opened:
         yield opened
 
 
 @pytest.fixture(params=KV_DTYPES, ids=str)
-def pools(tier: Tier, request: pytest.FixtureRequest) -> Iterator[Pools]:
+def pools(tier, request) -> Iterator[Pools]:
     built = Pools(tier, request.param)
     yield built
     built.close()

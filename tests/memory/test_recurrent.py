@@ -61,13 +61,13 @@ def open_way(way: str) -> Iterator[Tier]:
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+def tier(request) -> Iterator[Tier]:
     with open_way(request.param) as opened:
         yield opened
 
 
 @pytest.fixture
-def layers(tier: Tier) -> Iterator[Layers]:
+def layers(tier) -> Iterator[Layers]:
     built = Layers(tier, SLOTS)
     yield built
     built.close()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import SyntheticModel
 from tests.families_table import DEEP, FAMILIES
 from tests.long_cases import long_except
 from tests.peer.float64_llama import Float64Llama, mean_kl
@@ -36,7 +35,7 @@ TOKENS = np.random.default_rng(7).integers(0, 256, POSITIONS).tolist()
 
 
 @pytest.fixture
-def path_of(synthetic_model: SyntheticModel) -> Callable[[str], Path]:
+def path_of(synthetic_model) -> Callable[[str], Path]:
     """The binary32 file of a table entry."""
     entries = {**FAMILIES, **DEEP}
     return lambda name: synthetic_model(quant="f32", seed=11, **entries[name])

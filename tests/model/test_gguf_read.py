@@ -26,7 +26,7 @@ SCALARS = {
 
 
 @pytest.fixture
-def save(tmp_path: Path):
+def save(tmp_path):
     """Writes pieces to a file and gives its path."""
 
     def write(pieces: raw.Pieces, name: str = "model.gguf") -> Path:

@@ -35,7 +35,7 @@ def harmony() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ours(harmony: dict[str, Any]) -> Tokenizer:
+def ours(harmony) -> Tokenizer:
     """The vocabulary as a converter writes it: ranks, unused ids, control tokens at their ids."""
     ranked, control = harmony["mergeable_ranks"], harmony["special_tokens"]
     count = max(control.values()) + 1

@@ -55,12 +55,12 @@ def merges(ranked: dict[bytes, int]) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
-def vocabulary(request: pytest.FixtureRequest) -> str:
+def vocabulary(request) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def ours(vocabulary: str) -> Tokenizer:
+def ours(vocabulary) -> Tokenizer:
     ranked = ranks(vocabulary)
     control = [f"<control_{n}>" for n in range(SPECIAL_TOKENS)]
     kinds = [TokenKind.CONTROL] * SPECIAL_TOKENS + [TokenKind.NORMAL] * len(ranked)

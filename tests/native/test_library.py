@@ -32,7 +32,7 @@ Built = list[Target]
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Built:
+def built(monkeypatch) -> Built:
     """The builds of a test, which are real."""
     need_device(find_compiler)
     found: Built = []
@@ -46,7 +46,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Built:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_loaded(monkeypatch) -> None:
     """Every test loads what it finds."""
     library._open.cache_clear()
 

@@ -122,13 +122,13 @@ def steps_alive() -> int:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path) -> Path:
     """A folder of lowered steps, which does not exist."""
     return tmp_path / "lowered"
 
 
 @pytest.fixture
-def graph(model_path: Path) -> Graph:
+def graph(model_path) -> Graph:
     model = open_model(model_path)
     with model.file:
         return model.graph(LIMITS)

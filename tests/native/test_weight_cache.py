@@ -34,7 +34,7 @@ from tests.native.weight_starts import LIMITS, entries, outcome
 
 
 @pytest.fixture
-def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def fills(monkeypatch) -> list[int]:
     """The bytes of every entry that is arranged."""
     found: list[int] = []
     real = model_weights.ModelWeights._fill

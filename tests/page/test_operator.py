@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.page.fake_server import Double, Fake
+from tests.page.fake_server import Fake
 
 pytestmark = pytest.mark.browser
 
@@ -46,7 +46,7 @@ def fake() -> Fake:
 
 
 @pytest.fixture
-def operator(browser: Browser, double: Double, fake: Fake) -> Iterator[Page]:
+def operator(browser, double, fake) -> Iterator[Page]:
     """The page with a clock the tests move; fails where it logs an error."""
     double.fake = fake
     # A profile of its own: all pages of one have the same clock.

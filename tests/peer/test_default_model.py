@@ -88,7 +88,7 @@ def figures_of(kv: str, rows: np.ndarray) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def tokens(default_model_path: Path) -> list[int]:
+def tokens(default_model_path) -> list[int]:
     """Those of a passage of text."""
     model = open_model(default_model_path)
     with model.file:

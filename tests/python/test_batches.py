@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,7 @@ SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True
 
 
 @pytest.fixture(scope="module")
-def session(tiny_model_path: Path) -> Iterator[Session]:
+def session(tiny_model_path) -> Iterator[Session]:
     """What ``zinc-rt run`` and ``zinc-rt logits`` answer with."""
     options = SessionOptions(tier="native", context=CONTEXT, all_logits=True)
     with Session.open(tiny_model_path, options) as opened:

@@ -28,12 +28,12 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     return speaking_model(tmp_path_factory.mktemp("speaking"), HERMES)
 
 
 @pytest.fixture(scope="module")
-def talking(path: Path) -> Iterator[LLM]:
+def talking(path) -> Iterator[LLM]:
     with LLM(path, tier="native", context=CONTEXT, slots=2, progress=False) as opened:
         yield opened
 

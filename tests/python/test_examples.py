@@ -6,7 +6,6 @@ import doctest
 import importlib
 import pkgutil
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ PAGE = ROOT / "docs" / "python.md"
 
 
 @pytest.fixture(autouse=True)
-def beside_a_model(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_a_model(tiny_model_path, tmp_path, monkeypatch) -> None:
     """``model.gguf`` in the current folder, and nothing of the user's."""
     shutil.copy(tiny_model_path, tmp_path / "model.gguf")
     monkeypatch.chdir(tmp_path)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from zinc_rt import LLM, RequestError, SamplingParams
 
@@ -19,7 +18,7 @@ SAMPLED = SamplingParams(
 
 
 @pytest.fixture(scope="module", params=["cpu", "native"])
-def mixture(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[LLM]:
+def mixture(request, synthetic_model) -> Iterator[LLM]:
     path = synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
     with LLM(path, tier=request.param, slots=3, context=96, experts=True, progress=False) as opened:
         yield opened

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,6 @@ from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.run import Running
 from tests.adapters import write_adapter
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from zinc_rt import LLM
@@ -44,9 +42,7 @@ CHOICES: dict[str, tuple[Json, dict[int, float]]] = {
 
 
 @pytest.fixture(scope="module")
-def named(
-    tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[NamedAdapter, ...]:
+def named(tiny_model_path, tmp_path_factory) -> tuple[NamedAdapter, ...]:
     folder = tmp_path_factory.mktemp("adapters")
     first = write_adapter(folder / "a.gguf", tiny_model_path)
     second = write_adapter(folder / "b.gguf", tiny_model_path, rank=9, seed=2)
@@ -54,18 +50,14 @@ def named(
 
 
 @pytest.fixture(scope="module")
-def adapted(
-    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def adapted(serve, named, tmp_path_factory) -> Iterator[Running]:
     receipts = tmp_path_factory.mktemp("receipts") / "kept"
     with serve(lora=named, receipts=receipts) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def twice(
-    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def twice(serve, named, tmp_path_factory) -> Iterator[Running]:
     """A server with two names for one file, both of which requests use that name none."""
     lora = tuple(NamedAdapter(name, named[0].path) for name in "ab")
     with serve(lora=lora, receipts=tmp_path_factory.mktemp("receipts") / "twice") as server:
@@ -75,9 +67,7 @@ def twice(
 
 
 @pytest.fixture(scope="module")
-def truth(
-    tiny_model_path: Path, named: tuple[NamedAdapter, ...]
-) -> dict[tuple[tuple[int, float], ...], list[int]]:
+def truth(tiny_model_path, named) -> dict[tuple[tuple[int, float], ...], list[int]]:
     """The tokens of the completion with each choice of adapters, by a session."""
     options = SessionOptions(tier="cpu", context=128, lora=named)
     with Session.open(tiny_model_path, options) as session:

@@ -11,7 +11,6 @@ import pytest
 from harness.serve.run import Running
 from tests.serve import speaking_models
 from tests.serve.agent_bodies import TURNS, Body, claude_code, codex, opencode
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import speaking_model
 from tests.serve.test_peers import objects_of
@@ -21,9 +20,7 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module", params=["Qwen-Qwen3-0.6B", "Qwen3.5-4B"])
-def agents(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def agents(request, serve, tmp_path_factory) -> Iterator[Running]:
     """A server with room for long sessions, of a template that takes several system messages and
     of one that takes one."""
     with pytest.MonkeyPatch.context() as patch:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -15,7 +14,6 @@ from harness.serve.keys import new_key
 from harness.serve.run import Running
 from tests.late_module import LateModule
 from tests.serve.calling import PARAMETERS, TOOLS
-from tests.serve.conftest import Serve
 from tests.serve.http import JSON, Http
 from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
@@ -57,21 +55,21 @@ def client_for(server: Running, **more: Any) -> Anthropic:
 
 
 @pytest.fixture
-def claude(server: Running) -> Iterator[Anthropic]:
+def claude(server) -> Iterator[Anthropic]:
     """Anthropic's client for the plain model."""
     with client_for(server) as client:
         yield client
 
 
 @pytest.fixture
-def agent(hermes: Running) -> Iterator[Anthropic]:
+def agent(hermes) -> Iterator[Anthropic]:
     """Anthropic's client for a model that thinks and calls tools."""
     with client_for(hermes) as client:
         yield client
 
 
 @pytest.fixture
-def thinker(serve: Serve, tmp_path: Path) -> Iterator[Anthropic]:
+def thinker(serve, tmp_path) -> Iterator[Anthropic]:
     """Anthropic's client for a model whose prompts begin its thoughts."""
     path = speaking_model(tmp_path, "Qwen3.5-4B")
     with serve(path=path, context=CONTEXT) as server, client_for(server) as client:

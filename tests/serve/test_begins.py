@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=96, step_rows=2)
 
 
 @pytest.fixture
-def driver(tiny_model_path: Path) -> Iterator[ThreadedDriver]:
+def driver(tiny_model_path) -> Iterator[ThreadedDriver]:
     model = open_model(tiny_model_path)
 
     def make(observer: Observer) -> Engine:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from contract.arithmetic import PAGE_TOKENS
 from harness.serve.run import Running
 from harness.serve.verify import first_difference
 from tests.serve.calling import client_of
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.speaking_models import CONTEXT, HERMES, speaking_model
 from tests.serve.tenants import write_tenants
@@ -25,7 +23,7 @@ USER = {"role": "user", "content": LONG}
 
 
 @pytest.fixture(scope="module")
-def speaking(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def speaking(serve, tmp_path_factory) -> Iterator[Running]:
     path = speaking_model(tmp_path_factory.mktemp("cached"), HERMES)
     with serve(path=path, context=CONTEXT) as server:
         yield server
@@ -37,7 +35,7 @@ def ask(http: Http, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def fresh(serve: Serve, tmp_path: Path) -> Iterator[Running]:
+def fresh(serve, tmp_path) -> Iterator[Running]:
     """A server that has answered nothing."""
     with serve(path=speaking_model(tmp_path, HERMES), context=CONTEXT) as server:
         yield server

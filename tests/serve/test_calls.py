@@ -18,7 +18,6 @@ from harness.host.driver import EngineDriver
 from harness.host.event_queue import EventQueue
 from harness.serve import listen
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.test_sent_at_once import CHAT, COMPLETIONS, MESSAGES, step_when_all_wait
 
@@ -71,15 +70,13 @@ def no_collections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def null_server(serve: Serve) -> Iterator[Running]:
+def null_server(serve) -> Iterator[Running]:
     with serve(tier="null") as server:
         yield server
 
 
 @pytest.fixture
-def calls(
-    null_server: Running, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, dict[str, Any]], Counts]:
+def calls(null_server, monkeypatch) -> Callable[[str, dict[str, Any]], Counts]:
     """The calls that each part makes for requests that end with their first token but for ``give``,
     of which only those of later tokens count."""
     http = Http(null_server.url)

@@ -38,7 +38,7 @@ def take(kernel: Kernel, data: bytes) -> int:
 
 
 @pytest.fixture
-def buffered(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def buffered(monkeypatch) -> list[bytes]:
     """What went by the buffers, of channels on a ``Kernel``."""
     buffered: list[bytes] = []
 

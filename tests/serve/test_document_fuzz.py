@@ -17,7 +17,6 @@ from harness.serve.keys import new_key
 from harness.serve.openapi import openapi_document
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.tenants import write_tenants
 
 KEY = new_key()
@@ -51,7 +50,7 @@ CHOSEN = [CHECKS.get_one(name) for name in CHECKED]
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def keyed(serve, tmp_path_factory) -> Iterator[Running]:
     """A server on which the one tenant may do what anybody may, and changes nothing."""
     path = write_tenants(tmp_path_factory.mktemp("fuzz"), {"one": KEY})
     with serve(tenants=path) as server:

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -35,14 +34,14 @@ Driven = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(tiny_model_path) -> Iterator[ModelRunner]:
     model = open_model(tiny_model_path)
     with model.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture
-def driven(runner: ModelRunner) -> Driven:
+def driven(runner) -> Driven:
     @contextmanager
     def start(buffered: int = 256, engine: type[Engine] = Engine, **options: Any) -> Iterator[Any]:
         def make(observer: Observer) -> Engine:

@@ -15,11 +15,9 @@ from harness.host.event_queue import Offer, TimedEvent
 from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.run import Running
 from reference.engine import Engine
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.held_steps import hold_steps
 from tests.patience import wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.streams import data_of, lines_of
 
@@ -34,9 +32,7 @@ BODY = {
 
 
 @pytest.fixture(scope="module")
-def mixture(
-    serve: Serve, synthetic_model: SyntheticModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def mixture(serve, synthetic_model, tmp_path_factory) -> Iterator[Running]:
     path: Path = synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
     receipts = tmp_path_factory.mktemp("receipts") / "folder"
     with serve(path=path, experts=True, receipts=receipts, draft=3) as running:
@@ -44,7 +40,7 @@ def mixture(
 
 
 @pytest.fixture(scope="module")
-def whole(mixture: Running) -> dict[str, Any]:
+def whole(mixture) -> dict[str, Any]:
     """An answer that nothing ends early."""
     answer: dict[str, Any] = Http(mixture.url).post(COMPLETIONS, BODY).json
     return answer

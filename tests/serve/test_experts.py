@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.needs import need_device
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 TEXT = {"prompt": [1, 2, 3, 4], "max_tokens": 6, "seed": 5, "temperature": 0.9, "ignore_eos": True}
@@ -19,17 +17,12 @@ COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def path(synthetic_model: SyntheticModel) -> Path:
+def path(synthetic_model) -> Path:
     return synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
 
 
 @pytest.fixture(scope="module", params=["cpu", "native", "opencl"])
-def http(
-    request: pytest.FixtureRequest,
-    serve: Serve,
-    path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Http]:
+def http(request, serve, path, tmp_path_factory) -> Iterator[Http]:
     folder = tmp_path_factory.mktemp("receipts") / "folder"
     opening = serve(path=path, tier=request.param, experts=True, receipts=folder, draft=3)
     with need_device(lambda: opening) as server:

@@ -18,7 +18,6 @@ from harness.host.template_dialect import tried_dialect
 from harness.serve.chat import ChatPlan, plan_chat
 from harness.serve.wire import ChatRequest, converted
 from reference.model.chat_template import ChatTemplate
-from reference.model.open import Model
 from tests.serve import chat_templates as templates
 from tests.serve.calling import MESSAGES, TOOLS, check_call
 from tests.serve.test_reply import told
@@ -70,18 +69,18 @@ NOON = {"name": "get_time", "arguments": "{}"}
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request) -> Family:
     return FAMILIES[request.param]
 
 
 @pytest.fixture(scope="module")
-def template(family: Family) -> Iterator[ChatTemplate]:
+def template(family) -> Iterator[ChatTemplate]:
     with ChatTemplate(family.template, source="m.gguf", bos_token="<s>") as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def dialect(template: ChatTemplate, model: Model) -> Dialect:
+def dialect(template, model) -> Dialect:
     return tried_dialect(template, model.tokenizer)
 
 

@@ -12,7 +12,6 @@ import pytest
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.receipt_lies import problems
 
 Json = dict[str, Any]
@@ -23,12 +22,12 @@ SAID = [70, 71, 72, 5, 90]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("receipts") / "folder"
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, folder: Path) -> Iterator[Running]:
+def server(serve, folder) -> Iterator[Running]:
     with serve(receipts=folder, draft=3) as server:
         yield server
 

@@ -13,7 +13,6 @@ import pytest
 from openai import OpenAI
 
 from harness.serve.chat import INVALID_ARGUMENTS
-from harness.serve.run import Running
 from tests.serve.calling import (
     ASKED,
     CALLING,
@@ -31,7 +30,7 @@ from tests.serve.streams import data_of, lines_of
 
 
 @pytest.fixture
-def client(hermes: Running) -> Iterator[OpenAI]:
+def client(hermes) -> Iterator[OpenAI]:
     with client_of(hermes) as client:
         yield client
 

@@ -49,7 +49,7 @@ class FullDisk:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch) -> None:
     """The file is tried with every request."""
     monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 

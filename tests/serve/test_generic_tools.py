@@ -25,7 +25,6 @@ from tests.serve.calling import (
     check_call,
     token_of,
 )
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, templated_model
 from tests.serve.streams import data_of, lines_of
@@ -48,9 +47,7 @@ TEMPLATES = {"alternating": ALTERNATING, "plain": PLAIN, "unknown syntax": UNKNO
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
-def server(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def server(request, serve, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("generic")
     marks = ("<tool_call>", "</tool_call>")
     path = templated_model(folder, "generic", TEMPLATES[request.param], marks)

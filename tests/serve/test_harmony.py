@@ -12,7 +12,6 @@ import pytest
 from harness.host.dialect.harmony import CHANNEL, END, MESSAGE
 from harness.serve.run import Running
 from tests.serve.calling import ASKED, CALLING, ENUM, MESSAGES, TOOLS, check_call
-from tests.serve.conftest import Serve
 from tests.serve.harmony import harmony_model
 from tests.serve.http import Http
 from tests.serve.test_tools import accumulated
@@ -21,12 +20,12 @@ CONTEXT = 1024
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     return harmony_model(tmp_path_factory.mktemp("harmony"))
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, path: Path) -> Iterator[Running]:
+def server(serve, path) -> Iterator[Running]:
     with serve(path=path, context=CONTEXT) as running:
         yield running
 
@@ -37,7 +36,7 @@ def mark_of(server: Running, mark: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def biased(server: Running) -> dict[str, Any]:
+def biased(server) -> dict[str, Any]:
     """A random model ends its thoughts soon."""
     return {"logit_bias": {mark_of(server, END): 9}}
 

@@ -13,7 +13,6 @@ from harness.serve.run import Running
 from reference.model.tokenizer import load_tokenizer
 from tests.model.tokenizer_data import byte_level_metadata, shared_tokenizer
 from tests.serve.calling import client_of
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import templated_model
 
@@ -22,7 +21,7 @@ PREFIX, SUFFIX = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))<|im_end|>"
 
 
 @pytest.fixture(scope="module")
-def coder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def coder(serve, tmp_path_factory) -> Iterator[Running]:
     """A server of a model with the marks of Qwen's coders."""
     folder = tmp_path_factory.mktemp("coder")
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"

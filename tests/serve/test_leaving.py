@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -29,7 +28,7 @@ Leave = Callable[[EngineThread, ThreadedDriver, EventStream], None]
 
 
 @pytest.fixture(scope="module")
-def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(tiny_model_path) -> Iterator[ModelRunner]:
     model = open_model(tiny_model_path)
     with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner

@@ -10,7 +10,6 @@ import pytest
 
 from harness.serve.run import Running
 from harness.serve.server_models import ServerModels
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply
 
 NAMES = ("llama", "qwen2")
@@ -19,12 +18,12 @@ LISTS = ("/v1/models", "/api/tags", "/api/ps", "/metrics", "/health")
 
 
 @pytest.fixture(scope="module")
-def background(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
+def background(synthetic_model) -> dict[str, Path]:
     return {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES}
 
 
 @pytest.fixture
-def server(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
+def server(serve, background) -> Iterator[Running]:
     with serve(beside=background) as server:
         yield server
 

@@ -20,7 +20,6 @@ from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
 from tests.serve.tenants import write_tenants
@@ -33,14 +32,14 @@ BODY = {"prompt": "abc", "max_tokens": 8, "seed": 3, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def content(synthetic_model: object) -> bytes:
+def content(synthetic_model) -> bytes:
     """A model that is not the one the server begins with."""
     path: Path = synthetic_model(architecture="llama", quant="q8_0")  # type: ignore[operator]
     return path.read_bytes()
 
 
 @pytest.fixture
-def hub(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(content, monkeypatch) -> Iterator[Hub]:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     with serving_hub() as server:
@@ -51,7 +50,7 @@ def hub(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def server(serve: Serve, hub: Hub, tmp_path: Path) -> Iterator[Running]:
+def server(serve, hub, tmp_path) -> Iterator[Running]:
     with serve(cache_dir=tmp_path) as server:
         yield server
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,7 +19,6 @@ from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from reference.engine.models import Models
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.streams import data_of, lines_of
 from tests.serve.tenants import write_tenants
@@ -29,12 +28,12 @@ NAMES = ("tiny", "llama", "qwen2")
 
 
 @pytest.fixture(scope="module")
-def background(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
+def background(synthetic_model) -> dict[str, Path]:
     return {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES[1:]}
 
 
 @pytest.fixture(scope="module")
-def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
+def alone(serve, background) -> dict[str, list[object]]:
     """What each model answers on a server of its own."""
     answers = {}
     for name in NAMES:
@@ -44,7 +43,7 @@ def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
 
 
 @pytest.fixture
-def server(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
+def server(serve, background) -> Iterator[Running]:
     with serve(beside=background) as server:
         yield server
 
@@ -306,7 +305,7 @@ KEYS = {name: new_key() for name in ("two", "none", "all")}
 
 
 @pytest.fixture
-def pinned(serve: Serve, background: dict[str, Path], tmp_path: Path) -> Iterator[Running]:
+def pinned(serve, background, tmp_path) -> Iterator[Running]:
     """A server of three models with a tenant for two of them, one for none of them and one for
     all."""
     may = {"two": {"models": ["llama", "qwen2"]}, "none": {"models": ["gone"]}}

@@ -30,7 +30,7 @@ ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 6, "seed": 1}
 
 
 @pytest.fixture
-def catalogued(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def catalogued(tiny_model_path, tmp_path, monkeypatch) -> Path:
     """A file of the catalog, under the name that it has there."""
     path = tmp_path / "tiny.gguf"
     shutil.copy(tiny_model_path, path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,9 +13,7 @@ from ollama import Client
 
 from harness.serve.keys import new_key
 from harness.serve.ollama.parse import plain_schemas
-from harness.serve.run import Running
 from tests.serve.calling import TOOLS
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
@@ -28,21 +25,21 @@ SAME = {"seed": 11, "max_tokens": 12, "temperature": 0.9}
 
 
 @pytest.fixture
-def llama(server: Running) -> Iterator[Client]:
+def llama(server) -> Iterator[Client]:
     """Ollama's client for the plain model."""
     with Client(server.url) as client:
         yield client
 
 
 @pytest.fixture
-def agent(hermes: Running) -> Iterator[Client]:
+def agent(hermes) -> Iterator[Client]:
     """Ollama's client for a model that calls tools."""
     with Client(hermes.url) as client:
         yield client
 
 
 @pytest.fixture
-def thinker(serve: Serve, tmp_path: Path) -> Iterator[Client]:
+def thinker(serve, tmp_path) -> Iterator[Client]:
     """Ollama's client for a model whose prompts begin its thoughts."""
     path = speaking_model(tmp_path, "Qwen3.5-4B")
     with serve(path=path, context=CONTEXT) as server, Client(server.url) as client:

@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from harness.serve.keys import new_key
-from harness.serve.run import Running
 from tests.serve.tenants import write_tenants
 
 SEED = 1081735943
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def page(browser: Browser, server: Running) -> Iterator[Page]:
+def page(browser, server) -> Iterator[Page]:
     """The chat page; fails where the server or the policy refuses something."""
     context = browser.new_context()
     page = context.new_page()

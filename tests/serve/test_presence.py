@@ -26,14 +26,14 @@ Zinc = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_folder(tmp_path, monkeypatch) -> Path:
     """No server of the user is seen."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return presence_folder()
 
 
 @pytest.fixture
-def zinc(capsys: pytest.CaptureFixture[str]) -> Zinc:
+def zinc(capsys) -> Zinc:
     def run(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
         captured = capsys.readouterr()

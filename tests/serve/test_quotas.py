@@ -14,7 +14,6 @@ from harness.serve.run import Running
 from reference.engine import Engine
 from tests.patience import wait_until
 from tests.serve.calling import client_waits
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
@@ -25,7 +24,7 @@ BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 2, "seed": 1}
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def keyed(serve, tmp_path_factory) -> Iterator[Running]:
     keys = {"greedy": GREEDY, "other": OTHER, "third": THIRD}
     path = write_tenants(tmp_path_factory.mktemp("quotas"), keys, greedy={"max_waiting": 1})
     with serve(queue_depth=DEPTH, tenants=path) as server:
@@ -33,7 +32,7 @@ def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @pytest.fixture
-def held(keyed: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def held(keyed, monkeypatch) -> Iterator[threading.Event]:
     """Nobody is admitted before the event is set."""
     begin, step = threading.Event(), Engine.step
 

@@ -28,7 +28,7 @@ from harness.synth.write import write_synthetic
 from reference.model.gguf.file import open_gguf
 from tests.changed_models import write_changed
 from tests.named_tiers import on_each
-from tests.serve.conftest import ALL_TOKENS, Serve
+from tests.serve.conftest import ALL_TOKENS
 from tests.serve.http import Http
 from tests.serve.receipt_lies import open_verifier, problems
 
@@ -41,7 +41,7 @@ TIERS = ("cpu", "native", "opencl", "vulkan")
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tiny_model_path, tmp_path_factory) -> Models:
     """The model that is promised, and those that others put in its place."""
     folder = tmp_path_factory.mktemp("models")
 
@@ -80,9 +80,7 @@ def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> M
 
 
 @pytest.fixture(scope="module")
-def made(
-    serve: Serve, models: Models, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Json]:
+def made(serve, models, tmp_path_factory) -> Callable[[str], Json]:
     """``made(name)``: the receipts, of a chat and of a text, of a server of that model."""
     folder, known = tmp_path_factory.mktemp("receipts"), dict[str, Json]()
 
@@ -103,7 +101,7 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def opened(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(models, tmp_path_factory) -> Iterator[Opened]:
     """``opened(name, tier)``: a model that verifies, until another one is asked for. The tier makes
     the digests; on the CPU tier they are made of rows by the rule."""
     digests = tmp_path_factory.mktemp("digests") / "digests.json"

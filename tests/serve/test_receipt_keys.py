@@ -37,7 +37,7 @@ from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)
-def a_slow_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_slow_disk_is_waited_for(monkeypatch) -> None:
     """By whoever waits for a lock."""
     monkeypatch.setattr("harness.serve.receipts.keys.LOCK_SECONDS", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 2 * PATIENCE_SECONDS)

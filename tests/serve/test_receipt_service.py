@@ -12,7 +12,6 @@ from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.receipts.verify import chain_verdict
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_full_disk import FullDisk
@@ -24,7 +23,7 @@ COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def keyed(serve, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("tenants")
     with serve(tenants=tenants_file(folder), receipts=folder / "receipts") as server:
         yield server

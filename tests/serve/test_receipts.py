@@ -25,7 +25,7 @@ from harness.synth.write import write_synthetic
 from tests.named_tiers import on_each
 from tests.needs import need_device
 from tests.paths import ROOT
-from tests.serve.conftest import ALL_TOKENS, Serve
+from tests.serve.conftest import ALL_TOKENS
 from tests.serve.http import Http
 from tests.serve.receipt_lies import LIES, open_verifier, parsed, problems
 
@@ -64,12 +64,12 @@ REQUESTS: dict[str, tuple[str, Json]] = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("receipts") / "folder"
 
 
 @pytest.fixture(scope="module")
-def receipt_server(serve: Serve, folder: Path) -> Iterator[Running]:
+def receipt_server(serve, folder) -> Iterator[Running]:
     with serve(receipts=folder, draft=5, context=768) as server:
         yield server
 
@@ -78,7 +78,7 @@ Made = Callable[[str], Json]
 
 
 @pytest.fixture(scope="module")
-def made(receipt_server: Running) -> Made:
+def made(receipt_server) -> Made:
     """``made(name)``: the stored receipt of the answer to a request of REQUESTS."""
     http, known = Http(receipt_server.url), dict[str, Json]()
 
@@ -94,9 +94,7 @@ def made(receipt_server: Running) -> Made:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[..., ServedModel]]:
+def opened(tiny_model_path, tmp_path_factory) -> Iterator[Callable[..., ServedModel]]:
     """``opened(tier)``: a model that verifies, of other sizes than the server's; on the CPU tier
     leaves are made of rows by the rule, on others by the tier."""
     with ExitStack() as owned:
@@ -123,7 +121,7 @@ Sign = Callable[[Json], Json]
 
 
 @pytest.fixture
-def sign(folder: Path, receipt_server: Running) -> Sign:
+def sign(folder, receipt_server) -> Sign:
     """A receipt as a server that lies would sign it: its own key, and roots that fit."""
 
     def signed(document: Json) -> Json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, se
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+def model(tiny_model_path, tmp_path_factory) -> Iterator[ServedModel]:
     with ExitStack() as owned:
         session = SessionOptions(tier="cpu", context=256, slots=2, digests=True)
         digests = tmp_path_factory.mktemp("digests") / "digests.json"
@@ -35,7 +34,7 @@ def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def expected(model: ServedModel) -> tuple[list[int], list[str]]:
+def expected(model) -> tuple[list[int], list[str]]:
     """The tokens and leaves of one engine's answer."""
     generation = Generation(model, [REQUEST], leaves=VERSION)
     for events in generation.taken(1.0):

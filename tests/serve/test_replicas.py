@@ -8,7 +8,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -104,7 +103,7 @@ class Listener:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tiny_model_path, tmp_path_factory) -> Iterator[Served]:
     """A server on two replicas, the processes of the replicas, and what it logs."""
     need_installed("ray", "ray")
     folder = tmp_path_factory.mktemp("ray")

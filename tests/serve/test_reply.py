@@ -82,7 +82,7 @@ def shared(name: str) -> str:
 
 
 @pytest.fixture(scope="module", params=WRITTEN)
-def written(request: pytest.FixtureRequest) -> Any:
+def written(request) -> Any:
     """(syntax, what a model would have written for calls, most calls) of a family."""
     syntax, source, before, after, most = WRITTEN[request.param]
     with ChatTemplate(source(), source="m.gguf") as template:

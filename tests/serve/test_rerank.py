@@ -16,7 +16,6 @@ from harness.host.session import Session
 from harness.serve.rerank import INSTRUCTION, TEMPLATE, score_of
 from harness.serve.run import Running
 from harness.serve.verify import first_difference
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, templated_model
 
@@ -28,7 +27,7 @@ RERANK = "tokenizer.chat_template.rerank"
 
 
 @pytest.fixture(scope="module")
-def reranker_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reranker_path(tmp_path_factory) -> Path:
     """A model with a template as llama.cpp's files of Qwen3-Reranker have it."""
     template = TEMPLATE.replace("{instruction}", INSTRUCTION)
     folder = tmp_path_factory.mktemp("reranker")
@@ -36,7 +35,7 @@ def reranker_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reranker(serve: Serve, reranker_path: Path) -> Iterator[Running]:
+def reranker(serve, reranker_path) -> Iterator[Running]:
     with serve(path=reranker_path, context=CONTEXT) as server:
         yield server
 

@@ -15,7 +15,6 @@ from harness.serve.model import ModelOptions, ServedModel
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.rerank import INSTRUCTION, TEMPLATE
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.receipt_lies import open_verifier, problems
 from tests.serve.speaking_models import CONTEXT, templated_model
@@ -30,19 +29,19 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     template = {"tokenizer.chat_template.rerank": TEMPLATE.replace("{instruction}", INSTRUCTION)}
     folder = tmp_path_factory.mktemp("reranker")
     return templated_model(folder, "reranker", PLAIN, ("yes", "no"), **template)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("receipts") / "folder"
 
 
 @pytest.fixture(scope="module")
-def made(serve: Serve, path: Path, folder: Path) -> str:
+def made(serve, path, folder) -> str:
     """The receipt of an answer that tells two of four documents."""
     with serve(path=path, context=CONTEXT, receipts=folder) as server:
         http = Http(server.url)
@@ -55,9 +54,7 @@ def made(serve: Serve, path: Path, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], ServedModel]]:
+def opened(path, tmp_path_factory) -> Iterator[Callable[[str], ServedModel]]:
     digests = tmp_path_factory.mktemp("digests") / "digests.json"
     with ExitStack() as owned:
         known: dict[str, ServedModel] = {}

@@ -12,7 +12,6 @@ import pytest
 from openai import OpenAI
 
 from harness.serve.responses.namespaces import LONGEST_NAME, joined_name, out_of_namespaces
-from harness.serve.run import Running
 from harness.serve.wire_tools import MAX_TOOLS
 from tests.serve.calling import WEATHER, Weather, check_call, client_of
 
@@ -28,7 +27,7 @@ CALLING = {**ASKED, "tools": [TOOL], "tool_choice": "required", "parallel_tool_c
 
 
 @pytest.fixture
-def client(hermes: Running) -> Iterator[OpenAI]:
+def client(hermes) -> Iterator[OpenAI]:
     with client_of(hermes) as openai_client:
         yield openai_client
 

@@ -51,12 +51,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def batch(
-    tmp_path: Path,
-    tiny_model_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Run:
+def batch(tmp_path, tiny_model_path, capsys, monkeypatch) -> Run:
     """``batch(*flags)``: answers ``in.jsonl`` in ``out.jsonl``; exit code and standard error."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -101,7 +101,7 @@ def drawn_and_expected(server: Running, request: pytest.FixtureRequest) -> tuple
 
 
 @pytest.fixture(scope="module")
-def of_the_module(server: Running, request: pytest.FixtureRequest) -> tuple[int, int]:
+def of_the_module(server, request) -> tuple[int, int]:
     return drawn_and_expected(server, request)
 
 

@@ -38,13 +38,13 @@ Senders = Counter[str]
 
 
 @pytest.fixture(autouse=True)
-def no_comments_for_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_comments_for_silence(monkeypatch) -> None:
     """Only for tokens that say nothing yet, however slow the machine is."""
     monkeypatch.setattr(streams, "PING_SECONDS", 10 * PATIENCE_SECONDS)
 
 
 @pytest.fixture
-def senders(monkeypatch: pytest.MonkeyPatch) -> Senders:
+def senders(monkeypatch) -> Senders:
     """How many parts each kind of thread sent at once, by the beginning of its name."""
     told: Senders = Counter()
     send = listen._Channel.send_at_once

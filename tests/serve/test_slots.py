@@ -14,7 +14,6 @@ from harness.serve.llama_cpp import slot_files
 from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -42,7 +41,7 @@ def refused(http: Http, action: str, slot: object = 0, key: str = "", **body: An
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tiny_model_path, tmp_path_factory) -> dict[str, Path]:
     """A model of attention alone, and one with recurrent layers."""
     hybrid = tmp_path_factory.mktemp("slots") / "hybrid.gguf"
     write_synthetic(hybrid, sized_spec("tiny", architecture="qwen35", quant="q8_0", context=256))
@@ -163,7 +162,7 @@ def test_a_name_stays_in_its_folder(slotted, name):
 
 
 @pytest.fixture(scope="module")
-def slotted(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Running:  # type: ignore[misc]
+def slotted(serve, tmp_path_factory) -> Running:  # type: ignore[misc]
     with serve(slot_save_path=tmp_path_factory.mktemp("slotted")) as server:
         yield server  # type: ignore[misc]
 

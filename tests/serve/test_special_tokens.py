@@ -20,7 +20,7 @@ def control(server: Running, text: str) -> int:
 
 
 @pytest.fixture
-def http(hermes: Running) -> Http:
+def http(hermes) -> Http:
     return Http(hermes.url)
 
 

@@ -80,7 +80,7 @@ def test_what_is_deleted_is_in_no_file(nbytes, tmp_path):
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch) -> None:
     """The file is tried with every request."""
     monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 

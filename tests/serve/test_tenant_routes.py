@@ -10,7 +10,6 @@ import pytest
 
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
 
@@ -19,7 +18,7 @@ BODY = {"prompt": "abc", "max_tokens": 3}
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     path = tmp_path / "tenants.toml"
     path.write_text(
         "# who may ask\n"
@@ -31,13 +30,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def keyed(serve: Serve, path: Path) -> Iterator[Running]:
+def keyed(serve, path) -> Iterator[Running]:
     with serve(tenants=path) as server:
         yield server
 
 
 @pytest.fixture
-def http(keyed: Running) -> Http:
+def http(keyed) -> Http:
     return Http(keyed.url)
 
 

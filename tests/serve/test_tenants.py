@@ -22,7 +22,6 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from harness.tenants import Account, named_account, read_accounts
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer, posted
 from tests.serve.tenants import write_tenants
 
@@ -41,7 +40,7 @@ def tenants_file(folder: Path, *, alice: str = ALICE) -> Path:
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def keyed(serve, tmp_path_factory) -> Iterator[Running]:
     with serve(tenants=tenants_file(tmp_path_factory.mktemp("tenants"))) as server:
         yield server
 

@@ -24,15 +24,12 @@ from tests.serve.calling import (
     client_of,
     token_of,
 )
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, MARKS, speaking_model
 
 
 @pytest.fixture(scope="module", params=MARKS)
-def any_server(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def any_server(request, serve, tmp_path_factory) -> Iterator[Running]:
     """A server for each family."""
     path = speaking_model(tmp_path_factory.mktemp("speaking"), request.param)
     with serve(path=path, context=CONTEXT) as running:
@@ -40,13 +37,13 @@ def any_server(
 
 
 @pytest.fixture
-def any_client(any_server: Running) -> Iterator[OpenAI]:
+def any_client(any_server) -> Iterator[OpenAI]:
     with client_of(any_server) as client:
         yield client
 
 
 @pytest.fixture
-def client(hermes: Running) -> Iterator[OpenAI]:
+def client(hermes) -> Iterator[OpenAI]:
     with client_of(hermes) as client:
         yield client
 
