@@ -41,12 +41,12 @@ def open_amd() -> Iterator[OpenTier]:
 
 
 @pytest.fixture(params=DRIVERS)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request) -> str:
     """One of the tiers."""
     return DRIVERS[request.param]
 
 
 @pytest.fixture
-def tier(open_amd: OpenTier, kernel: FakeKernel, name: str) -> AmdTier:
+def tier(open_amd, kernel, name) -> AmdTier:
     """A tier as a user gets it, reads checked."""
     return open_amd(kernel, name)

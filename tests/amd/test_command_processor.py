@@ -63,7 +63,7 @@ class Machine:
         return writer.words
 
 
-def test_a_launch_and_its_fence() -> None:
+def test_a_launch_and_its_fence():
     machine = Machine()
     words = [pm4.PADDING, *machine.packets()]
     assert machine.queue.run(words) == len(words)
@@ -72,7 +72,7 @@ def test_a_launch_and_its_fence() -> None:
     assert machine.queue.launches == 1
 
 
-def test_a_queue_waits_until_memory_says_so() -> None:
+def test_a_queue_waits_until_memory_says_so():
     machine = Machine()
     words = [*wait_memory(machine.base + FENCE, 1), *machine.packets()]
     assert machine.queue.run(words) == 0
@@ -103,7 +103,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_refused(name):
     machine = Machine()
     old, new, problem = REFUSED[name]
     words = machine.packets()
@@ -114,13 +114,13 @@ def test_refused(name: str) -> None:
         machine.queue.run(changed(words, old, new))
 
 
-def test_a_cut_packet_is_refused() -> None:
+def test_a_cut_packet_is_refused():
     machine = Machine()
     with pytest.raises(GpuFault, match="past the end"):
         machine.queue.run(machine.packets()[:-1])
 
 
-def test_memory_that_is_not_mapped_is_named() -> None:
+def test_memory_that_is_not_mapped_is_named():
     """Code, arguments, fence, and what a lane loads."""
     for at, problem in (
         (CODE, "code"),
@@ -134,7 +134,7 @@ def test_memory_that_is_not_mapped_is_named() -> None:
             machine.queue.run(machine.packets())
 
 
-def test_an_indirect_buffer_is_not_one_inside_another() -> None:
+def test_an_indirect_buffer_is_not_one_inside_another():
     machine = Machine()
     inner = pm4.indirect_buffer(machine.base + FENCE, 4)
     machine.write(FENCE, np.array(inner, np.uint32))
@@ -153,7 +153,7 @@ def test_an_indirect_buffer_is_not_one_inside_another() -> None:
     ],
     ids=["nothing", "acquire", "flush", "wrong order", "both"],
 )
-def test_a_launch_that_reads_too_early_is_noticed(between: pm4.Words, problem: str) -> None:
+def test_a_launch_that_reads_too_early_is_noticed(between, problem):
     """The second launch reads what the first one wrote: x is where the sum is."""
     machine = Machine(Coherence(NBYTES // 4))
     writer = pm4.Writer()
@@ -171,7 +171,7 @@ def test_a_launch_that_reads_too_early_is_noticed(between: pm4.Words, problem: s
         assert np.array_equal(machine.result, 5 * machine.x)
 
 
-def test_results_that_were_not_written_back_are_not_signalled() -> None:
+def test_results_that_were_not_written_back_are_not_signalled():
     machine = Machine(Coherence(NBYTES // 4))
     event = pm4.FENCE_EVENT | pm4.RELEASE_CACHES
     with pytest.raises(GpuFault, match="written back"):

@@ -48,7 +48,7 @@ def text() -> str:
 
 
 @pytest.fixture(scope="module")
-def declared(text: str) -> cffi.FFI:
+def declared(text) -> cffi.FFI:
     """Their structures that matter here."""
     names = [*STRUCTURES.values(), *IN.values(), *(name for name, _ in ANSWERS.values())]
     parts = (
@@ -60,7 +60,7 @@ def declared(text: str) -> cffi.FFI:
 
 
 @pytest.mark.parametrize("request_", drm.REQUESTS, ids=lambda request: request.name)
-def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> None:
+def test_a_structure_is_the_headers(declared, request_):
     whole = declared.typeof(STRUCTURES[request_.name])
     assert declared.sizeof(whole) == request_.dtype.itemsize
     sent = declared.typeof(IN.get(request_.name, STRUCTURES[request_.name]))
@@ -73,7 +73,7 @@ def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> No
     same_fields(declared, sent, layout)
 
 
-def test_numbers_are_the_headers(text: str) -> None:
+def test_numbers_are_the_headers(text):
     """Direction, letter, number and size of every request."""
     base = int(re.search(r"DRM_COMMAND_BASE\s+(0x\w+)", text)[1], 16)  # type: ignore[index]
     own = dict(re.findall(r"#define DRM_AMDGPU_(\w+)\s+(0x\w+)", text))
@@ -91,14 +91,14 @@ def test_numbers_are_the_headers(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_the_headers(declared: cffi.FFI, name: str) -> None:
+def test_an_answer_is_the_headers(declared, name):
     structure, layout = ANSWERS[name]
     found = declared.typeof(structure)
     assert declared.sizeof(found) <= layout.itemsize
     same_fields(declared, found, layout)
 
 
-def test_memory_and_results_are_the_headers(declared: cffi.FFI) -> None:
+def test_memory_and_results_are_the_headers(declared):
     """Sizes of heaps; where the results of unions lie; a descriptor is an address."""
     memory = "struct drm_amdgpu_memory_info"
     assert declared.sizeof(memory) == drm.MEMORY.itemsize
@@ -144,7 +144,7 @@ SHIFTED = {
 }
 
 
-def test_constants_are_the_headers(text: str) -> None:
+def test_constants_are_the_headers(text):
     for name, value in CONSTANTS.items():
         found = re.search(rf"#define {name}\s+(0x\w+|\d+)", text)
         assert found is not None, name
@@ -155,7 +155,7 @@ def test_constants_are_the_headers(text: str) -> None:
         assert 1 << int(found[1]) == value, name
 
 
-def test_an_offset_that_is_wrong_is_noticed(declared: cffi.FFI) -> None:
+def test_an_offset_that_is_wrong_is_noticed(declared):
     """Negative control: two fields changed over."""
     wrong = Request("GEM_VA", 0x40406448, 64, "u32 handle@8, u32 operation@0")
     with pytest.raises(AssertionError):

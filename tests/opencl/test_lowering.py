@@ -28,7 +28,7 @@ def lowering() -> Lowering:
     return Lowering(decoder(), ShapeKey(5, 1), 2, "opencl")
 
 
-def test_fields_stand_in_the_order_of_the_table(lowering: Lowering) -> None:
+def test_fields_stand_in_the_order_of_the_table(lowering):
     """Whatever order they are given in; an optional operand may be missing."""
     lowering.add("rms_norm", dict(reversed(NORM.items())))
     lowering.add("rms_norm", {name: NORM[name] for name in NORM if name != "weight"})
@@ -49,7 +49,7 @@ def test_fields_stand_in_the_order_of_the_table(lowering: Lowering) -> None:
     ],
     ids=str,
 )
-def test_other_fields_are_refused(lowering: Lowering, changed: dict[str, Any], named: str) -> None:
+def test_other_fields_are_refused(lowering, changed, named):
     """One that is missing, unknown or of another kind: a tensor is no number, and a number that may
     grow with the step is a count. The error names the op and the field."""
     fields = {name: value for name, value in {**NORM, **changed}.items() if value is not None}
@@ -57,7 +57,7 @@ def test_other_fields_are_refused(lowering: Lowering, changed: dict[str, Any], n
         lowering.add("rms_norm", fields)
 
 
-def test_an_op_without_a_row_is_refused(lowering: Lowering) -> None:
+def test_an_op_without_a_row_is_refused(lowering):
     """A new opcode has a rule, but its op is not in the table yet."""
     with pytest.raises(ValueError, match=r"absolute: the table of device ops has no such row"):
         lowering.add("absolute", NORM)

@@ -8,7 +8,7 @@ from contract.ops import TABLE
 from reference.ops import DEFINITIONS
 
 
-def test_every_definition_is_tested() -> None:
+def test_every_definition_is_tested():
     """A definition without tests/ops/test_<name>.py fails here."""
     here = Path(__file__).parent
     missing = [

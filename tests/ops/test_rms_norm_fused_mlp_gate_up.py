@@ -10,7 +10,7 @@ from tests.ops.products import exact_product, fractions, random_matrix
 from tests.ops.scalar import rms_norm_row
 
 
-def test_every_bit() -> None:
+def test_every_bit():
     """Gate first, up second."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, 512), dtype=np.float32)
