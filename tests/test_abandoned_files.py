@@ -1,7 +1,5 @@
 """Files that a process was writing when it was killed: those that nobody writes any more go."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

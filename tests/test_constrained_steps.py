@@ -1,7 +1,5 @@
 """Masks, biases and log-probabilities of a step: the same bits on every tier, in any company."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

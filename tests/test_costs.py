@@ -1,7 +1,5 @@
 """What a run of tests reports about its costs."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

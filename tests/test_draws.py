@@ -1,7 +1,5 @@
 """The examples of properties depend on the properties alone."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """``ci/environment.sh``: who makes ``.venv``, and when what is there is made anew."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

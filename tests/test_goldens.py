@@ -1,7 +1,5 @@
 """The stored truth holds, and a difference in it is found and named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """Which package may import which: contract <- reference, accel <- harness <- zinc_rt, and no way
 around."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What ``ci/test`` leaves to ``ci/test --all``."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

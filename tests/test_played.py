@@ -1,7 +1,5 @@
 """What ``ci/test`` keeps of devices that a processor plays."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The counters of usage have what was counted, and its percentiles are as exact as they say."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

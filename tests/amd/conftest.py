@@ -1,7 +1,5 @@
 """Tiers on a simulated GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest

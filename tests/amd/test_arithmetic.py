@@ -1,7 +1,5 @@
 """The functions of the table of semantics against exact arithmetic."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import isfinite
 

@@ -1,7 +1,5 @@
 """The kernels of the package are those of the texts beside them."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Steps that are left before they end: by a word that packets look at, by a timeout, by a reset."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """``zinc-rt card-test``: what it finds, what it keeps, and its archive."""
 
-from __future__ import annotations
-
 import errno
 import tarfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """What code is refused for, and that nothing shipped is; waits taken away one at a time."""
 
-from __future__ import annotations
-
 import re
 import struct
 from dataclasses import replace

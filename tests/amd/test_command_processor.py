@@ -1,7 +1,5 @@
 """What the simulated queue refuses; each packet as the tier sends it, one thing changed."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every single system call fails once: the error is the contract's, nothing is left behind."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import suppress
 from itertools import count

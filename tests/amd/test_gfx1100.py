@@ -1,7 +1,5 @@
 """The generation before: its code through its own registers, caches and flags of launches."""
 
-from __future__ import annotations
-
 import operator
 
 import numpy as np

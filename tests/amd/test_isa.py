@@ -1,7 +1,5 @@
 """The decoder against LLVM's, over everything that is shipped and every row of the table."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 

@@ -1,7 +1,5 @@
 """Machines without a GPU that can be used: what is missing is said, nothing is left behind."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest

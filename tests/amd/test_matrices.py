@@ -1,8 +1,6 @@
 """Products by matrix instructions: what they compute, when a GPU is trusted with them, and that
 steps of many tokens use them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

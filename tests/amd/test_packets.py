@@ -1,7 +1,5 @@
 """The packet tests, and traces of what they send: golden, replayed, spoiled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What a step costs on paper is what the simulated GPU counts."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.amd.sim.fake_kernel import FakeKernel

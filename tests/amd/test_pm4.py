@@ -1,7 +1,5 @@
 """Packets word for word."""
 
-from __future__ import annotations
-
 from accel.amd import pm4
 from tests.amd.code import wait_memory
 

@@ -1,7 +1,5 @@
 """What goes wrong while a tier runs, what keeps steps apart, and what steps are made of."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 Needs a checkout of https://github.com/tinygrad/tinygrad (its wheel has no tests), whose folder
 ZINC_RT_TINYGRAD names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """``zinc-rt asm`` and ``zinc-rt pm4-test``."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Requests and structures are those of the system's header."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests and structures of the graphics driver are those of Linux's headers."""
 
-from __future__ import annotations
-
 import re
 
 import cffi

@@ -1,7 +1,5 @@
 """User queues: what is missing is said, and the simulated driver refuses what the real one does."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType

@@ -2,8 +2,6 @@
 
 Not part of the ordinary run: it needs an idle machine. ``ci/speed`` calls it."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A tiny model with random weights, damaged copies of it, and ways to run the command line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

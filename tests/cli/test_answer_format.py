@@ -1,7 +1,5 @@
 """``run`` holds an answer to a schema, a grammar or a regular expression, as the server does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

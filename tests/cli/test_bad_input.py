@@ -1,7 +1,5 @@
 """Every class of bad input: one line, exit code 2, no traceback unless asked for."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket

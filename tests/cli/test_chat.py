@@ -1,7 +1,5 @@
 """``zinc-rt chat``: turns from a pipe and at a terminal."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

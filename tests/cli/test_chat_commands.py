@@ -1,7 +1,5 @@
 """The commands of ``zinc-rt chat``: an answer again, taken back, saved, and read back."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """``zinc-rt chat --server``: the local chat, answered over HTTP."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

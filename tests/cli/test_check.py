@@ -1,7 +1,5 @@
 """``zinc-rt check``: whether this machine is ready, and the plan that ``run`` will make."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """``zinc-rt export-plan``: what it writes and prints, and paths and disks that refuse it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

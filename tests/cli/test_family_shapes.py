@@ -1,7 +1,5 @@
 """Shapes of the families' published models, as sparse files: their weights and keys and values."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Files that arguments name: what is none is refused before anything is computed."""
 
-from __future__ import annotations
-
 import os
 import stat
 from importlib import import_module

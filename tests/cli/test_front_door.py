@@ -1,7 +1,5 @@
 """What a newcomer meets: piped text, outputs that fail, missing libraries, own settings."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json

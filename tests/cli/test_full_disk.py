@@ -1,8 +1,6 @@
 """Commands that write a file, on a disk that is full: one line, and no part of the new file is
 taken for all of it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys

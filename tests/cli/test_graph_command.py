@@ -1,7 +1,5 @@
 """``zinc-rt graph`` on several models: every format, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Help is short and grouped, complete on request, and no wider than a terminal."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The commands that only look: inspect, graph, logits, devices, help."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Ctrl-C in the first and the last milliseconds of a command."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

@@ -1,7 +1,5 @@
 """What ``zinc-rt inspect`` says of layers that differ, share or are left out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import product

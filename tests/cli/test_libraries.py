@@ -1,7 +1,5 @@
 """A library that is not installed is named, with a command that installs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

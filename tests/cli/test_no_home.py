@@ -1,7 +1,5 @@
 """A user without a home folder, as containers have them: help works, the rest says what to set."""
 
-from __future__ import annotations
-
 import pwd
 from typing import NoReturn
 

@@ -1,7 +1,5 @@
 """Values of options: one that is not what the option takes ends with one line that names it."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from importlib import import_module

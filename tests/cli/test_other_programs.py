@@ -1,7 +1,5 @@
 """What users of other programs type is understood, or answered with what to type instead."""
 
-from __future__ import annotations
-
 import argparse
 import re
 

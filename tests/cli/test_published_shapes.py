@@ -1,7 +1,5 @@
 """Shapes of published models, as sparse files: planned, verified, exported without their data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

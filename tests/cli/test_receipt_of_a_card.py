@@ -1,7 +1,5 @@
 """A receipt that one tier made is checked by another, which computes a few of its steps again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

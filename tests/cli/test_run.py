@@ -1,7 +1,5 @@
 """``zinc-rt run``: the answer alone on standard output, the rest on standard error."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

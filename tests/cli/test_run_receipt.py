@@ -1,7 +1,5 @@
 """``run --receipt``: the receipt of a run is that of a server for the same request."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """``zinc-rt score``: how likely the tokens of a text are."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

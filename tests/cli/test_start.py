@@ -1,7 +1,5 @@
 """What a start does not do: load what it has no use for, or search for garbage all the while."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

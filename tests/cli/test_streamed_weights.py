@@ -1,7 +1,5 @@
 """What the commands say of a model of which not all weights fit on the device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``zinc-rt tokenize``: the tokens of a text, from which the text can be made again."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import closing

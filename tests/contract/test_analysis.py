@@ -1,7 +1,5 @@
 """What counts say of a graph, on graphs small enough to count by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.dtypes import F16, F32, Q4_0

@@ -1,7 +1,5 @@
 """GraphBuilder: what it infers, and what it refuses before the verifier sees a graph."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import MappingProxyType
 

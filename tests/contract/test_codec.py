@@ -1,7 +1,5 @@
 """The flat byte form of graphs: exact round trips, one encoding per graph, no damage accepted."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 

@@ -1,7 +1,5 @@
 """Costs from the table, checked against counts done by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.dtypes import F16, F32, I32, Q4_K, Q6_K

@@ -1,7 +1,5 @@
 """The decode form: which steps have it, that it verifies, and that every tier executes the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

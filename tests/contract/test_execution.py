@@ -1,7 +1,5 @@
 """A recorded graph on a small tier: shapes of steps, replay and ports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

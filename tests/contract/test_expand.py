@@ -1,7 +1,5 @@
 """Fused opcodes written out: the same bits, the same work, a graph that verifies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Exports: JSON with costs that add up, Graphviz that parses, both deterministic."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter

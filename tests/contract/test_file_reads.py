@@ -1,7 +1,5 @@
 """Bytes of mapped files are those of the file, however they are copied."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from contextlib import suppress

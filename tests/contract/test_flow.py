@@ -1,7 +1,5 @@
 """The flow of data: by columns, through updates in place, from before the step."""
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 from contract.dtypes import F32

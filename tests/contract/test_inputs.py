@@ -1,7 +1,5 @@
 """A step's inputs as one block: where each buffer lies, and what comes back out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

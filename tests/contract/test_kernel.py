@@ -1,7 +1,5 @@
 """The ``.zrt`` kernel file: exact round trips, every field checked, no damage accepted."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 

@@ -1,7 +1,5 @@
 """Classes of this module do what those of the standard library do."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle

@@ -1,7 +1,5 @@
 """The opcode table itself, and the page of the docs printed from it."""
 
-from __future__ import annotations
-
 from contract.ir.opcode_table import COLUMNS, markdown_table
 from contract.opcodes import Opcode
 from contract.ops import TABLE

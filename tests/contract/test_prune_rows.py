@@ -1,8 +1,6 @@
 """Output rows selected early: which nodes are of rows then, when a graph stays as it was, and that
 what is moved behind the selection computes row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Records a device reads are whole numbers of 32-bit little-endian words, as the table says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The scratch plan: buffers alive at the same time never share bytes, dead ones do."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

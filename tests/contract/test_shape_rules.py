@@ -1,7 +1,5 @@
 """Every row of the table: random well-formed operands verify, a wrong dimension does not."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

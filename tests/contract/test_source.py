@@ -1,7 +1,5 @@
 """Row slices of tensors: text form and meaning."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

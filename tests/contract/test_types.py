@@ -1,7 +1,5 @@
 """Requests and tenants: defaults change nothing, every field out of range is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

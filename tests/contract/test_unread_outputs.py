@@ -1,7 +1,5 @@
 """Graphs without the nodes whose results nobody asks for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

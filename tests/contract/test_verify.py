@@ -1,7 +1,5 @@
 """Every rule of the verifier: the smallest graph that breaks it, the node and the rule it names."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """Rules of the verifier on what is written, and read, when: the smallest graph that breaks each."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

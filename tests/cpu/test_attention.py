@@ -1,7 +1,5 @@
 """The CPU tier's attention kernel has the bits of the definition, broken values included."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Expert weights on the CPU tier: prepared when first used, within a limit of memory."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the CPU tier computes of a model's last layer, and that it does not show in the bits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The CPU tier's delta-net kernels have the bits of the definitions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The scratch plan: nothing that lives at the same time shares a byte, everything is aligned."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

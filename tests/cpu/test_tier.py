@@ -1,7 +1,5 @@
 """The CPU tier behind the contract: errors, memory, and its two ways of computing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

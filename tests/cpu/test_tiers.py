@@ -1,7 +1,5 @@
 """Opening tiers by name: what this build has, what it lacks, and how it says so."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest

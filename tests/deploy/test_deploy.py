@@ -1,7 +1,5 @@
 """The deployment files name what there is: directives, settings, metrics, paths."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """docs/serving.md names the versions of the clients that the tests run."""
 
-from __future__ import annotations
-
 from tests.paths import ROOT
 
 

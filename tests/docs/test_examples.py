@@ -1,7 +1,5 @@
 """Every script of docs/examples runs on a tiny model and prints what the engine computes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

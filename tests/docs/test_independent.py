@@ -1,8 +1,6 @@
 """The second implementation in docs/examples agrees with the reference on every vector and model,
 and each of its roundings matters."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json

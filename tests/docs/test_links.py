@@ -1,8 +1,6 @@
 """Links, anchors, paths and names in README and docs lead somewhere, and so do the pages code
 names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path

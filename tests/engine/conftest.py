@@ -1,7 +1,5 @@
 """Runners of a tiny model, and a bound of the steps that give nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An engine that is left with events nobody took: its usage counts what was handed out."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.types import FinishReason, Request

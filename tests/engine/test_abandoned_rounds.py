@@ -1,7 +1,5 @@
 """Rounds of drafts that are abandoned while they begin behind a step that was read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """Steps that are abandoned because all their requests leave: others go on with every bit, and
 nobody finds what was not computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """How many calls of functions a token takes in the engine, whoever asks for it. Time is not
 measured."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from types import FrameType

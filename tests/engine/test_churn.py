@@ -1,7 +1,5 @@
 """Who joins and leaves is data: once every form of a step is lowered, nothing is lowered again."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What was computed counts towards the rates of a tenant, whatever became of the request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests with masks, biases and log-probabilities: the same bits however they are run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is counted as handed out is what was handed out."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.errors import DeviceLost

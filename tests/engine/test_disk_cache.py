@@ -1,7 +1,5 @@
 """A server that is restarted answers from pages on disk, with the bits of a cold run."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,8 +1,6 @@
 """Whatever is wrong with the disk cache, answers have the bits of a cold run and the engine goes
 on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -3,8 +3,6 @@
 Here two pages are in host memory at once, and the engine reads one itself when it looks for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Who finds what on disk: tenants after a restart, processes at once, other tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A disk that is full, forbidden, broken, slow or gone changes no answer and stops no engine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil

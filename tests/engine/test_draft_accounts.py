@@ -1,7 +1,5 @@
 """The policy of drafts hears of every round of every sequence, and of its end."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

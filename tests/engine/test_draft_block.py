@@ -1,8 +1,6 @@
 """The draft block or head of a model: right drafts by its formulas, and answers that it cannot
 change."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress

@@ -1,7 +1,5 @@
 """Drafts of blocks and of heads by their formulas in binary64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace

@@ -2,8 +2,6 @@
 nothing is right, and gains where much is. The clock runs by those times, so no machine changes a
 figure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """A drafter hears of every slot that is lost, however it is lost."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What every source of drafts must not change, on every tier: the prompt or a draft model, right
 and wrong, beside preemption, prefix hits, cancels, masks and prompts in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

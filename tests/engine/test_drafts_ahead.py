@@ -1,7 +1,5 @@
 """The first drafts of a round that are computed before the host reads the round in front."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The engine's bookkeeping: admission, limits, cancellation, ends. Bits are in tests/invariance."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The experts that each token of a mixture uses: those of the definition, the same in any mix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache

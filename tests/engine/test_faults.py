@@ -1,8 +1,6 @@
 """Whatever fails and wherever it is interrupted: nobody is lost, nothing is kept, every token comes
 once."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

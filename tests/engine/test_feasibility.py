@@ -1,7 +1,5 @@
 """A request that can never have room is told so, and holds up nobody."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

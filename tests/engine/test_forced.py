@@ -1,8 +1,6 @@
 """Answers whose tokens are given: log-probabilities of the definition, and those of the answer that
 a model gives by itself, with the same bits in any mix."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

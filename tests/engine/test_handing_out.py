@@ -1,8 +1,6 @@
 """Between counting a token and handing it out: an interrupt there loses no token and pays for none,
 whatever the client does next."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 

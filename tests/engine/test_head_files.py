@@ -1,8 +1,6 @@
 """Files of both kinds of heads that are broken, not known, or not for the model: the error names
 the file, and the key or tensor."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Hidden states that an engine hands over: what logits are computed from, the same bits always."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What batch work leaves of an interactive tenant's decode intervals, by the planner's own doing:
 on devices whose steps take exactly what they cost, in virtual time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A draft block that begins to follow a sequence in the middle of its answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Several models in one process: turns, loading on demand, room made by what nobody uses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """When the drafts of a next round are submitted before the tokens in front of them are taken."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -3,8 +3,6 @@
 Counted is what the prefix cache could have given: the tokens that a prompt has in common with the
 latest sequence of its session. The last token of a prompt is always computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial

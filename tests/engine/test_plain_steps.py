@@ -1,7 +1,5 @@
 """A step without drafts that no draft block reads has the ops of a session that never drafts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

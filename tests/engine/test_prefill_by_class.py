@@ -1,8 +1,6 @@
 """How much prefill goes with decoding sequences: as much as the most urgent of their classes
 bears."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.types import QosClass, Request, Tenant

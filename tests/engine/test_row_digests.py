@@ -1,7 +1,5 @@
 """Digests of rows through the engine: in any mix of requests they are those of the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """States saved in the middle of prompts, whatever becomes of the requests that saved them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

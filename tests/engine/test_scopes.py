@@ -1,7 +1,5 @@
 """What was computed for somebody is found by nobody else: scopes end with whom they belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Log-probabilities of a prompt's own tokens: those of the definition, the same bits in any mix."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What requests take from each other, prefixes, pages in host memory, slots, changes no bit."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

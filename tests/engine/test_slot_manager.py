@@ -1,7 +1,5 @@
 """Making room: nobody is sent away in vain."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.errors import RequestError

@@ -1,7 +1,5 @@
 """Guessed tokens change nothing but the number of steps, whoever guesses and however wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Whoever is admitted gets on: a permanent flood of requests that come first starves nobody."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent

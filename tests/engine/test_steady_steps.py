@@ -1,7 +1,5 @@
 """Steps in which the same sequences decode on: made of the step before, not planned anew."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

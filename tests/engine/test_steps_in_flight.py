@@ -1,7 +1,5 @@
 """Steps queued ahead and steps interrupted change no token and lose nothing."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

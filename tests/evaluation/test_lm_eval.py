@@ -1,7 +1,5 @@
 """lm-evaluation-harness itself, in process and against the server: equal results on every tier."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Rule R5, first half, against rational arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Rule R2's functions against binary64, and at the points where they bend."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

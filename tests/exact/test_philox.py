@@ -1,7 +1,5 @@
 """Philox4x32-10 against the published known answers, and how a draw addresses it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

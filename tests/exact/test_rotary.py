@@ -1,7 +1,5 @@
 """Rotary frequencies and tables against arbitrary-precision arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

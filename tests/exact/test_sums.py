@@ -1,7 +1,5 @@
 """Rules R3 and R4: the folds, against scalar binary32 additions one at a time."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Events to text: what ends an answer, and what belongs to it."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.errors import NonFiniteLogits

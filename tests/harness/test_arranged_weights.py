@@ -1,7 +1,5 @@
 """What commands do with the weights that the native tier stores."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path

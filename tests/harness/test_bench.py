@@ -1,7 +1,5 @@
 """The benchmark runs and reports every figure; how large they are is nobody's business here."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import io

@@ -1,7 +1,5 @@
 """Which tier ``auto`` opens, and what it says of the faster ones it could not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

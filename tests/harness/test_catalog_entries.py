@@ -1,7 +1,5 @@
 """The catalog's own data: every entry is complete, pinned and safe to turn into a path."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

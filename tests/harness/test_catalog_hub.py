@@ -1,7 +1,5 @@
 """Models of the hub, pulled by the real client from a hub on loopback."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json

@@ -1,7 +1,5 @@
 """Pulls that die or race: a model is visible whole or not at all, and one process fetches it."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """Names of the hub: how they are written, and which files of a repository they mean."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Where a pull may go: the hub's hosts, at public addresses, whatever a redirect or a name says."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The cache folder: safe names, what counts as installed, removal, the active model."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

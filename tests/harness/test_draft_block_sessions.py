@@ -1,8 +1,6 @@
 """The draft block of a file, or its head, from where a user meets it: sessions, the command line, a
 server, the benchmark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A draft model from where a user names it: the command line, Python, a server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import ExitStack

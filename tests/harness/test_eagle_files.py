@@ -1,7 +1,5 @@
 """Files of heads from where a user meets them: written, inspected, opened, changed."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

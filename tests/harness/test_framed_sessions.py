@@ -1,7 +1,5 @@
 """Answers of a model that frames messages, as ``run`` and ``chat`` show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A hosted model gives memory of its device back, idle or busy, and its metrics say so."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """What ``bench --server`` sends and what it makes of the answers. How fast anything is decides
 nothing here."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

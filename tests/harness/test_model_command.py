@@ -1,7 +1,5 @@
 """``zinc-rt model``: what it prints where, and what it does to the cache."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

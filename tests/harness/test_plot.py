@@ -1,7 +1,5 @@
 """The plot of a benchmark: whatever the numbers, no words cover others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any

@@ -1,7 +1,5 @@
 """Progress goes to its stream only, and lines are spare."""
 
-from __future__ import annotations
-
 import io
 from contextlib import ExitStack
 from functools import partial

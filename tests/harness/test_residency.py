@@ -1,7 +1,5 @@
 """Models of which not all weights fit: what is planned, said, and answered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace

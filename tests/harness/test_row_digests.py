@@ -1,7 +1,5 @@
 """Digests of rows that one thread adds while others read them."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What ``--serve`` measures is what it says. How fast anything is decides nothing here."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What a session prepares, and when."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import ExitStack

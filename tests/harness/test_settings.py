@@ -1,7 +1,5 @@
 """Settings: one table, four places, one precedence, and errors that name the place."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The speed gate: when it complains, what it stores, and that it measures what it says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """What a process of ours does first."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading

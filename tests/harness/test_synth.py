@@ -1,7 +1,5 @@
 """Synthetic model files: exact bytes, every variant loads and computes, recipes as documented."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

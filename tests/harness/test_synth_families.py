@@ -1,7 +1,5 @@
 """Synthetic files of mixtures of experts, delta-net hybrids and Gemmas: layouts, types, sizes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """A file of tenants: what it declares is what is read, and what is wrong is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Changing a file of tenants: one change at a time, whole, with the comments that were there."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,8 +1,6 @@
 """A simulated GPU of Intel's: a library of C with the functions of Level Zero that the tier calls,
 which checks every call and executes the modules of SPIR-V it is given."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Translates a kernel of SPIR-V to C, instruction by instruction, so that the simulated GPU
 executes the module that a real one would get."""
 
-from __future__ import annotations
-
 from accel.vulkan.spirv import Instruction, instructions, words_of
 from tests.intel.spirv_types import (
     CROSS_WORKGROUP,

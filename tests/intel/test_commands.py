@@ -1,7 +1,5 @@
 """Commands of whoever has a card, on a machine with a simulated one."""
 
-from __future__ import annotations
-
 import tarfile
 
 import pytest

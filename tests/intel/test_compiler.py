@@ -1,8 +1,6 @@
 """What clang makes of the kernels' texts: modules of SPIR-V that forbid other results than the text
 defines."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 

@@ -1,7 +1,5 @@
 """The simulated GPU notices what is done wrong: each rule it knows is broken once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The declarations of Level Zero, compared with what a C compiler found in Intel's header."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

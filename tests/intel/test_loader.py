@@ -1,8 +1,6 @@
 """The real loader of Level Zero and its validation layer between the tier and the simulated driver,
 on machines that have them (Debian's libze1 and libze-dev)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

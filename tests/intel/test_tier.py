@@ -1,8 +1,6 @@
 """The tier behind the contract on a simulated GPU: devices, the calls of a step, errors, a lost
 device. What all tiers have in common is in tests/tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

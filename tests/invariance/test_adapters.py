@@ -1,8 +1,6 @@
 """A row's bits depend on its own adapters alone: not on those of others in its step, on chunks, on
 preemption, or on what others left in the prefix cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The invariances on real weights: a bounded run of the default model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -2,8 +2,6 @@
 
 Fewer examples a model than ``test_schedules`` draws, for more models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The same load at many widths, on many threads and by definition: always the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Prompts run one after another on a model; the logits of all positions that a hit leaves to compute
 are those of a run that found nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache

@@ -3,8 +3,6 @@
 Chunks, neighbours that join, leave and are cancelled, slots, pages and the waiting they cause
 are drawn at random; every position of every request is compared with the request run alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Attention for matrix units, whose work the items of a subgroup do here: C++ of Metal's text
 beside the definition, bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compiled kernels of a wheel: one archive for each folder, with the bytes of every file."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

@@ -1,8 +1,6 @@
 """Every module of the kernel dialect compiles as CUDA. As GLSL all are compiled already: see
 ``tests/vulkan/test_build.py``."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.kernels.source import Language, Module, Traits, module_source, modules

@@ -1,7 +1,5 @@
 """The primitives of ``exact.k`` against numpy: what the self-test of a device asks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

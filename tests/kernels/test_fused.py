@@ -1,7 +1,5 @@
 """Ops of work-groups that stand for several: which runs become one, and that no bit changes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial

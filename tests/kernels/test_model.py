@@ -1,8 +1,6 @@
 """Whole models of launches of the kernels that GPU tiers share: the tokens and logits of the CPU
 tier."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.dtypes import I12

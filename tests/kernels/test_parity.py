@@ -5,8 +5,6 @@ Devices that a processor plays cannot run all cases: ZINC_RT_PARITY_CASES asks f
 opcode and storage type, or for all; ZINC_RT_PARITY_PART=3/8 is the third of eight parts of the soak
 tests' cases."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator

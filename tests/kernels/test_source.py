@@ -1,7 +1,5 @@
 """Texts of kernels: complete, of the table of ops, and like those that another compiler makes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

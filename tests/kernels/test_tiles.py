@@ -1,8 +1,6 @@
 """Products for matrix units, in tiles and from planes of bytes, whose work the items of a subgroup
 do here: C++ of Metal's text beside that of the kernel of packed dots, on the same bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path

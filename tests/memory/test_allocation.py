@@ -1,7 +1,5 @@
 """What a plan predicts is what a tier allocates, within one part in a hundred."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Files of the disk cache: what is not exactly what was written is never used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

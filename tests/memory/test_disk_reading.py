@@ -1,7 +1,5 @@
 """Reading a prompt's files into memory that is used again, while others load what was read."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

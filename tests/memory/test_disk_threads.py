@@ -1,7 +1,5 @@
 """What the thread of an engine asks of the disk cache while the cache's own threads work."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

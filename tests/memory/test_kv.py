@@ -3,8 +3,6 @@
 Pages have contents here: whose scope and which tokens. So a page given away too early, brought back
 wrongly or found by the wrong tenant shows in what a sequence reads."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Pages copied, saved and loaded in the queue of steps: the same bytes, on every tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The plan adds up, grows with what is asked of it, and its inverse meets the budget exactly."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """What the prefix cache keeps, gives away first, copies and brings back: one case each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray

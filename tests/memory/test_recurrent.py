@@ -1,7 +1,5 @@
 """Recurrent states saved and loaded bit for bit, on every tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial

@@ -1,7 +1,5 @@
 """Tiers on a simulated Mac, with nothing wrong and nothing left when they are closed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Types of Metal's methods; Metal texts as C++: errors, barriers that all items meet, faults."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 A simulation that lets mistakes pass proves nothing of a tier that runs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

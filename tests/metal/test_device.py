@@ -1,7 +1,5 @@
 """Finding a device: what is missing, in words, and nothing left of what was refused."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys

@@ -1,7 +1,5 @@
 """Every object Metal makes is refused once: the error is the contract's, nothing is left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import count

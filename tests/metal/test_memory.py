@@ -1,7 +1,5 @@
 """Memory is what a plan predicts, views of the model file apart; and a whole model's bits."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.metal import memory, tier

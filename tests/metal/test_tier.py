@@ -1,7 +1,5 @@
 """The Metal tier behind the contract: memory, steps, messages of a step, errors, a lost device."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np

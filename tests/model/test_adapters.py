@@ -1,7 +1,5 @@
 """LoRA adapters: the function that they make of a model, and files that are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

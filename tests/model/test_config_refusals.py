@@ -1,7 +1,5 @@
 """Metadata that cannot be, or that no formula here computes, is refused by the name of its key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

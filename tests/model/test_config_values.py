@@ -1,7 +1,5 @@
 """What the keys of each family mean: the configuration that is read from its files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Configuration and tensors of a dense family: what is refused, and in which words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

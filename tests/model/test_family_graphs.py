@@ -1,7 +1,5 @@
 """What the graphs of the families are made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every architecture and variant against its formulas in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path

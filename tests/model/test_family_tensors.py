@@ -1,7 +1,5 @@
 """Which tensors a file of a family may and must hold."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

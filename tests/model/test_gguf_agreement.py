@@ -1,7 +1,5 @@
 """A second opinion: the ``gguf`` package reads what is written here, and the other way round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf

@@ -1,7 +1,5 @@
 """Every way a file is known to be wrong has a name here and a one-line error that says where."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct

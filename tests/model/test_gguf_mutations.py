@@ -1,7 +1,5 @@
 """Thousands of damaged files: each opens or is refused, and none costs more memory than it is."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """What a well-formed file gives: values, views of the mapping, and typed access to them."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

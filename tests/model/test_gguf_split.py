@@ -1,7 +1,5 @@
 """Split models: all shards open as one file, and nothing foreign is taken for a shard."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

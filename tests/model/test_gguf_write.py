@@ -1,7 +1,5 @@
 """What is written is what is read back, the same every time, and never half a file."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator

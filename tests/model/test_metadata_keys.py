@@ -1,7 +1,5 @@
 """Metadata that changes a formula reaches the configuration or is refused by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path

@@ -3,8 +3,6 @@
 tiktoken names its rank files by address and has none of them; the pattern does not depend on them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

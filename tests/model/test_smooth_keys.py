@@ -1,7 +1,5 @@
 """Outlier channels of keys are found from the weights of a file and divided away exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

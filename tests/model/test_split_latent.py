@@ -1,7 +1,5 @@
 """Older files of deepseek2 have the bits of new ones with the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

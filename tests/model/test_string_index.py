@@ -1,7 +1,5 @@
 """Strings of an array found by their text, as a dictionary of all of them would."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,8 +1,6 @@
 """System messages that agents send, several at the beginning and others later, reach the model in
 every template, by way of the user where it takes none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

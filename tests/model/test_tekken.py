@@ -1,7 +1,5 @@
 """Mistral's tekken vocabularies, as a converter writes them, against Mistral's own tokenizer."""
 
-from __future__ import annotations
-
 import base64
 import importlib.resources
 import json

@@ -1,7 +1,5 @@
 """Messages reach a template in the forms it takes, which are found out by trying it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """Texts that know who wrote them: each operation has the value ``str`` gives it, and each character
 keeps the flag it had."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The bytes of a graph's weights: a tensor with a broken scale is refused at the first one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

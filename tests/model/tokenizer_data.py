@@ -1,7 +1,5 @@
 """Vocabularies for tokenizer tests: small ones made here, whole ones from the shared data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from reference.model.gguf.file import open_gguf

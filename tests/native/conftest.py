@@ -1,7 +1,5 @@
 """Native tiers as tests open them, and a small model whose arranged weights are stored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

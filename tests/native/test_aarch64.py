@@ -1,7 +1,5 @@
 """The kernels compiled for 64-bit ARM: how they are compiled, and their bits in emulation."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

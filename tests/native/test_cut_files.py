@@ -1,8 +1,6 @@
 """Files that another program cuts while they are mapped: an error that names the file, for the one
 model that reads it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

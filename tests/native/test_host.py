@@ -1,7 +1,5 @@
 """Processors that the tier may keep busy, and the folder that its build fills."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

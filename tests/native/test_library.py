@@ -1,7 +1,5 @@
 """The library in the cache folder: kept, torn, foreign, not writable, full, and built twice."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

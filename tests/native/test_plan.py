@@ -1,8 +1,6 @@
 """Exported plans: the C library computes the bits of every other tier, for several sequences, any
 order of steps and any page table, and what is in a plan can be read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

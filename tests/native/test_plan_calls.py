@@ -1,7 +1,5 @@
 """Steps and calls that are wrong: each gets a code and a text, and changes nothing."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
 from typing import Any

@@ -1,8 +1,6 @@
 """Files of plans that are wrong, missing or changed: each gets a code and a text, through ctypes
 and in C, and nothing crashes."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import re

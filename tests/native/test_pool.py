@@ -1,7 +1,5 @@
 """Threads that execute steps: how many, in which order, interrupted, forked, and at their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

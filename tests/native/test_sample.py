@@ -1,7 +1,5 @@
 """SAMPLE on the native tier, with lists of candidates that are cut while a row is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

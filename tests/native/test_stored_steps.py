@@ -1,7 +1,5 @@
 """Lowered steps in the cache folder: what they bind to, which entry is used, and how many stay."""
 
-from __future__ import annotations
-
 import gc
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which instruction sets a machine can run, and that each of them computes the same bits."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 

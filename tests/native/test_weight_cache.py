@@ -1,7 +1,5 @@
 """Arranged weights in the cache folder: written once, mapped later, replaced, removed."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import shutil

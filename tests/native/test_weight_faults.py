@@ -1,7 +1,5 @@
 """Faults while weights are arranged: the same bits, nothing lost, and a clear word or none."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the wheel of a system leaves out: nothing else needs it, and it says why."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess

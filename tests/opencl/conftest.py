@@ -1,7 +1,5 @@
 """OpenCL tiers for the tests, one kernel cache for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace

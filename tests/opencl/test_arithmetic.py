@@ -1,7 +1,5 @@
 """The start-up self-test, the integer remedies, elementary functions, and what must fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

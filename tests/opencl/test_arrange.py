@@ -1,7 +1,5 @@
 """Weights arranged by the device: in parts, while the host goes on, and when they do not fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What the tier needs of OpenCL's objects beyond what its own tests show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What step programs hold: what graphs need, found again in the cache, and made once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is missing is said in one line, with what to install."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Mixture of experts on the OpenCL tier: what the parity suite does not reach."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

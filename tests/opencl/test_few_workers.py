@@ -1,7 +1,5 @@
 """A processor of many cores, of which a step uses some: as many as are fastest then."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

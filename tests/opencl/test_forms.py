@@ -1,7 +1,5 @@
 """A step gives the same bits in every form that holds it: forms are about speed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise

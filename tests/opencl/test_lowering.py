@@ -1,7 +1,5 @@
 """What ``Lowering.add`` takes: exactly the operands, sizes and reals the table names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

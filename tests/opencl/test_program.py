@@ -1,7 +1,5 @@
 """Building programs, and keeping them on disk."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

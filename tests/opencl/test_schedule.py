@@ -1,7 +1,5 @@
 """Barriers, private work and scratch memory, checked by an independent walk over the packets."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

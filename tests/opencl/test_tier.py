@@ -1,7 +1,5 @@
 """The OpenCL tier behind the contract: memory, kernels, errors, deadlines, ways of executing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The number of workers of a step is nobody's business but the clock's: every bit stays."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field

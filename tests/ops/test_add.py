@@ -1,7 +1,5 @@
 """ADD against exact rational addition, rounded once."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Rule R6 on its worked example and on the vectors that came with the rule."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """BARRIER: what was written in place before it is read after it, in one graph on every tier."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

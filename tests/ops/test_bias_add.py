@@ -1,7 +1,5 @@
 """BIAS_ADD: one vector added to every row, one rounding each."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.bias_add import bias_add

@@ -1,7 +1,5 @@
 """COPY_ROWS: the named rows, to the bit, and no other."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

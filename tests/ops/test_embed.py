@@ -1,7 +1,5 @@
 """EMBED: the row of every token id, expanded as the matrix product's oracle reads it."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """FLASH_ATTN: the decode form has the bits of FLASH_ATTN_BATCHED and refuses a prefill."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

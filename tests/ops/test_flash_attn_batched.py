@@ -1,7 +1,5 @@
 """FLASH_ATTN_BATCHED against rule R6 in scalar arithmetic and against binary64 softmax."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

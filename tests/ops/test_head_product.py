@@ -1,7 +1,5 @@
 """HEAD_PRODUCT: each head times the matrix it names, behind channels that are not multiplied."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """KV_WRITE_BATCHED: where a token's key and value go, and how binary16 stores them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LM_HEAD: the matrix product over the output rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """LOAD_REQUEST_STATE: every query token gets its id, and is noted where the penalties look."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """LOG_PROBABILITIES against rule R10 in scalars, against binary64, and its broken rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """MATMUL in every storage format against rational or scalar arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

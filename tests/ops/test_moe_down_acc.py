@@ -1,7 +1,5 @@
 """MOE_DOWN_ACC: the weighted sum over experts, in order, one rounding at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """MOE_GATE_TOPK against binary64 softmax, hand-made ties and the edges of the routing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray

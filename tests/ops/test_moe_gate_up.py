@@ -1,7 +1,5 @@
 """MOE_GATE_UP: every pair of a token and an expert against exact arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

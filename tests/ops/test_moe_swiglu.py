@@ -1,7 +1,5 @@
 """MOE_SWIGLU against binary64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -3,8 +3,6 @@
 A control replaces one ingredient of a definition by a mistake, runs the parity suite's own cases
 through it and asks that at least one comparison fails."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

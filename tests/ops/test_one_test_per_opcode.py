@@ -1,7 +1,5 @@
 """One name, four places: every definition has the test module of its name here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from contract.ops import TABLE

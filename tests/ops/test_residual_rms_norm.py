@@ -1,7 +1,5 @@
 """RESIDUAL_RMS_NORM: the sum is rounded before it is normalized, and returned."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.residual_rms_norm import residual_rms_norm

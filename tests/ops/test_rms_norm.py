@@ -1,7 +1,5 @@
 """RMS_NORM against the rule in scalar arithmetic, and against binary64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """RMS_NORM_FUSED_MLP_GATE_UP: the norm is rounded to binary32, then two products read it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from contract import dtypes

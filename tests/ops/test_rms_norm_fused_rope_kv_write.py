@@ -1,7 +1,5 @@
 """RMS_NORM_FUSED_ROPE_KV_WRITE: the bits of its parts run one after another."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """ROPE against scalar rotations of single pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Rule R13 against formulations of its own: the rotation, the codes, and the bytes of a page."""
 
-from __future__ import annotations
-
 import re
 from importlib import resources
 

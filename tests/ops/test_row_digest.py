@@ -1,7 +1,5 @@
 """ROW_DIGEST against the published BLAKE3, and what may not change it."""
 
-from __future__ import annotations
-
 import blake3
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """SAMPLE against rule R9 in Python integers, and its properties."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping

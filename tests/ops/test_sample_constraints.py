@@ -1,7 +1,5 @@
 """SAMPLE's masks and biases: rule R9 over the allowed tokens alone, and what makes a row fail."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """SCALE: the factor is rounded to binary32 before it multiplies."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

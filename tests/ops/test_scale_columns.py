@@ -1,7 +1,5 @@
 """SCALE_COLUMNS: a factor a column, or one for all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """SELECT_ROWS: rows by index, in the order asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.select_rows import select_rows

@@ -1,7 +1,5 @@
 """SHARED_EXPERT against binary64 and its parts."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

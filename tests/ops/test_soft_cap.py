@@ -1,7 +1,5 @@
 """SOFT_CAP against binary64 tanh, and its limits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

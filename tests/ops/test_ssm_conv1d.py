@@ -1,7 +1,5 @@
 """SSM_CONV1D against binary64, and the rules of its state."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

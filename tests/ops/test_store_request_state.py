@@ -1,7 +1,5 @@
 """STORE_REQUEST_STATE: the sampled tokens and their positions, and nothing else of the table."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from contract.records import QUERY_TOKEN, SLOT

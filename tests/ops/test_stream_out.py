@@ -1,7 +1,5 @@
 """STREAM_OUT: the ring against a list of everything ever written."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

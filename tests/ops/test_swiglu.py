@@ -1,7 +1,5 @@
 """SWIGLU against binary64 silu and gelu."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.exact import elementary

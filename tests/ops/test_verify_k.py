@@ -1,7 +1,5 @@
 """VERIFY_K against a plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """XIELU against binary64, and at its bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.xielu import xielu

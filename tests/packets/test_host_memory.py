@@ -1,7 +1,5 @@
 """How much memory the machine has left."""
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

@@ -1,7 +1,5 @@
 """Waiting for steps that follow each other, where sleeps take longer than they were to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest

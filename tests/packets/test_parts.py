@@ -1,7 +1,5 @@
 """Free ranges of memory, launches cut into pieces, and a tier without arithmetic."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

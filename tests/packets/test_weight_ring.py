@@ -1,8 +1,6 @@
 """The copies of streamed weights: one for each, in time, and never onto bytes that are still
 read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest

@@ -1,7 +1,5 @@
 """The number of workers, chosen on synthetic machines, and what steps take: no device."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import deque

@@ -1,7 +1,5 @@
 """A page in the browser of all tests, and a server of its own for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -2,8 +2,6 @@
 
 What it answers is decided by the last user message, see ``Fake.answer_to``."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The chat page in a real browser, against a double of the server."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

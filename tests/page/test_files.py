@@ -1,7 +1,5 @@
 """The files of the pages: what is sent with them, and that vendored ones are what NOTICE says."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 

@@ -1,7 +1,5 @@
 """Everything on the pages can be read: contrast of 4.5 to 1, and names that are not cut."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

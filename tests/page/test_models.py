@@ -1,7 +1,5 @@
 """Fetching, choosing and deleting models on the page; tool calls, folded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

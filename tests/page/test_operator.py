@@ -1,7 +1,5 @@
 """The operator page in a real browser, against canned metrics."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

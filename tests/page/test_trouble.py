@@ -1,7 +1,5 @@
 """What the page says when the server is busy, closed, gone or breaks off."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 

@@ -1,7 +1,5 @@
 """Whatever a model says is text: nothing of it runs, loads or leaves."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 

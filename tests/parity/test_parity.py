@@ -3,8 +3,6 @@
 Some opcodes are swept in part, see ``PARTS``. The other cases are long tests, and soak tests where
 a processor compiles each case's kernel in place of a device: ``pytest -m parity`` runs them all."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

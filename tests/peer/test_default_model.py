@@ -1,7 +1,5 @@
 """The default model: close to llama.cpp, and closer than it to float64 with the same weights."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Heads: llama.cpp reads the same files and computes the same formulas."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A key that changes the formulas changes them here as in llama.cpp, or the file is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path

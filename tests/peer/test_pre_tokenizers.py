@@ -1,7 +1,5 @@
 """Each pre-tokenizer over one vocabulary cuts as llama.cpp's of the same name does."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

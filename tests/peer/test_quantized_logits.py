@@ -3,8 +3,6 @@
 llama.cpp rounds activations to 8 bits where this runtime keeps 16 (rule R5), so on the quantized
 file itself it is farther from those weights than this runtime is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

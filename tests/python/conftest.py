@@ -1,7 +1,5 @@
 """A tiny model in this process, through the Python API."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 

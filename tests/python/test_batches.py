@@ -1,7 +1,5 @@
 """Offline batches: each result is that of its prompt alone, whatever else is asked for."""
 
-from __future__ import annotations
-
 import gc
 import signal
 from collections.abc import Iterator

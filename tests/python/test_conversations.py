@@ -1,7 +1,5 @@
 """Tools and formats in a Python program: what the server answers, to the bit."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every example of the Python API and of its page runs."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """A process that was forked while a model is open ends by itself, and says what it cannot do."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

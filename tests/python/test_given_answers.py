@@ -1,7 +1,5 @@
 """Answers whose tokens a caller gives, and the experts that tokens of a mixture use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Opening, conversations, closing, the server; and that it is installed."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess

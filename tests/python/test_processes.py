@@ -1,7 +1,5 @@
 """What a program does with a model besides asking it: processes, threads, loops, copies, Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

@@ -1,7 +1,5 @@
 """``LLM.score``: how likely given tokens are, in batches, alone, from a position on."""
 
-from __future__ import annotations
-
 import math
 import threading
 

@@ -1,7 +1,5 @@
 """What the Python API takes: one or many of a thing, said by types, and by errors that help."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Answers as they come: in a thread, and many at a time in a loop."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

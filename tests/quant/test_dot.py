@@ -1,7 +1,5 @@
 """The definition of a matrix product against exact rationals that follow the text of rule R5."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

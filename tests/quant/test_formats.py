@@ -1,7 +1,5 @@
 """Every storage format against the public gguf package, and its own round trip."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """The CPU tier's matrix product has the bits of the definition, however it is cut up."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Reports: the numbers of the graph, one well-formed page that loads nothing and runs nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib

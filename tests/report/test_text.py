@@ -1,7 +1,5 @@
 """Quantities as text, and how a report folds layers."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.ir.analysis import FeedForward, Mixer

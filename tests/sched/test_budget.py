@@ -1,7 +1,5 @@
 """How much prefill a step carries: a pure function of who runs and what steps cost."""
 
-from __future__ import annotations
-
 import math
 import random
 from functools import cache

@@ -1,7 +1,5 @@
 """What a request may ask of its tokens: masks are packed bits, everything else is checked."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

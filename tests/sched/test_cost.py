@@ -1,7 +1,5 @@
 """The cost model: it learns what steps take, and says how many tokens fit so many seconds."""
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect_right

@@ -5,8 +5,6 @@ small beside the engine (at most 1 % of it), so that the filling is nearly fluid
 say of a fluid holds here up to the size of one request; where a tolerance is derived, it is said
 how. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, sections 3 and 4."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The number of drafts follows what was right and what rounds take."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.sched.cost import Load, StepCost

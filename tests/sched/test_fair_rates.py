@@ -3,8 +3,6 @@
 Every tenant always has requests waiting, and every step decodes one token in each running request.
 Lengths differ between tenants, so that taking turns by request would not be fair."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Three coefficients, none below 0: as good as the best found by LAPACK among all sets of them."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The step planner as a pure function: what every plan guarantees, whatever is pending."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

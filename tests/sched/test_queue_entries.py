@@ -1,7 +1,5 @@
 """Who may wait where entries are few: whatever one tenant asks, others find an entry."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """How long anybody waits at most, whatever else arrives."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

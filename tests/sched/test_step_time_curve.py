@@ -1,8 +1,6 @@
 """The curve of a step's seconds by its tokens: it rises, knows the steps that were seen,
 and tries few sizes."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Quotas and usage: never exceeded at an admission, whatever was counted before."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple

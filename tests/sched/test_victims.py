@@ -1,7 +1,5 @@
 """Who has to make room for whom."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Whose turn it is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

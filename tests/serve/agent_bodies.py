@@ -1,8 +1,6 @@
 """Bodies of coding agents, turn by turn, with neutral content: the fields are those that Codex
 0.171.0, Claude Code 2.1.197 and OpenCode 1.18.33 send."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Body = dict[str, Any]

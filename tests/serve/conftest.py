@@ -1,7 +1,5 @@
 """Servers in this process on a tiny model, and OpenAI's own client for them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,6 @@
 """LoRA adapters of a server: chosen by number and scale as llama.cpp's clients do, or by name as
 vLLM's; a receipt and a replay name them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

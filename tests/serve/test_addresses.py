@@ -1,7 +1,5 @@
 """Links to a server name a host that others can reach."""
 
-from __future__ import annotations
-
 import ipaddress
 
 import pytest

@@ -1,7 +1,5 @@
 """Where a request is sent, what is left of it when its replica dies, and facts of many as one."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Sessions of 30 turns as coding agents send them: every turn is answered, and what was computed
 for the turns before is found."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

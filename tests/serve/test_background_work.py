@@ -1,7 +1,5 @@
 """Work beside the engine's thread: who waits for it, and until when."""
 
-from __future__ import annotations
-
 import threading
 from queue import SimpleQueue
 

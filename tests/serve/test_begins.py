@@ -1,7 +1,5 @@
 """The time between a request's submission and its first event."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any

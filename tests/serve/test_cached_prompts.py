@@ -1,7 +1,5 @@
 """What a prompt took from the cache: counted, explained, and never of another tenant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

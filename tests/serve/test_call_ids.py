@@ -1,7 +1,5 @@
 """Results of calls without the id of their call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,8 +1,6 @@
 """How many calls of functions a request and a token take, in Python and of its library: what keeps
 the interpreter from the engine. Time is not measured."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections import defaultdict

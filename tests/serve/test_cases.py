@@ -1,7 +1,5 @@
 """The table of cases: each names what happens now and tests that exist and are not left out."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from functools import cache

@@ -1,7 +1,5 @@
 """Sending at once what the kernel takes: every byte goes out once and in order, by either way."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource

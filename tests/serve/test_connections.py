@@ -1,7 +1,5 @@
 """Clients that send slowly, read slowly, or leave."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket

@@ -1,7 +1,5 @@
 """Answers that continue the last message: the prompt ends with its text, in every dialect."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """A token counts once it was handed out and is part of its answer, wherever tokens are counted; and
 a changed file of tenants is in force whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lines made of templates are those that are encoded as a whole."""
 
-from __future__ import annotations
-
 import json
 
 from hypothesis import given

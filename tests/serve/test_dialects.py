@@ -1,7 +1,5 @@
 """Enforced calls of every syntax: whatever the grammar lets through is read as calls that obey."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

@@ -1,7 +1,5 @@
 """A server that is restarted tells what came from disk."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path

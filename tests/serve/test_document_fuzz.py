@@ -2,8 +2,6 @@
 
 Never an answer of 5xx; what is answered is as documented; what the document forbids is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """What the server says of itself, and the small routes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import closing

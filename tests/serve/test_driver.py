@@ -1,7 +1,5 @@
 """The thread that owns the engine: commands, streams, stalls, faults, ends."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Vectors of texts, as OpenAI's client asks for them: the same bits in any company."""
 
-from __future__ import annotations
-
 import base64
 import math
 from typing import Any

@@ -1,8 +1,6 @@
 """Answers that end while the engine is steps ahead of them: whatever is told of them is of their
 own tokens alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Events from one thread to another: in order, each once, accepted while one waits, or taken."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter

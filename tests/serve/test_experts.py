@@ -1,7 +1,5 @@
 """The experts that every token of a mixture used, as a request asks for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

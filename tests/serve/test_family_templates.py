@@ -1,8 +1,6 @@
 """Conversations with tools by templates of families: all of it reaches the model, the calls that it
 writes are read, forced calls have the template's own form, and what is not known is said."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple

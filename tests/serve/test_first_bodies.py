@@ -1,8 +1,6 @@
 """The first bodies of a server come together: msgspec reads a type at its first use, and not safely
 for a second thread."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Answers whose tokens a request gives: what a model says of each, with a receipt that verifies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

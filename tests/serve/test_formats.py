@@ -1,7 +1,5 @@
 """Formats of answers with OpenAI's own client, and what of tools and formats cannot be done."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

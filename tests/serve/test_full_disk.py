@@ -1,7 +1,5 @@
 """A disk that fills while the server runs: what it refuses, what it keeps, and that it recovers."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

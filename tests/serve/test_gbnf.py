@@ -1,7 +1,5 @@
 """Grammars of llama.cpp: which texts they let pass, which are refused and where, and answers."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Tools on models whose chat template knows none, and templates on a server that serves any."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A tiny gpt-oss behind the whole server: thoughts, texts and calls in every dialect of clients."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

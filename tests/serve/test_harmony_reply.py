@@ -1,7 +1,5 @@
 """Answers of gpt-oss taken apart: its messages, in any pieces, and what is none of its format."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence

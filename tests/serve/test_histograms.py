@@ -1,7 +1,5 @@
 """Histograms against those of Prometheus' own client."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest

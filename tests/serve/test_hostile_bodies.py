@@ -1,7 +1,5 @@
 """Bodies and names made to cost much, to lead elsewhere, or to learn what is others'."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor

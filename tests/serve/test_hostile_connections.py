@@ -1,7 +1,5 @@
 """Sockets that lie about their bodies, crowd out others, or whose owners vanished."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What HTTP itself asks of a server: methods, paths with a slash, old clients, silence."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Text between a prefix and a suffix: by completions, llama.cpp's route and Ollama's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """However a request ends, its model can be unloaded afterwards."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

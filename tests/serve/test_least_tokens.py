@@ -1,7 +1,5 @@
 """Answers of a least number of tokens: ``min_tokens`` of vLLM, and ``ignore_eos``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

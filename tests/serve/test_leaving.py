@@ -1,7 +1,5 @@
 """A client that leaves, or a server that closes, while the engine's thread is within a step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """llama.cpp's own routes: the completions of ``/v1/completions`` in its words."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

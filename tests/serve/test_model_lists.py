@@ -1,7 +1,5 @@
 """Lists of models while models come and go."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path

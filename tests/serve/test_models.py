@@ -1,7 +1,5 @@
 """Models that are listed, fetched, chosen and deleted while the server answers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler

@@ -1,7 +1,5 @@
 """Several models of one server: named by requests, loaded on demand, unloaded for others."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

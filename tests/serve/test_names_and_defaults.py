@@ -1,7 +1,5 @@
 """What a model may be called, and what it samples with where a request names nothing."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Ollama's own client against ``/api``: what it reads is what the engine computed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenAI's own client against the routes it knows: what it reads is what the engine computed."""
 
-from __future__ import annotations
-
 import openai
 import pytest
 

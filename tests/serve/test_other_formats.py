@@ -1,8 +1,6 @@
 """Forms of an answer as vLLM and llama.cpp name them: the same answers as by this server's own
 fields."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 
 Waiting is counted in steps of the engine, which are the same on a busy machine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """The pages on the real server: what the double of their own tests is held to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

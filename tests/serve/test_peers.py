@@ -1,8 +1,6 @@
 """The server tests of llama.cpp, vLLM and Ollama as requests: each passes, is refused by design, or
 is about something that is not there. Other requests with what is right, and refusals by route."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

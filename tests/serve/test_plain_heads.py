@@ -1,7 +1,5 @@
 """Heads of requests that are parsed without the library: as the library parses them."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 from typing import Any

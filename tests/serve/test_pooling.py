@@ -1,7 +1,5 @@
 """The arithmetic of embeddings: exact, and whatever the chunks, the same."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import pairwise

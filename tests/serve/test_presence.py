@@ -1,7 +1,5 @@
 """``zinc-rt ps`` and ``zinc-rt stop``, with servers in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading

@@ -1,7 +1,5 @@
 """``zinc-rt serve`` as a process: it says where it listens, and ends as it is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

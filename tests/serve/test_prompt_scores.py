@@ -1,8 +1,6 @@
 """``echo`` with ``logprobs``: how likely the tokens of a prompt are, by the definition, to the bit,
 whatever was cached and whoever else asks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A pull that is given up while it ends."""
 
-from __future__ import annotations
-
 from harness import catalog
 from harness.serve import pulls
 from tests.patience import PATIENCE_SECONDS

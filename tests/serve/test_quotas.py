@@ -1,7 +1,5 @@
 """Who asks for more than is theirs gets 429, while others are served; 503 is for all."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 

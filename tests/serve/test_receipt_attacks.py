@@ -1,7 +1,5 @@
 """Receipts against other models, hostile files and servers that lie about their model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress

@@ -1,7 +1,5 @@
 """Keys, chains, trees and the canonical form of receipts."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Receipts of a server with tenants, and of one whose disk is full."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 

@@ -1,8 +1,6 @@
 """Receipts: made by the server for every kind of answer, verified on every tier, and whatever is
 tampered with is named."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Iterator

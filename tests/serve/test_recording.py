@@ -1,7 +1,5 @@
 """What a server computed for many at once, done again from its trace."""
 
-from __future__ import annotations
-
 import stat
 import threading
 

@@ -1,7 +1,5 @@
 """What is refused, how it is told, and that nothing else comes of it."""
 
-from __future__ import annotations
-
 import json
 from socket import gethostname
 

@@ -1,7 +1,5 @@
 """Schemas that no grammar holds exactly: every route answers 400 and names the keyword."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

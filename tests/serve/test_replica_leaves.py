@@ -1,7 +1,5 @@
 """Leaves of receipts that replicas make: those of one engine, also where a request moves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

@@ -1,7 +1,5 @@
 """Several engines as one, under Ray Serve: a stream outlives the replica it began on."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """Answers taken apart: the calls that real templates write, in any pieces, and nothing is lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers of models that leave marks out, whose values hold calls, or whose thoughts never end."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Calls in Python as LFM 2 writes them, in any two pieces; what is none of them is text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents ranked by the logits of yes and no, exactly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from decimal import Decimal, localcontext

@@ -1,7 +1,5 @@
 """Receipts of ranked documents: verified by another tier, and each change is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

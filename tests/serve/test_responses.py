@@ -1,7 +1,5 @@
 """``/v1/responses`` as OpenAI's client asks it: whole and streamed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec

@@ -1,7 +1,5 @@
 """``/v1/responses``: tokens listed, items that other servers answered with, and references."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Stored answers of ``/v1/responses``: continued, read, deleted, and bounded."""
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import replace
 from typing import Any

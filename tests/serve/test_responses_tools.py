@@ -1,7 +1,5 @@
 """``/v1/responses`` with tools and formats, on a model that speaks as a real family does."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator

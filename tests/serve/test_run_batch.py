@@ -1,7 +1,5 @@
 """``zinc-rt run-batch``: the server's answers to a file of requests, and files that are kept."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

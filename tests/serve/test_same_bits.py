@@ -1,7 +1,5 @@
 """The same load gives the same bytes, however its requests meet in the engine."""
 
-from __future__ import annotations
-
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Schemas: what is let through obeys them, and what cannot be enforced is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from decimal import Decimal

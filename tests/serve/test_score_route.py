@@ -1,7 +1,5 @@
 """``POST /v1/score`` and ``prompt_logprobs``: the numbers of ``echo``, in other words."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

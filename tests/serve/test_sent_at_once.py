@@ -1,7 +1,5 @@
 """Tokens sent by the engine's thread: the same bytes as by the other way, whatever clients do."""
 
-from __future__ import annotations
-
 import re
 import socket
 import struct

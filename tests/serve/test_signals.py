@@ -1,7 +1,5 @@
 """Which signals a server acts on, and that none is missed."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable

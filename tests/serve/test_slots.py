@@ -1,7 +1,5 @@
 """llama.cpp's slots: a conversation saved to a file, restored in another server, and erased."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote

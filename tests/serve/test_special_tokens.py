@@ -1,7 +1,5 @@
 """Control tokens: where texts are parsed for them, what stops at them, and ids beside texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

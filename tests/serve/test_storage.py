@@ -1,8 +1,6 @@
 """The databases of a server whose disk is full at the start, that break, that go, or that another
 process holds."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """Grammars and masks: they depend on tokens alone, and one that breaks is alone with it."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading

@@ -1,7 +1,5 @@
 """Tenants changed over HTTP: in force at once, by admins alone; what was under way ends."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

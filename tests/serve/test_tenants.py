@@ -1,7 +1,5 @@
 """Keys, whose they are, what they open, and what is kept of their use."""
 
-from __future__ import annotations
-
 import base64
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """Where tokens begin in a text, in characters: by a definition that looks at the whole text."""
 
-from __future__ import annotations
-
 import codecs
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """A text or conversation longer than the context: the refusal names the field that was sent."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

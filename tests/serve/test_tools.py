@@ -1,7 +1,5 @@
 """Tools and thoughts with OpenAI's own client, on models that speak as real families do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

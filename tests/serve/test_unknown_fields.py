@@ -1,7 +1,5 @@
 """Fields that the server does not know: misspelt ones, ones it cannot honour, and all others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers of a server, replayed by the command line."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Answers of each API's routes, replayed by the command line: every count of a usage, and lines of
 Ollama's routes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Engine parts broken on purpose: each must be noticed as the invariant it breaks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The engine among adversaries, and that each fault they once found is found when it is back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

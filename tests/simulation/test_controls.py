@@ -1,7 +1,5 @@
 """Every invariant fails when the part of the engine that keeps it is broken."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.simulation.generate import MEMORY, SCHEDULER

@@ -1,7 +1,5 @@
 """The simulated runner notices each misuse of a device when it happens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Schedules with a disk cache: who finds what on disk, and what a fault or an interrupt leaves."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tenants alike get equal shares, however differently they ask."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.simulation.fairness import check_shares, play_mix

@@ -1,8 +1,6 @@
 """Interrupts at every line of a step whose events end requests, before what clients and operators
 do next: the simulator's promises hold, and it knows which ends are certain."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Clients that leave while the device computes, and that each part of what is undone is noticed."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 import pytest

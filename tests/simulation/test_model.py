@@ -1,7 +1,5 @@
 """Schedules on a real model: tokens and logits are the bits of each request's solo run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Memory of the device is given back and taken again at any moment of any schedule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

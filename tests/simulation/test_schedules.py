@@ -1,7 +1,5 @@
 """The engine under thousands of simulated schedules, and that they reach what is rare."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

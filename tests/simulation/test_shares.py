@@ -1,7 +1,5 @@
 """No tenant holds more slots than its part, however it asks."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

@@ -1,7 +1,5 @@
 """The programs in ``ci`` import what there is, which no other test does."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

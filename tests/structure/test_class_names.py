@@ -2,8 +2,6 @@
 
 And no class is written in a way that some Python the project runs on misunderstands."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterable

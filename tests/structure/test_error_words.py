@@ -1,7 +1,5 @@
 """An error of the system is told in words, without ``[Errno 2]`` and its path a second time."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """One host for requests: its clients have no loader, engine or maker of text of their own."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 

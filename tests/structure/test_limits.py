@@ -1,7 +1,5 @@
 """Sizes that keep the project readable: of files, functions, the README and the docs."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How modules may depend on each other: in no circle, and never on a simulator of a device."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 

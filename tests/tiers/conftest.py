@@ -1,7 +1,5 @@
 """Tiers for the tests of all of them: one opened for a module, or opened by a test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 

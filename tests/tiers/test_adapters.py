@@ -1,7 +1,5 @@
 """Requests with LoRA adapters beside requests without: the bits of the CPU tier on every tier."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

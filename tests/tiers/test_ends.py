@@ -1,7 +1,5 @@
 """What every tier says of itself, how it ends, and what it is when its device is lost."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

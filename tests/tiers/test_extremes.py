@@ -2,8 +2,6 @@
 and sinks that break a head, on this processor's kernels and on those for processors without its
 vector instructions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models of every architecture on every tier with kernels of its own: the bits of the CPU tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any

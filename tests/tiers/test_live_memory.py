@@ -1,8 +1,6 @@
 """Other programs take memory of the device and free it: pages, then weights, leave the device and
 come back while requests run, and no bit of an answer changes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

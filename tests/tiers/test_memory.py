@@ -1,7 +1,5 @@
 """Memory of every tier: allocated, uploaded, mapped, read and written, and when it runs out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A whole model on every tier: every logit and token equals the CPU tier's."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.tier import Tier

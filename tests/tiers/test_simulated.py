@@ -1,7 +1,5 @@
 """Steps on simulated GPUs whose timing a test decides: recordings, memory, a device that hangs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Steps on every tier: each has inputs and outputs of its own, however many are in flight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

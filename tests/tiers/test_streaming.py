@@ -1,7 +1,5 @@
 """Weights streamed from host memory: the bits of weights on the device, at every share of them."""
 
-from __future__ import annotations
-
 import gc
 import re
 from collections.abc import Collection, Iterator, Mapping

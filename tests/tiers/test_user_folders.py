@@ -1,7 +1,5 @@
 """The folders of the user are those of every other program."""
 
-from __future__ import annotations
-
 import platformdirs
 import pytest
 

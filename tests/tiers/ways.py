@@ -1,7 +1,5 @@
 """Every way a tier runs on a machine without an accelerator: what tests of all tiers go through."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The trace file as bytes: whatever happened to them, reading tells or stops, and never breaks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A trace or a timeline that its disk has no room for is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

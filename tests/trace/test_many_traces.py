@@ -1,7 +1,5 @@
 """Random runs of the engine, recorded on one tier and replayed on another: always the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations

@@ -1,7 +1,5 @@
 """A recorded run gives the same bits again, on any tier; whatever differs is found."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``zinc-rt run --trace`` and ``python -m harness.replay``: what they say, and their exit codes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A timeline is valid, shows every decision of an engine once, and nothing overlaps in it."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Vulkan tiers for the tests, one cache of pipelines for all of them, and libraries that fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace

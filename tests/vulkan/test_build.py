@@ -1,7 +1,5 @@
 """The modules of the package are those of the kernels beside them."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What is missing on a machine, and what to do about it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace

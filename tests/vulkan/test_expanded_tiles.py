@@ -1,7 +1,5 @@
 """Which products of many tokens are multiplied from planes, in wide tiles and in small ones."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.kernels.matrix_tiles import WIDE_FORMATS, plane_bytes

@@ -1,8 +1,6 @@
 """Matrix units: which devices have them, and products that are made for them, whose work the items
 of a subgroup do here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace

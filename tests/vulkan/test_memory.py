@@ -1,7 +1,5 @@
 """Arenas and allocations in them, transfers, and memory that runs out anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

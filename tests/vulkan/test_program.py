@@ -1,7 +1,5 @@
 """Pipelines kept on disk, and what becomes of entries that are damaged or foreign."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

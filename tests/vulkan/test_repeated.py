@@ -1,7 +1,5 @@
 """Steps of one token, whose groups repeat small ops: every logit equals the CPU tier's."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path

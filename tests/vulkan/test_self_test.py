@@ -1,7 +1,5 @@
 """What a device is asked before it is trusted, and what wrong answers lead to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Modules are exact: nothing may be contracted, and nothing drivers disagree about is used."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

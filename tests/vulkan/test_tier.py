@@ -1,7 +1,5 @@
 """The Vulkan tier behind the contract: memory, kernels, errors, deadlines, a lost device."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

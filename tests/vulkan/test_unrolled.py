@@ -1,7 +1,5 @@
 """Loops are written out, arrays become values, and operations of floats stay as they were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from accel.vulkan.build import ENVIRONMENT, FOLDER, UNROLLED_OPS, builds, unrolled

@@ -1,7 +1,5 @@
 """A newcomer: the shipped wheel in an environment of its own, an empty home, no special rights."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

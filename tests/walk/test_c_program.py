@@ -1,7 +1,5 @@
 """The C program of docs/examples, against the header and the library that the wheel installs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every command of README, docs and help is understood; those that end here are run."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import importlib

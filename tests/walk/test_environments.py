@@ -1,7 +1,5 @@
 """The shipped wheel in the places where newcomers and operators run it, and what it leaves out."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator

@@ -1,8 +1,6 @@
 """The first model of a newcomer, fetched from a hub on loopback by the shipped wheel and by
 ``ci/demo``: whole, cut off, damaged, and onto a full disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator

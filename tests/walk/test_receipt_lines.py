@@ -1,8 +1,6 @@
 """The first lines of docs/receipts.md, from a server to a sample that verifies, as a newcomer types
 them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A newcomer serves the model: page, requests, proofs, users, and the end of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
