@@ -73,18 +73,14 @@ def _presence(folder: Path, number: int) -> None:
 
 
 WRITERS: dict[str, Write] = {
-    "digests": _digest,
-    "kernels": lambda folder, number: write_entry(folder / f"{number}", b"magic", b"data"),
-    "library": lambda folder, number: stored_library(folder / f"{number}.so", lambda: b"data"),
-    "weights": _weights,
-    "plan": _plan,
-    "slot": _slot,
-    "slot of a tenant": lambda folder, number: _slot(folder, number, Tenant(1, "alice")),
-    "page": _page,
-    "presence": _presence,
+    "digests": _digest, "kernels": lambda folder,
+    number: write_entry(folder / f"{number}", b"magic", b"data"), "library": lambda folder,
+    number: stored_library(folder / f"{number}.so", lambda: b"data"), "weights": _weights,
+    "plan": _plan, "slot": _slot, "slot of a tenant": lambda folder,
+    number: _slot(folder, number, Tenant(1, "alice")), "page": _page, "presence": _presence,
     "active model": lambda folder, number: set_active(str(folder / f"{number}"), folder),
     "model": lambda folder, number: write_gguf(folder / "a.gguf", {"general.name": "a"}, {}),
-}
+}  # fmt: skip
 parts = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 
 

@@ -88,16 +88,13 @@ REFUSED = {
     "opcode": (0xC0031500, 0xC0031600, "opcode 0x16 is unknown"),
     "type": (0xC0031500, 0x80000000, "not of type 3"),
     "count": (0xC0064900, 0xC0054900, "RELEASE_MEM has a count of 5"),
-    "wave64": (pm4.WAVE32, 0x0005, "waves of 32"),
-    "scratch": (None, 1, "RSRC2"),
-    "space": (0x21B, 0x3FE, "leaves its space"),
-    "registers": (0x20C, 0x300, "0x20c was never set"),
-    "items": (128, 2048, "work-groups of"),
-    "uneven": (128, 100, "work-groups of"),
+    "wave64": (pm4.WAVE32, 0x0005, "waves of 32"), "scratch": (None, 1, "RSRC2"),
+    "space": (0x21B, 0x3FE, "leaves its space"), "registers": (0x20C, 0x300, "0x20c was never set"),
+    "items": (128, 2048, "work-groups of"), "uneven": (128, 100, "work-groups of"),
     "whole": (0xFF, 0, "less than the whole memory"),
     "interrupt": (pm4.DATA_64, pm4.DATA_64 | 2 << 24, "RELEASE_MEM"),
     "fence": (pm4.FENCE_EVENT | pm4.RELEASE_CACHES, 0x2F, "RELEASE_MEM"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

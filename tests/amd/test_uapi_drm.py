@@ -10,20 +10,15 @@ from accel.amd.uapi import Request
 from tests.amd.headers import declarations, drm_header, same_fields
 
 STRUCTURES = {
-    "VERSION": "struct drm_version",
-    "GEM_CLOSE": "struct drm_gem_close",
-    "SYNCOBJ_CREATE": "struct drm_syncobj_create",
-    "SYNCOBJ_DESTROY": "struct drm_syncobj_destroy",
+    "VERSION": "struct drm_version", "GEM_CLOSE": "struct drm_gem_close",
+    "SYNCOBJ_CREATE": "struct drm_syncobj_create", "SYNCOBJ_DESTROY": "struct drm_syncobj_destroy",
     "SYNCOBJ_WAIT": "struct drm_syncobj_wait",
     "SYNCOBJ_TIMELINE_WAIT": "struct drm_syncobj_timeline_wait",
-    "GEM_CREATE": "union drm_amdgpu_gem_create",
-    "GEM_MMAP": "union drm_amdgpu_gem_mmap",
-    "CTX": "union drm_amdgpu_ctx",
-    "INFO": "struct drm_amdgpu_info",
-    "GEM_VA": "struct drm_amdgpu_gem_va",
-    "USERQ": "union drm_amdgpu_userq",
+    "GEM_CREATE": "union drm_amdgpu_gem_create", "GEM_MMAP": "union drm_amdgpu_gem_mmap",
+    "CTX": "union drm_amdgpu_ctx", "INFO": "struct drm_amdgpu_info",
+    "GEM_VA": "struct drm_amdgpu_gem_va", "USERQ": "union drm_amdgpu_userq",
     "USERQ_SIGNAL": "struct drm_amdgpu_userq_signal",
-}
+}  # fmt: skip
 IN = {
     "GEM_CREATE": "struct drm_amdgpu_gem_create_in",
     "GEM_MMAP": "struct drm_amdgpu_gem_mmap_in",
@@ -114,22 +109,15 @@ def test_memory_and_results_are_the_headers(declared):
 
 
 CONSTANTS = {
-    "AMDGPU_INFO_HW_IP_INFO": drm.Query.HW_IP_INFO,
-    "AMDGPU_INFO_DEV_INFO": drm.Query.DEV_INFO,
-    "AMDGPU_INFO_MEMORY": drm.Query.MEMORY,
-    "AMDGPU_INFO_GPUVM_FAULT": drm.Query.GPUVM_FAULT,
-    "AMDGPU_INFO_UQ_FW_AREAS": drm.Query.UQ_FW_AREAS,
-    "AMDGPU_GEM_DOMAIN_GTT": drm.Domain.GTT,
-    "AMDGPU_GEM_DOMAIN_VRAM": drm.Domain.VRAM,
-    "AMDGPU_GEM_DOMAIN_DOORBELL": drm.Domain.DOORBELL,
-    "AMDGPU_VA_OP_MAP": drm.VA_MAP,
-    "AMDGPU_CTX_OP_ALLOC_CTX": drm.CTX_ALLOC,
-    "AMDGPU_CTX_OP_FREE_CTX": drm.CTX_FREE,
-    "AMDGPU_CTX_OP_QUERY_STATE2": drm.CTX_QUERY_STATE2,
-    "AMDGPU_USERQ_OP_CREATE": drm.USERQ_CREATE,
-    "AMDGPU_USERQ_OP_FREE": drm.USERQ_FREE,
+    "AMDGPU_INFO_HW_IP_INFO": drm.Query.HW_IP_INFO, "AMDGPU_INFO_DEV_INFO": drm.Query.DEV_INFO,
+    "AMDGPU_INFO_MEMORY": drm.Query.MEMORY, "AMDGPU_INFO_GPUVM_FAULT": drm.Query.GPUVM_FAULT,
+    "AMDGPU_INFO_UQ_FW_AREAS": drm.Query.UQ_FW_AREAS, "AMDGPU_GEM_DOMAIN_GTT": drm.Domain.GTT,
+    "AMDGPU_GEM_DOMAIN_VRAM": drm.Domain.VRAM, "AMDGPU_GEM_DOMAIN_DOORBELL": drm.Domain.DOORBELL,
+    "AMDGPU_VA_OP_MAP": drm.VA_MAP, "AMDGPU_CTX_OP_ALLOC_CTX": drm.CTX_ALLOC,
+    "AMDGPU_CTX_OP_FREE_CTX": drm.CTX_FREE, "AMDGPU_CTX_OP_QUERY_STATE2": drm.CTX_QUERY_STATE2,
+    "AMDGPU_USERQ_OP_CREATE": drm.USERQ_CREATE, "AMDGPU_USERQ_OP_FREE": drm.USERQ_FREE,
     "AMDGPU_HW_IP_COMPUTE": drm.IP_COMPUTE,
-}
+}  # fmt: skip
 SHIFTED = {
     "AMDGPU_GEM_CREATE_CPU_ACCESS_REQUIRED": drm.Create.CPU_ACCESS_REQUIRED,
     "AMDGPU_GEM_CREATE_COHERENT": drm.Create.COHERENT,

@@ -223,16 +223,12 @@ def test_a_full_disk_keeps_the_conversation_that_was_there(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "my notes",
-        "{}",
-        "[" * 5000,
-        '{"messages": {}}',
-        '{"messages": ["hi"]}',
+        "my notes", "{}", "[" * 5000, '{"messages": {}}', '{"messages": ["hi"]}',
         '{"messages": [{"role": "tool", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": null}]}',
         '{"messages": [{"role": "user", "content": "\\ud800"}]}',
     ],
-)
+)  # fmt: skip
 def test_another_file_is_neither_read_nor_lost(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)

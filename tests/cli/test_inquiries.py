@@ -53,13 +53,8 @@ def test_inspect_plans_every_storage_of_keys_and_values(zinc, tiny_model):
     memory = json_of(zinc("inspect", tiny_model, "--json", *budget))["run"]["memory"]
     kinds = memory["kinds"]
     assert {name: kind["kv_per_token"] for name, kind in kinds.items()} == {
-        "f32": 2048,
-        "f16": 1024,
-        "q8_0": 544,
-        "i12": 776,
-        "i4r": 312,
-        "i3r": 248,
-    }
+        "f32": 2048, "f16": 1024, "q8_0": 544, "i12": 776, "i4r": 312, "i3r": 248,
+    }  # fmt: skip
     fits = [kinds[name]["longest_context"] for name in ("f32", "f16", "q8_0")]
     assert 16 <= fits[0] < fits[1] < kinds["i12"]["longest_context"] < fits[2] < 1024
     least = [kinds[name]["longest_context"] for name in ("i4r", "i3r")]

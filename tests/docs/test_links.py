@@ -29,18 +29,14 @@ FILES_OF = re.compile(
 Classes = dict[str, list[tuple[str, list[str]]]]
 """By name the text of each module that defines such a class, and the words of its bases."""
 NOT_OURS = {
-    "m_b": "a formula's",
-    "gsm8k": "a data set",
-    "preemptions_total": "the Prometheus client adds _total",
-    "rejections_total": "the same",
-    "ZINC_RT_PARITY_CASES": "read by the tests alone",
-    "ZINC_RT_TINYGRAD": "the same",
-    "sm_80": "named to NVRTC by the tests alone",
-    "MTL_DEBUG_LAYER": "Apple's",
+    "m_b": "a formula's", "gsm8k": "a data set",
+    "preemptions_total": "the Prometheus client adds _total", "rejections_total": "the same",
+    "ZINC_RT_PARITY_CASES": "read by the tests alone", "ZINC_RT_TINYGRAD": "the same",
+    "sm_80": "named to NVRTC by the tests alone", "MTL_DEBUG_LAYER": "Apple's",
     "simdgroup_matrix": "Apple's, said not to be used",
     "VK_NV_cooperative_matrix2": "NVIDIA's, said not to be used",
     "VK_NVX_binary_import": "the same",
-}
+}  # fmt: skip
 """Names on the pages that the product does not contain, and why."""
 
 

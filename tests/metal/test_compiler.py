@@ -67,15 +67,11 @@ ENCODINGS = {
     "@48@0:8@16Q24o^@32o^@40": ("newComputePipelineStateWithDescriptor:options:reflection:error:"),
     "v64@0:8{?=QQQ}16{?=QQQ}40": "dispatchThreadgroups:threadsPerThreadgroup:",
     "v40@0:8@16{_NSRange=QQ}24": "executeCommandsInBuffer:withRange:",
-    "v40@0:8r^@16Q24Q32": "useResources:count:usage:",
-    "B24@0:8q16": "supportsFamily:",
-    "c32@0:8Q16Q24": "waitUntilSignaledValue:timeoutMS:",
-    "r*16@0:8": "UTF8String",
-    "@24@0:8r*16": "stringWithUTF8String:",
-    "v20@0:8B16": "setFastMathEnabled:",
-    "Vv16@0:8": "commit",
-    "^v16@0:8": "contents",
-}
+    "v40@0:8r^@16Q24Q32": "useResources:count:usage:", "B24@0:8q16": "supportsFamily:",
+    "c32@0:8Q16Q24": "waitUntilSignaledValue:timeoutMS:", "r*16@0:8": "UTF8String",
+    "@24@0:8r*16": "stringWithUTF8String:", "v20@0:8B16": "setFastMathEnabled:",
+    "Vv16@0:8": "commit", "^v16@0:8": "contents",
+}  # fmt: skip
 """As runtimes of 64 bits write them, with the offsets of arguments; qualifiers and the kind of BOOL
 differ between systems."""
 

@@ -14,17 +14,14 @@ from contract.ir.graph import BufferDecl, BufferKind
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 
 STEP = (
-    "MTLCommandQueue commandBuffer",
-    "MTLCommandBuffer computeCommandEncoder",
+    "MTLCommandQueue commandBuffer", "MTLCommandBuffer computeCommandEncoder",
     "MTLComputeCommandEncoder useResources:count:usage:",
     "MTLComputeCommandEncoder executeCommandsInBuffer:withRange:",
-    "MTLComputeCommandEncoder endEncoding",
-    "MTLCommandBuffer blitCommandEncoder",
+    "MTLComputeCommandEncoder endEncoding", "MTLCommandBuffer blitCommandEncoder",
     "MTLBlitCommandEncoder copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
-    "MTLBlitCommandEncoder endEncoding",
-    "MTLCommandBuffer encodeSignalEvent:value:",
+    "MTLBlitCommandEncoder endEncoding", "MTLCommandBuffer encodeSignalEvent:value:",
     "MTLCommandBuffer commit",
-)
+)  # fmt: skip
 """All that a step says on a device of the family Apple9 when one output is wanted."""
 EMPTY_DISPATCH = (
     "MTLComputeCommandEncoder setComputePipelineState:",

@@ -132,11 +132,8 @@ def test_short_convolution_states(tmp_path):
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
     kv, past = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM), (LIMITS.slots, TAPS - 1, HIDDEN)
     assert {name: shape for name, shape in states.items() if "[" in name} == {
-        "state.conv[0]": past,
-        "state.kv[1]": kv,
-        "state.conv[2]": past,
-        "state.kv[3]": kv,
-    }
+        "state.conv[0]": past, "state.kv[1]": kv, "state.conv[2]": past, "state.kv[3]": kv,
+    }  # fmt: skip
     node = next(node for node in graph.nodes if node.opcode is Opcode.SSM_CONV1D)
     parts = {name: node.operands[name].columns for name in ("input_gate", "output_gate", "x")}
     assert list(parts.values()) == [(n * HIDDEN, (n + 1) * HIDDEN) for n in range(3)]

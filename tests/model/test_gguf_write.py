@@ -212,13 +212,10 @@ def test_endless_data_is_cut_off(tmp_path):
 def test_data_in_any_form(tmp_path):
     numbers = np.arange(6, dtype="<f4").reshape(2, 3)
     buckets = {
-        "array": numbers,
-        "transposed": numbers.T.copy().T,
-        "bytes": numbers.tobytes(),
-        "view": memoryview(bytearray(numbers.tobytes())),
-        "rows": list(numbers),
+        "array": numbers, "transposed": numbers.T.copy().T, "bytes": numbers.tobytes(),
+        "view": memoryview(bytearray(numbers.tobytes())), "rows": list(numbers),
         "generator": (numbers.tobytes()[i : i + 5] for i in range(0, 24, 5)),
-    }
+    }  # fmt: skip
     path = tmp_path / "model.gguf"
     write_gguf(path, {}, {name: (F32, (2, 3), data) for name, data in buckets.items()})
     with open_gguf(path) as file:

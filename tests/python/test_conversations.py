@@ -14,13 +14,9 @@ from zinc_rt import LLM, RequestError, SamplingParams, serve
 
 CONTEXT = 1024
 ASKED: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repeat_penalty": 1.0,
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0,
     "max_tokens": 120,
-}
+}  # fmt: skip
 CALLING: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
 

@@ -33,28 +33,17 @@ from tests.serve.test_structured import allowed, walk
 
 SYNTAXES: dict[str, CallSyntax] = {
     "hermes": JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n"),
-    "xml": XmlCalls(),
-    "seed": SEED_CALLS,
-    "glm": GlmCalls(),
-    "glm on one line": GlmCalls(form=ON_ONE_LINE),
-    "minimax": InvokeCalls(),
-    "deepseek": DEEPSEEK_CALLS,
-    "fenced deepseek": FENCED_CALLS,
-    "kimi": KIMI_CALLS,
-    "gemma": GemmaCalls(),
-    "function gemma": FUNCTION_GEMMA,
-    "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
-    "command": COMMAND_CALLS,
-    "apertus": KeyedJsonCalls(),
-    "lfm2": PythonCalls(),
-    "llama": LlamaCalls(),
-    "llama in Python": PythonAnswer(),
-    "olmo": OLMO_CALLS,
+    "xml": XmlCalls(), "seed": SEED_CALLS, "glm": GlmCalls(),
+    "glm on one line": GlmCalls(form=ON_ONE_LINE), "minimax": InvokeCalls(),
+    "deepseek": DEEPSEEK_CALLS, "fenced deepseek": FENCED_CALLS, "kimi": KIMI_CALLS,
+    "gemma": GemmaCalls(), "function gemma": FUNCTION_GEMMA,
+    "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"), "command": COMMAND_CALLS,
+    "apertus": KeyedJsonCalls(), "lfm2": PythonCalls(), "llama": LlamaCalls(),
+    "llama in Python": PythonAnswer(), "olmo": OLMO_CALLS,
     "falcon": JsonListCalls("<tool_call>", "</tool_call>", blank="\n"),
-    "granite": JsonListCalls("<|tool_call|>", None),
-    "mistral": MistralCalls(),
+    "granite": JsonListCalls("<|tool_call|>", None), "mistral": MistralCalls(),
     "new mistral": MistralCalls(named=True),
-}
+}  # fmt: skip
 PYTHON_MARKS = (PythonCalls.begin, PythonCalls.end)
 CLOSED = {"type": "object", "additionalProperties": False}
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -91,19 +80,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 MARKS = [
     *(
-        b"</parameter>",
-        b"</arg_value>",
-        b"<arg_value>",
-        b'<|"|>',
-        b"<escape>",
-        b"<parameter=b>\n",
-        b'</parameter>\n<parameter name="b">',
-        b"</invoke>",
-        b"</function>",
-        b"</tool_call>",
+        b"</parameter>", b"</arg_value>", b"<arg_value>", b'<|"|>', b"<escape>", b"<parameter=b>\n",
+        b'</parameter>\n<parameter name="b">', b"</invoke>", b"</function>", b"</tool_call>",
     ),
     *(b"<|tool_call_end|>", b"', b='", b"<tool"),
-]
+]  # fmt: skip
 """What a text may hold that means something else elsewhere."""
 FUNCTIONS = {name: Function(name, parameters) for name, parameters in PARAMETERS.items()}
 

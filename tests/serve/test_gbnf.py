@@ -158,12 +158,9 @@ def test_answers_obey(hermes):
     grammar = 'root ::= "{" pair ("," pair)? "}"\npair ::= "\\"" [a-c]{2} "\\":" ("1" | "2")'
     for fields in ({"enable_thinking": False}, {"temperature": 1.5}):
         body = {
-            "messages": [{"role": "user", "content": "a"}],
-            "grammar": grammar,
-            "max_tokens": 400,
-            "seed": 8,
-            **fields,
-        }
+            "messages": [{"role": "user", "content": "a"}], "grammar": grammar, "max_tokens": 400,
+            "seed": 8, **fields,
+        }  # fmt: skip
         choice = http.post("/v1/chat/completions", body).json["choices"][0]
         if choice["finish_reason"] == "stop":
             assert all(len(key) == 2 for key in json.loads(choice["message"]["content"]))

@@ -107,14 +107,9 @@ def test_defaults_are_mild(serve):
     with serve(sampling={}) as server:
         told = Http(server.url).get("/v1/models/tiny").json["x_zinc"]["sampling"]
     assert told == {
-        "temperature": 0.7,
-        "top_k": 40,
-        "top_p": 0.95,
-        "min_p": 0.05,
-        "repeat_penalty": 1.0,
-        "max_tokens": 4096,
-        "sources": dict.fromkeys(SamplingDefaults().values, "default"),
-    }
+        "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0,
+        "max_tokens": 4096, "sources": dict.fromkeys(SamplingDefaults().values, "default"),
+    }  # fmt: skip
 
 
 def test_who_says_what_a_model_samples_with():

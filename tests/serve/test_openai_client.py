@@ -131,12 +131,8 @@ def test_the_service_tier_is_the_tenants_or_lower(client, asked, served):
 def test_an_echoed_prompt_comes_before_its_answer(client):
     """Of every choice, streamed or not, given as text or as ids."""
     asked = {
-        "model": "tiny",
-        "max_tokens": 6,
-        "seed": 5,
-        "n": 2,
-        "extra_body": {"ignore_eos": True},
-    }
+        "model": "tiny", "max_tokens": 6, "seed": 5, "n": 2, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
     for prompts in (["hello ", "abc"], [[104, 105], [97, 98, 99]]):
         texts = ["hello ", "abc"] if isinstance(prompts[0], str) else ["hi", "abc"]
         plain = client.completions.create(prompt=prompts, **asked).choices

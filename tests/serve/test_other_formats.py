@@ -37,19 +37,14 @@ LATELY: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "Well?", "max_tokens": 30, "seed": 1},
     "/v1/messages": {"model": "tiny", "messages": TURNS, "max_tokens": 30, "seed": 1},
     "/v1/responses": {
-        "input": "Well?",
-        "max_output_tokens": 30,
-        "seed": 1,
-        "reasoning": {"effort": "none"},
+        "input": "Well?", "max_output_tokens": 30, "seed": 1, "reasoning": {"effort": "none"},
     },
     "/api/generate": {
-        "model": "tiny",
-        "prompt": "Well?",
-        "think": False,
+        "model": "tiny", "prompt": "Well?", "think": False,
         "options": {"num_predict": 30, "seed": 1},
     },
     "/completion": {"prompt": "Well?", "n_predict": 30, "seed": 1},
-}
+}  # fmt: skip
 OPENAI, LLAMA_CPP = (CHAT, TEXT), "/completion"
 FORMS: dict[str, tuple[object, tuple[str, ...]]] = {
     "response_format": ({"type": "json_object"}, OPENAI),

@@ -39,13 +39,9 @@ URGENT, EQUAL, FLOODER = new_key(), new_key(), new_key()
 def asked(kind: int) -> dict[str, object]:
     """What a client of a kind asks."""
     return {
-        "prompt": "a stream among many"[: 8 + kind],
-        "max_tokens": 2 + kind,
-        "temperature": 0.9,
-        "seed": kind,
-        "ignore_eos": True,
-        "stream": True,
-    }
+        "prompt": "a stream among many"[: 8 + kind], "max_tokens": 2 + kind, "temperature": 0.9,
+        "seed": kind, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
 
 
 def text_of(answer: bytes) -> str:

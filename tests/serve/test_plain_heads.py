@@ -13,11 +13,8 @@ from harness.serve.request_parser import RequestParser
 PLAIN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\n\r\n"
 STARTS = (b"POST /v1/completions", b"GET /", b"GET /v1/models/a~b-c_d.e", b"DELETE /v1//x/")
 CONNECTIONS = (
-    b"",
-    b"Connection: close\r\n",
-    b"connection: CLOSE\r\n",
-    b"Connection:Keep-Alive\r\n",
-)
+    b"", b"Connection: close\r\n", b"connection: CLOSE\r\n", b"Connection:Keep-Alive\r\n",
+)  # fmt: skip
 LENGTHS = (b"", b"Content-Length: 0\r\n", b"CONTENT-LENGTH:  0012\t\r\n")
 OTHERS = (b"", b'A-b: x\r\nA-B:\r\nAccept: */*, a="b c"\r\n', b"X-Forwarded-For: 10.0.0.1\r\n")
 CHANGES = (

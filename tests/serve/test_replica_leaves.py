@@ -54,18 +54,10 @@ def follow(model: ServedModel, requested: ReplicaRequest, tokens: tuple[int, ...
         leaves_from, leaves = job.new_leaves()
         requested.receive(
             RequestUpdate(
-                "r",
-                events,
-                0,
-                0,
-                True,
-                model.driver.statistics,
-                digested=digested,
-                digests=digests,
-                leaves_from=leaves_from,
-                leaves=leaves,
-            )
-        )
+                "r", events, 0, 0, True, model.driver.statistics, digested=digested,
+                digests=digests, leaves_from=leaves_from, leaves=leaves,
+            ),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("moved", [0, 5])

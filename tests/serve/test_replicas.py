@@ -34,19 +34,12 @@ STREAMS = 8
 def asked(number: int, stream: bool) -> dict[str, object]:
     """What client ``number`` asks: sampled, penalized, with digests, some with the prompt."""
     return {
-        "echo": number % 4 == 3,
-        "logits_digest": True,
+        "echo": number % 4 == 3, "logits_digest": True,
         "stream_options": {"include_usage": True} if stream else None,
-        "prompt": "the quick brown fox"[: 10 + number],
-        "max_tokens": TOKENS,
-        "temperature": 0.9,
-        "repetition_penalty": 1.2 if number % 2 else 1.0,
-        "logprobs": 2,
-        **NAMED,
-        "seed": number,
-        "ignore_eos": True,
-        "stream": stream,
-    }
+        "prompt": "the quick brown fox"[: 10 + number], "max_tokens": TOKENS, "temperature": 0.9,
+        "repetition_penalty": 1.2 if number % 2 else 1.0, "logprobs": 2, **NAMED, "seed": number,
+        "ignore_eos": True, "stream": stream,
+    }  # fmt: skip
 
 
 class Listener:
@@ -222,14 +215,9 @@ FORMAT = {"type": "regex", "regex": "([ab]{2} ){60}"}
 def chat(seed: int, stream: bool) -> dict[str, object]:
     """An answer of a form, which takes a while."""
     return {
-        "messages": [{"role": "user", "content": "go"}],
-        "response_format": FORMAT,
-        "max_tokens": 190,
-        "temperature": 1.0,
-        **NAMED,
-        "seed": seed,
-        "stream": stream,
-    }
+        "messages": [{"role": "user", "content": "go"}], "response_format": FORMAT,
+        "max_tokens": 190, "temperature": 1.0, **NAMED, "seed": seed, "stream": stream,
+    }  # fmt: skip
 
 
 def test_replicas_answer_as_one_engine_does(served, server):

@@ -318,19 +318,16 @@ def test_fenced_calls_are_read(text, content, count, size, enforced):
 @pytest.mark.parametrize(
     "text",
     [
-        '```json\n{"a": 1}\n``` and more',
-        '```json\n{"name": "other", "arguments": {}}\n```',
+        '```json\n{"a": 1}\n``` and more', '```json\n{"name": "other", "arguments": {}}\n```',
         '```json\n{"name": "free"}\n```',
         '```json\n{"name": "free", "description": "x", "arguments": {}}\n```',
         '```json\n{"name": "free", "parameters": {"type": "object"}}\n```',
         '```json\n{"name": "free", "arguments": {}}',
         '```json\n{"name": "free", "arguments": {"a": "```"}\n``` }',
         '```json\n{"name": "free", "arguments": {}} and\n```',
-        '```python\n{"name": "free", "arguments": {}}\n```',
-        "```json\n```",
-        "```js",
+        '```python\n{"name": "free", "arguments": {}}\n```', "```json\n```", "```js",
     ],
-)
+)  # fmt: skip
 def test_other_fenced_texts_stay_texts(text, size, enforced):
     """Descriptions of functions, other functions, unfinished and other objects."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]

@@ -235,12 +235,9 @@ def test_calls_given_back_are_turns_of_the_conversation():
     ]
     requested = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     body = {
-        "input": items,
-        "tools": [TOOL],
-        "tool_choice": {"type": "function", "name": "add"},
-        "text": {"format": requested},
-        "reasoning": {"effort": "low"},
-    }
+        "input": items, "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": requested}, "reasoning": {"effort": "low"},
+    }  # fmt: skip
     chat = chat_of(msgspec.convert(body, ResponsesRequest))
     assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "tool"]
     assert [call["id"] for call in chat["messages"][1]["tool_calls"]] == ["c1", "c2"]

@@ -14,12 +14,9 @@ from tests.serve.streams import data_of, lines_of
 RESPONSES = "/v1/responses"
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {
-    "model": "tiny",
-    "input": "Why?",
-    "max_output_tokens": 12,
-    "include": ["message.output_text.logprobs"],
-    "extra_body": {"seed": 11},
-}
+    "model": "tiny", "input": "Why?", "max_output_tokens": 12,
+    "include": ["message.output_text.logprobs"], "extra_body": {"seed": 11},
+}  # fmt: skip
 PLAIN: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "extra_body": {"seed": 4}}
 
 
@@ -165,12 +162,9 @@ def test_a_stream_lists_the_tokens_of_the_whole_answer(hermes):
     listed = 0
     for seed in range(30):
         body = {
-            "input": "a",
-            "max_output_tokens": 8,
-            "reasoning": {"effort": "none"},
-            "include": ["message.output_text.logprobs"],
-            "seed": seed,
-        }
+            "input": "a", "max_output_tokens": 8, "reasoning": {"effort": "none"},
+            "include": ["message.output_text.logprobs"], "seed": seed,
+        }  # fmt: skip
         events = data_of(lines_of(http.post(RESPONSES, {**body, "stream": True}).body))
         texts = []
         for whole in (http.post(RESPONSES, body).answer, events[-1]["response"]):
@@ -191,15 +185,10 @@ def test_a_stream_lists_tokens_where_calls_follow(hermes):
     http = Http(hermes.url)
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     body = {
-        "input": "a",
-        "tools": tools,
-        "tool_choice": "required",
-        "max_output_tokens": 150,
-        "reasoning": {"effort": "none"},
-        "include": ["message.output_text.logprobs"],
-        "stream": True,
-        "seed": 3,
-    }
+        "input": "a", "tools": tools, "tool_choice": "required", "max_output_tokens": 150,
+        "reasoning": {"effort": "none"}, "include": ["message.output_text.logprobs"],
+        "stream": True, "seed": 3,
+    }  # fmt: skip
     events = data_of(lines_of(http.post(RESPONSES, body).body))
     assert any(e["type"] == "response.function_call_arguments.delta" for e in events)
     for event in events:

@@ -15,12 +15,9 @@ from tests.serve.calling import WEATHER, Weather, check_call, client_of
 
 TOOL = {"type": "function", "strict": True, **WEATHER}
 ASKED: dict[str, Any] = {
-    "model": "tiny",
-    "input": "How warm is it?",
-    "max_output_tokens": 150,
-    "reasoning": {"effort": "none"},
-    "extra_body": {"seed": 1},
-}
+    "model": "tiny", "input": "How warm is it?", "max_output_tokens": 150,
+    "reasoning": {"effort": "none"}, "extra_body": {"seed": 1},
+}  # fmt: skip
 CALLING = {**ASKED, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 

@@ -25,13 +25,10 @@ def load(number: int) -> dict[str, object]:
     """What client ``number`` asks: all lengths, sampled and greedy, penalized, streamed or not."""
     return {
         "prompt": "the quick brown fox jumps over the lazy dog "[: 3 + number],
-        "max_tokens": 3 + number % 5,
-        "temperature": 0 if number % 3 == 0 else 0.9,
-        "repetition_penalty": 1.3 if number % 4 == 0 else 1.0,
-        "logprobs": number % 3,
-        "seed": number,
-        "stream": number % 2 == 0,
-    }
+        "max_tokens": 3 + number % 5, "temperature": 0 if number % 3 == 0 else 0.9,
+        "repetition_penalty": 1.3 if number % 4 == 0 else 1.0, "logprobs": number % 3,
+        "seed": number, "stream": number % 2 == 0,
+    }  # fmt: skip
 
 
 def told(http: Http, body: dict[str, object]) -> str:

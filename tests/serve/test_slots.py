@@ -98,15 +98,11 @@ def damaged(kind: str, data: bytes) -> bytes:
     middle = len(data) // 2
     changed = bytes([data[middle] ^ 1])
     files = {
-        "cut": data[:-1],
-        "cut in its header": data[:40],
-        "longer": data + b"\0",
-        "changed": data[:middle] + changed + data[middle + 1 :],
-        "empty": b"",
-        "foreign": b"GGUF" + data[4:],
-        "older": data[:16] + b"\0" + data[17:],
+        "cut": data[:-1], "cut in its header": data[:40], "longer": data + b"\0",
+        "changed": data[:middle] + changed + data[middle + 1 :], "empty": b"",
+        "foreign": b"GGUF" + data[4:], "older": data[:16] + b"\0" + data[17:],
         "count": data[:52] + b"\xff\xff" + data[54:],
-    }
+    }  # fmt: skip
     return files[kind]
 
 

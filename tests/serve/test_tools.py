@@ -103,15 +103,12 @@ def test_thoughts_are_told_apart(any_server, any_client):
     begin = reasoning.open.removesuffix("thought")
     begins, closes = (8, 6) if begin == "<|channel>" else (6, 8)
     asked = {
-        **ASKED,
-        "seed": 0,
-        "reasoning_effort": "high",
+        **ASKED, "seed": 0, "reasoning_effort": "high",
         "logit_bias": {
-            token_of(any_server, begin): begins,
-            token_of(any_server, reasoning.close): closes,
+            token_of(any_server, begin): begins, token_of(any_server, reasoning.close): closes,
         },
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}},
-    }
+    }  # fmt: skip
     answer = any_client.chat.completions.create(**asked)
     message = answer.choices[0].message
     assert json.loads(message.content) in ENUM["enum"]

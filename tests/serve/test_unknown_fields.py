@@ -19,19 +19,11 @@ RESPONSES = "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hello"}]
 ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 2, "seed": 1}
 BIG_CLIENTS = {
-    "stream_options": {"include_obfuscation": False},
-    "modalities": ["text"],
-    "verbosity": "low",
-    "prediction": {"type": "content", "content": "x"},
-    "best_of": 1,
-    "prompt_cache_retention": "24h",
-    "reasoning_effort": "high",
-    "client_metadata": {"a": "b"},
-    "keep_alive": "5m",
-    "cache_prompt": True,
-    "web_search_options": {},
-    "store": True,
-}
+    "stream_options": {"include_obfuscation": False}, "modalities": ["text"], "verbosity": "low",
+    "prediction": {"type": "content", "content": "x"}, "best_of": 1,
+    "prompt_cache_retention": "24h", "reasoning_effort": "high", "client_metadata": {"a": "b"},
+    "keep_alive": "5m", "cache_prompt": True, "web_search_options": {}, "store": True,
+}  # fmt: skip
 FOREIGN_NAMES = (
     *("top_a", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "dry_base", "xtc_threshold"),
     *("length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),

@@ -18,21 +18,14 @@ from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import heard_until
 
 CHAT = {
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 8,
-    "logprobs": True,
-    "top_logprobs": 2,
-    "n": 2,
-}
+    "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "logprobs": True,
+    "top_logprobs": 2, "n": 2,
+}  # fmt: skip
 RESPONSE = {"input": "hello", "max_output_tokens": 8, "logits_digest": True}
 COMPLETION = {
-    "prompt": "abc",
-    "max_tokens": 8,
-    "seed": 5,
-    "temperature": 0.7,
-    "logprobs": 1,
+    "prompt": "abc", "max_tokens": 8, "seed": 5, "temperature": 0.7, "logprobs": 1,
     "logits_digest": True,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,9 @@ from tests.serve.test_verify import CHAT, COMPLETION, RESPONSE
 
 MESSAGE = {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8}
 COUNTED = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETION,
-    "/v1/responses": RESPONSE,
-    "/v1/messages": MESSAGE,
-    "/v1/embeddings": {"input": ["hello", "you"]},
-}
+    "/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE, "/v1/embeddings": {"input": ["hello", "you"]},
+}  # fmt: skip
 CACHE = ("cached_tokens", "cache_write_tokens", "cache_read_input_tokens")
 """Counts that depend on what the server had computed for others."""
 

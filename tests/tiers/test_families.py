@@ -72,13 +72,10 @@ ON_OPENCL = (
     *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
     *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
     *(
-        "gemma4-per-layer-embeddings",
-        "deepseek2",
-        "stablelm-head-norms",
-        "gemma3n-shared-kv",
+        "gemma4-per-layer-embeddings", "deepseek2", "stablelm-head-norms", "gemma3n-shared-kv",
         "gpt2",
     ),
-)
+)  # fmt: skip
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16), "qwen3next-fused-ssm-in": ("q5_1", Q8_0),

@@ -48,14 +48,9 @@ FORMAT = Q4_K
 def pretended(vulkan: Vulkan, **changes: Any) -> bool:
     """Whether a device counts as having matrix units that has all it takes but for ``changes``."""
     told = {
-        "items": 32,
-        "operations": 0x10,
-        "matrices": 1,
-        "model": 1,
-        "function": True,
-        "type": 3,
+        "items": 32, "operations": 0x10, "matrices": 1, "model": 1, "function": True, "type": 3,
         "scope": 3,
-    }
+    }  # fmt: skip
     told |= {"vendor": min(VENDORS), "extensions": {EXTENSION}, "memory": GROUP_MEMORY_BYTES}
     told |= changes
     ffi = vulkan.ffi
