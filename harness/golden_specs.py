@@ -1,7 +1,5 @@
 """The random-weight models of ``goldens/synthetic.json``, from the table ``golden_specs.toml``."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The cases of ``harness.vectors``: inputs of every rule and what the reference makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count

@@ -1,8 +1,6 @@
 """Results of the reference for the stored vectors of experts, and of heads with matrices of their
 own (rules R5, R7)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

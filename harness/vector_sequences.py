@@ -1,8 +1,6 @@
 """Results of the reference for the stored vectors of one whole sequence: attention, rotated storage
 and recurrent opcodes (rules R6, R13)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

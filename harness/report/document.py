@@ -1,7 +1,5 @@
 """The report on one model, as JSON values."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Renders documents of models: JSON for tools, one self-contained HTML page for people."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import Any
 
 Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/{name}"
-PLAIN = {
+PLAIN: dict[str, Schema] = {
     "int": {"type": "integer"},
     "float": {"type": "number"},
     "str": {"type": "string"},
