@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from contract.arithmetic import PAGE_TOKENS
 from reference.memory.kv_check import check_holders, check_trees
 from reference.memory.page_copies import Copies
-from reference.memory.pages import PagePool
+from reference.memory.pages import PagePool, Reservations
 from reference.memory.prefix import (
     NO_TREE_OBSERVER,
     Node,
@@ -27,7 +27,6 @@ from reference.memory.prefix import (
     TreeObserver,
     sharers,
 )
-from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
 MIN_COPIED_TOKENS = PAGE_TOKENS // 2

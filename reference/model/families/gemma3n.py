@@ -13,6 +13,7 @@ from reference.model.config.gemma import LAUREL_RANK, STREAMS
 from reference.model.families import gemma4
 from reference.model.families.attention import NORM, attend, output, rotate_and_store
 from reference.model.families.emitter import GELU, RELU, Emitter
+from reference.model.families.forward import auxiliary_state, embed, head
 from reference.model.families.head_products import head_product
 from reference.model.families.tensors import ModelTensors
 
@@ -26,15 +27,15 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of a Gemma 3n model: in each layer p = predicted streams, a = layer(p[0]), then
     streams corrected by a - p[0]."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-    x = e.embed()
+    x = embed(e)
     embeddings = gemma4.per_layer_embeddings(e, x)
     streams = _first_streams(e, x)
     for layer in range(config.layers):
-        e.auxiliary_state(_stream(e, streams, 0), layer)
+        auxiliary_state(e, _stream(e, streams, 0), layer)
         predicted = _predicted(e, streams, layer)
         active = _layer(e, _stream(e, predicted, 0), layer)
         streams = _corrected(e, predicted, active, embeddings, layer)
-    e.head(_merged(e, streams))
+    head(e, _merged(e, streams))
     return e.builder.build()
 
 

@@ -11,16 +11,17 @@ from reference.model.config import ModelConfig
 from reference.model.families import attention
 from reference.model.families.emitter import GELU, Emitter
 from reference.model.families.feed_forward import Gates, dense, experts, route
+from reference.model.families.forward import auxiliary_state, embed, head
 from reference.model.families.tensors import ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of a Gemma 4 model."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-    x = e.embed()
+    x = embed(e)
     embeddings = per_layer_embeddings(e, x) if config.per_layer_width else None
     for layer in range(config.layers):
-        e.auxiliary_state(x, layer)
+        auxiliary_state(e, x, layer)
         attended = e.norm(_attention(e, x, layer), "post_attention_norm", layer)
         x = e.add("attn_residual", layer, x, attended)
         fed = e.norm(_feed_forward(e, x, layer), "post_ffw_norm", layer)
@@ -34,7 +35,7 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
                 x=x,
                 factors=e.parameters("layer_output_scale.weight", layer, 1),
             )
-    e.head(x)
+    head(e, x)
     return e.builder.build()
 
 
