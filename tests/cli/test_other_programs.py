@@ -7,12 +7,15 @@ import pytest
 
 from contract.errors import ConfigError
 from harness.catalog import pasted_name
-from harness.cli.foreign_flags import ADVICE, own_spelling, refuse_foreign_flags
+from harness.cli.foreign_flags import own_spelling, refuse_foreign_flags
 from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import commands, flags_of, named_parser
-from harness.cli.suggestions import COMMAND_ADVICE, SAME_COMMANDS, names_model
+from harness.cli.suggestions import SAME_COMMANDS, names_model
+from harness.other_programs import advice
 from harness.settings_table import SETTINGS
 from tests.cli.terminal import terminal
+
+ADVICE, ADVISED_COMMANDS = advice("flags"), advice("commands")
 
 
 def settings_of(*words: str) -> dict[str, object]:
@@ -96,13 +99,13 @@ def test_help_knows_the_flags_of_other_programs(zinc):
 def test_advice_names_flags_and_commands_that_exist():
     root = build_parser()
     flags = {flag for parser in (root, *commands(root)) for flag in flags_of(parser)}
-    texts = " ".join((*ADVICE.values(), *COMMAND_ADVICE.values())).replace(",", " ").split()
+    texts = " ".join((*ADVICE.values(), *ADVISED_COMMANDS.values())).replace(",", " ").split()
     for word in texts:
         assert not word.startswith("--") or word in flags, word
     for words in (*SAME_COMMANDS.values(), *re.findall(r"zinc-rt ([\w-]+)", " ".join(texts))):
         word = words if isinstance(words, str) else words[0]
         assert word in COMMANDS or word in flags
-    assert not {*SAME_COMMANDS, *COMMAND_ADVICE} & {*COMMANDS}
+    assert not {*SAME_COMMANDS, *ADVISED_COMMANDS} & {*COMMANDS}
 
 
 @pytest.mark.parametrize(("words", "same"), SAME_COMMANDS.items())

@@ -15,7 +15,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.device import StepCopy
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import scheduler
-from reference.sched import budget, step_time_curve
+from reference.sched import planner, step_time_curve
 
 pytestmark = pytest.mark.usefixtures("finite_logits")
 
@@ -130,7 +130,7 @@ def test_prefill_in_one_step_would_be_a_long_one(monkeypatch):
     monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 1.2)
     device, lengths = DEVICES["reads weights"], LENGTHS["answers"]
     found = measured(device, lengths)
-    monkeypatch.setattr(budget, "SPREAD_STEPS", 1)
+    monkeypatch.setattr(planner, "SPREAD_STEPS", 1)
     assert found.spread < 1.15 < measured(device, lengths).spread
 
 

@@ -21,14 +21,14 @@ from reference.memory.state_slots import StateSlots
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.engine.agent_sessions import Reuse, Session, ask
-from tests.families_table import GEMMA3, HYBRIDS
+from tests.families_table import GEMMAS, HYBRIDS
 from tests.named_tiers import quick_tier
 from tests.needs import need_device
 
 SHAPES: dict[str, dict[str, Any]] = {
     "dense": {"architecture": "qwen3", "quant": "q4_k_m"},
     "hybrid": HYBRIDS["qwen35"] | {"quant": "q8_0"},
-    "sliding-window": GEMMA3 | {"quant": "q8_0"},
+    "sliding-window": GEMMAS["gemma3"] | {"quant": "q8_0"},
 }
 INTERVAL = 64
 SYSTEM, RESULT, ANSWER, TURNS = 700, 40, 24, 8

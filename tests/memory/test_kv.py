@@ -243,7 +243,11 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.clear()
         self.running.clear()
         self.published.clear()
-        assert (self.memory.free, self.memory.cached, len(self.memory._spilled)) == (PAGES, 0, 0)
+        assert (self.memory.free, self.memory.cached, len(self.memory._cached.in_host)) == (
+            PAGES,
+            0,
+            0,
+        )
 
     @invariant()
     def every_sequence_reads_what_it_wrote(self) -> None:

@@ -51,7 +51,7 @@ def test_pages_come_back_from_host_memory_as_they_were():
     serve(memory, contents, tokens)
     other = memory.take(4, 2, 1)
     assert other is not None
-    assert (len(memory._spilled), memory.free, memory.cached) == (3, 0, 0)
+    assert (len(memory._cached.in_host), memory.free, memory.cached) == (3, 0, 0)
     for page in other:
         contents.pages[page] = "somebody else", b""
     scope = scope_of(TENANTS[1])
@@ -72,7 +72,7 @@ def test_host_memory_keeps_what_was_used_last():
     for kind in (1, 2, 3):
         serve(memory, contents, tokens_of(kind, kind, rest=1))
     scope = scope_of(TENANTS[1])
-    assert len(memory._spilled) == 2
+    assert len(memory._cached.in_host) == 2
     assert memory.match(scope, tokens_of(3, 3), 32) == 32
     assert memory.match(scope, tokens_of(2, 2), 32) == 32
     assert memory.match(scope, tokens_of(1, 1), 32) == 0

@@ -17,8 +17,7 @@ from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.prune_rows import prune_rows
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.report.document import Assumptions, model_document
-from harness.report.render import render_html, render_json
+from harness.report.render import Assumptions, model_document, render_html, render_json
 from tests.contract.graphs import decoder
 from tests.contract.model_graphs import Sizes, hybrid, slider
 from tests.paths import ROOT

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.sched.budget import FIRST_PREFILL_TOKENS, SPREAD_STEPS, prefill_tokens
 from reference.sched.cost import Load, StepCost
-from reference.sched.planner import Pending
+from reference.sched.planner import FIRST_PREFILL_TOKENS, SPREAD_STEPS, Pending, prefill_tokens
 
 MOST = 512
 
