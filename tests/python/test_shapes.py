@@ -136,6 +136,27 @@ def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: s
         SamplingParams(**fields)
 
 
+def test_numbers_of_numpy_are_numbers() -> None:
+    """As columns of a table and arrays of a trainer have them."""
+    same: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({name: np.int64(3)}, {name: 3}) for name in ("max_tokens", "n", "top_k", "logprobs")
+    ]
+    same += [
+        ({"temperature": np.float32(0.5)}, {"temperature": 0.5}),
+        ({"seed": np.uint64(2**63)}, {"seed": 2**63}),
+        ({"logits": np.True_}, {"logits": True}),
+        ({"stop": np.str_("a")}, {"stop": "a"}),
+        ({"stop_token_ids": [np.int32(3)]}, {"stop_token_ids": [3]}),
+        ({"force_tokens": list(np.arange(3))}, {"force_tokens": [0, 1, 2]}),
+        ({"logit_bias": {np.int64(3): np.float32(0.5)}}, {"logit_bias": {3: 0.5}}),
+        ({"lora": {"style": np.float64(0.5)}}, {"lora": {"style": 0.5}}),
+    ]
+    for given, plain in same:
+        assert repr(SamplingParams(**given)) == repr(SamplingParams(**plain))
+    with pytest.raises(RequestError, match="max_tokens: is 2.0"):
+        SamplingParams(max_tokens=np.float64(2))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
