@@ -98,6 +98,10 @@ def change_kv(document: Json) -> None:
     document["payload"]["model"]["kv_dtype"] = "f16"
 
 
+def change_model(**facts: object) -> Callable[[Json], None]:
+    return lambda document: document["payload"]["model"].update(facts)
+
+
 def other_request(document: Json) -> None:
     document["payload"]["request"] = json.dumps({"prompt": "abd", "max_tokens": 24, "seed": 5})
 
@@ -116,5 +120,10 @@ LIES: dict[str, tuple[Callable[[Json], None], str]] = {
     "the template": (change_template, "template: "),
     "the arithmetic": (change_arithmetic, "version: the arithmetic"),
     "the storage of keys and values": (change_kv, "kv_dtype: f16"),
+    "the model's family": (change_model(architecture="llama"), "model: another model: llama"),
+    "the model's layers": (change_model(layers=80), "model: another model: qwen3 of 80 layers"),
+    "the model's width": (change_model(hidden=8192), "model: another model"),
+    "the model's vocabulary": (change_model(vocab=151936), "model: another model"),
+    "the model's formats": (change_model(types=["bf16"]), "model: another quantization: bf16"),
     "the request": (other_request, "prompt: choice 0"),
 }
