@@ -254,7 +254,11 @@ class _Player:
             made = self._made[number]
             of_model = {made.kind, decl.kind} & {BufferKind.WEIGHT, BufferKind.CONSTANT}
             if made.dtype is not decl.dtype or (of_model and made.name != decl.name):
-                raise TraceError(f"buffer {number} is {made.name!r}, the graph has {decl.name!r}")
+                recorded, needed = (f"{one.name!r} ({one.dtype.name})" for one in (made, decl))
+                raise TraceError(
+                    f"buffer {number} is {recorded}, the graph has {needed}: the trace is damaged, "
+                    "or of another build; record the run again"
+                )
 
     def _compare(self, payload: memoryview) -> None:
         result = records.Result.unpack(payload)
