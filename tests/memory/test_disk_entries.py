@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -185,12 +186,15 @@ def used(folder: CacheFolder) -> int:
     return sum(file.nbytes for file in folder.files())
 
 
-def test_the_folder_is_bounded_and_what_was_not_used_goes_first(tmp_path):
+@pytest.mark.parametrize("clock", ["right", "once wrong"])
+def test_the_folder_is_bounded_and_what_was_not_used_goes_first(clock, tmp_path):
+    """Also if a clock was ahead for a while, from which pages have times of the future."""
     size = HEADER_BYTES + NBYTES
     folder = CacheFolder(tmp_path, 8 * size)
     for number in range(8):
         assert folder.write(entry_of(folder, number), payload_of(number))
-        folder.touch([entry_of(folder, number)], 1_000 + number)
+        ahead = clock == "once wrong" and number == 1
+        folder.touch([entry_of(folder, number)], 1_000 + number + ahead * 2 * time.time_ns())
     folder.touch([entry_of(folder, 0), entry_of(folder, 3)], 5_000)
     for number in range(8, 11):
         folder.write(entry_of(folder, number), payload_of(number))

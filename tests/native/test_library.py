@@ -76,15 +76,19 @@ def test_a_torn_file_is_built_again(tmp_path, built, damage):
     assert len(path.read_bytes()) == len(whole)
 
 
-def test_a_file_of_another_build_is_left_alone(tmp_path, built, monkeypatch):
-    """Other texts of the kernels have a file of their own; of many the oldest go."""
+@pytest.mark.parametrize("since", [0, 4_000_000_000], ids=["long ago", "of the future"])
+def test_a_file_of_another_build_is_left_alone(since, tmp_path, built, monkeypatch):
+    """Other texts of the kernels have a file of their own; of many the oldest go, and the new one
+    stays also if the clock says that all others are newer."""
     others = [f"{PROCESSOR}-{number:016x}{TARGET.suffix}" for number in range(20)]
     for age, name in enumerate(others):
         (tmp_path / name).write_bytes(b"another build")
-        os.utime(tmp_path / name, (age, age))
+        os.utime(tmp_path / name, (since + age, since + age))
     processor_words(TARGET, tmp_path)
     kept = {path.name for path in tmp_path.glob(f"{PROCESSOR}-*{TARGET.suffix}")}
-    assert kept == {FILE, *others[-library.CACHED_BUILDS + 1 :]}
+    assert FILE in kept
+    assert len(kept) == library.CACHED_BUILDS
+    assert since or kept == {FILE, *others[-library.CACHED_BUILDS + 1 :]}
     assert len(built) == 1
 
 

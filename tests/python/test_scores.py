@@ -82,7 +82,9 @@ def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm):
         assert score.error.field == field
         with pytest.raises(RequestError):
             _ = score.total
-    assert isinstance(unknown.error, RequestError)
+    for score in (unknown, *llm.score([[999_999], [-1]])):
+        assert isinstance(score.error, RequestError)
+        assert "outside 0 to" in str(score.error)
     assert llm.score([]) == []
     whole = [1 + number % 200 for number in range(CONTEXT)]
     (full,) = llm.score([whole])
@@ -91,6 +93,8 @@ def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm):
     assert isinstance(bare.error, RequestError)
     with pytest.raises(RequestError, match="one for each"):
         llm.score(["a", "b"], start=[1])
+    pair = llm.score(["abc", "abc"], start=np.array([1, 2]))  # type: ignore[arg-type]
+    assert [one.start for one in pair] == [1, 2]
     (many,) = llm.score(["abc"], top=21)
     assert isinstance(many.error, RequestError)
 

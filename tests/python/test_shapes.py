@@ -105,6 +105,7 @@ def test_sampling_parameters_are_values():
         ({"n": 0}, "n: is 0"),
         ({"max_tokens": 0}, "max_tokens: is 0"),
         ({"max_tokens": 2.0}, "max_tokens: is 2.0"),
+        ({"max_tokens": np.float64(2)}, "max_tokens: is 2.0"),
         ({"seed": -1}, "seed: is -1"),
         ({"stop": ""}, "stop: holds an empty text"),
         ({"stop": [1]}, "stop: is .*not a text or a list of texts"),
@@ -122,6 +123,24 @@ def test_sampling_parameters_are_values():
 def test_sampling_parameters_are_checked_at_once(fields, says):
     with pytest.raises(RequestError, match=says):
         SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("of_numpy", "plain"),
+    [
+        (dict.fromkeys(["max_tokens", "n", "top_k", "logprobs"], np.int64(3)),
+         dict.fromkeys(["max_tokens", "n", "top_k", "logprobs"], 3)),
+        ({"min_p": np.float32(0.5), "logits": np.True_}, {"min_p": 0.5, "logits": True}),
+        ({"seed": np.uint64(2**63), "stop": np.str_("a")}, {"seed": 2**63, "stop": "a"}),
+        ({"stop_token_ids": [np.int32(3)]}, {"stop_token_ids": [3]}),
+        ({"force_tokens": [*np.arange(3)]}, {"force_tokens": [0, 1, 2]}),
+        ({"logit_bias": {np.int64(3): np.float32(0.5)}}, {"logit_bias": {3: 0.5}}),
+        ({"lora": {"style": np.float64(0.5)}}, {"lora": {"style": 0.5}}),
+    ],
+)  # fmt: skip
+def test_numbers_of_numpy_are_numbers(of_numpy, plain):
+    """As columns of tables and arrays of trainers have them."""
+    assert repr(SamplingParams(**of_numpy)) == repr(SamplingParams(**plain))
 
 
 @pytest.mark.parametrize(

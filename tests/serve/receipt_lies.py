@@ -94,6 +94,14 @@ LIES: dict[str, tuple[dict[str, Any], str]] = {
     "the template": ({"payload.template": "0" * 64}, "template: "),
     "the arithmetic": ({"payload.arithmetic": 1}, "version: the arithmetic"),
     "the storage of keys and values": ({"payload.model.kv_dtype": "f16"}, "kv_dtype: f16"),
+    "the model's family":
+        ({"payload.model.architecture": "llama"}, "model: another model: llama"),
+    "the model's layers":
+        ({"payload.model.layers": 80}, "model: another model: qwen3 of 80 layers"),
+    "the model's width": ({"payload.model.hidden": 8192}, "model: another model"),
+    "the model's vocabulary": ({"payload.model.vocab": 151936}, "model: another model"),
+    "the model's formats":
+        ({"payload.model.types": ["bf16"]}, "model: another quantization: bf16"),
     "the request": ({REQUEST: OTHER}, "prompt: choice 0"),
 }  # fmt: skip
 """What is changed, and what a verification says first; the answer cut is one that ended earlier."""

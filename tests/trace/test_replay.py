@@ -22,6 +22,7 @@ from tests.trace.recordings import (
     record_constrained,
     record_draft,
     record_engine,
+    record_page_copies,
     record_recurrent,
     replay,
     replay_both,
@@ -85,6 +86,15 @@ def test_recurrent_states_move_as_they_did(synthetic_model, tmp_path, tier):
         kinds = {record.kind for record in reader.records()}
     assert kinds == set(RecordKind) - {RecordKind.FAILED}
     assert replay(model, path, tier).difference is None
+
+
+@pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "i12", "i4r", "i3r"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_pages_of_every_type_are_copied_as_they_were(tiny_model_path, tmp_path, tier, kv_dtype):
+    """As they are with caches in host memory and on disk."""
+    path = tmp_path / "pages.trace"
+    record_page_copies(tiny_model_path, path, kv_dtype)
+    assert replay(tiny_model_path, path, tier).difference is None
 
 
 def test_recording_changes_nothing(tiny_model_path, tmp_path):
