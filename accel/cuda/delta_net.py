@@ -11,6 +11,7 @@ from itertools import product
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     are_unread,
+    decodes,
     operand_indices,
     operand_of,
     reads_prompts,
@@ -20,7 +21,9 @@ from accel.cuda.runs import (
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
-FEW_TOKENS = 64
+FEW_TOKENS, DECODING_TOKENS = 64, 512
+"""Most tokens for which the states of slots pass through the blocks in any step, and of sequences
+that decode."""
 STATE_SIZES = (32, 64, 128)
 """Keys of a row, which eight lanes hold in registers."""
 MAX_HISTORY = 7
@@ -74,7 +77,9 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     if tokens > ALONE_TOKENS and reads_prompts(ops, tokens):
         # A pass over the states of a slot computes few of its tokens.
         return None
-    if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
+    if tokens > FEW_TOKENS and not (tokens <= DECODING_TOKENS and decodes(ops, tokens)):
+        return None
+    if size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
         return None
     heads = 2 * sizes["key_heads"] + sizes["value_heads"]
     if any(operand_of(conv, name) is not None for name in CONV_EXTRAS):
@@ -122,7 +127,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, groups):
         of_token = 4 * (2 + 2 * sharers) * size + FACTOR_BYTES * sharers
         ring = warps * slots * (4 * rows * size + 8)
-        nbytes = ring + 2 * group * of_token + 4 * (3 * tokens + 1)
+        nbytes = ring + 2 * group * of_token + 4 * (3 * tokens + -(-tokens // 32) + 1)
         if at_once * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES:
             break
     else:

@@ -28,6 +28,7 @@ from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.runs import PROMPT_TOKENS_A_ROW
 from accel.cuda.sampling import largest_rule, sampling_rule
+from accel.cuda.selective_scan import scan_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.unpacked_pages import unpack_rule
 from accel.packets.layouts import WeightLayout
@@ -50,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     inputs_rule,
     recurrence_rule,
     gated_norm_rule,
+    scan_rule,
     expert_rule,
     expert_product_rule,
     gated_spans_rule,

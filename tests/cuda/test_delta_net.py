@@ -34,8 +34,11 @@ MANY_HEADS = {"many heads": {"state": 32, "key_heads": 5, "value_heads": 10}}
 """More heads than a block of the launches around the recurrence has warps."""
 
 
-def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> RecordedModel:
-    """A model of one recurrent layer, whose slots have a past of so many states."""
+def recorded(
+    name: str, folder: Path, key: ShapeKey, states: int = 1, tokens: int = FEW_TOKENS + 16
+) -> RecordedModel:
+    """A model of one recurrent layer, whose slots have a past of so many states; steps have up to
+    so many tokens."""
     path = folder / f"delta-{name}.gguf"
     if not path.exists():
         architecture = "qwen3next" if name == "qwen3next" else "qwen35"
@@ -46,7 +49,7 @@ def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> Recorde
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
         write_synthetic(path, spec)
-    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4, slot_states=states)
+    limits = Limits(20, 96, 120, I12, step_tokens=tokens, step_rows=4, slot_states=states)
     model = RecordedModel(open_model(path), limits, key)
     rng = np.random.default_rng(11)
     for decl in model.graph.of_kind(BufferKind.STATE):
@@ -124,6 +127,16 @@ def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> Non
     assert launch.source.name == "delta_slots.cu"
     assert launch.grid[1] < len(set(slots))
     run(steps, positions, slots)
+
+
+@pytest.mark.parametrize(("name", "tokens"), [("qwen35", 70), ("small", 390), ("short", 390)])
+def test_many_sequences_decode(name: str, tokens: int, folder: Path) -> None:
+    """More tokens than others have such blocks for, and more than a block has threads."""
+    key, bucket = ShapeKey(tokens, 1), ShapeKey(tokens + 2, tokens)
+    model = recorded(name, folder, key, tokens=tokens + 2)
+    steps = TunedSteps(model, bucket, DEVICE, FILES, folder)
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [["delta_slots.cu"]]
+    run(steps, [5 + i // 20 for i in range(tokens)], [7 * i % 20 for i in range(tokens)])
 
 
 @pytest.mark.parametrize(("kilobytes", "at_once"), [(48, 1), (99, 2)])

@@ -21,7 +21,7 @@ from accel.packets.shares import Share
 from contract import dtypes
 from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
-from tests.cuda import test_delta_net, test_experts
+from tests.cuda import test_delta_net, test_experts, test_selective_scan
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.product_cases import layer, one_product, spans
 from tests.cuda.test_attention import PARTS, Heads, attention
@@ -104,6 +104,7 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
         test_experts.recorded("shared", folder, one, "q4_k_m").graph,
         test_experts.recorded("gemma4", folder, one, "q5_k").graph,
         test_delta_net.recorded("qwen35", folder, one).graph,
+        test_selective_scan.recorded("one group", folder, one, 4, 1).graph,
     ]
     found: list[PlannedLaunch] = []
     for graph in graphs:
@@ -186,7 +187,7 @@ def test_tuned_kernels_compile(
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens")}
     assert names >= {"step.cu", "all_gather.cu"} | attention
-    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS}
+    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS} | {"scan_rows.cu"}
     assert names >= {
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
