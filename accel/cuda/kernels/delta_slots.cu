@@ -10,6 +10,7 @@
 // numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
 // GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has STATES rows of
 // states; what follows a position is in the row of its remainder. With several GROUP_TOKENS is 1.
+// STEPS says for which steps the launch is (see queries.h).
 
 #include "delta_token.h"
 #include "queries.h"
@@ -374,6 +375,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     const int lane = threadIdx.x % WARP_LANES;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     FOLLOWING_MAY_START;
+    if (leaves_out(launch, STEPS)) {
+        PRECEDING_DONE;
+        return;
+    }
     if (threadIdx.x == 0) order->slots = 0;
     order->find(queries, count_of(launch, net));
     const bool has_rows = warp < WARPS;

@@ -29,24 +29,14 @@ struct OWN_TOKENS {
     unsigned counts[WARPS];
 
     // Those of tokens `first` to `first` + THREADS - 1, by the whole block; returns how many.
-    __device__ __forceinline__ unsigned find(const QUERIES &queries, unsigned first, unsigned tokens,
-                                             int lane) {
-        const unsigned token = first + threadIdx.x, warp = threadIdx.x / WARP_LANES;
-        const bool own = token < tokens && queries.slot(token) % gridDim.y == blockIdx.y;
-        const unsigned owned = __ballot_sync(ALL_LANES, own);
-        if (lane == 0) counts[warp] = __popc(owned);
-        __syncthreads();
-        unsigned at = __popc(owned & ((1u << lane) - 1)), count = 0;
-        for (unsigned w = 0; w < WARPS; w++) {
-            if (w < warp) at += counts[w];
-            count += counts[w];
+    __device__ __forceinline__ unsigned find(const QUERIES &queries, unsigned first, unsigned tokens) {
+        const unsigned count =
+            find_own(queries, first, tokens, gridDim.y, blockIdx.y, number, 0, counts);
+        if (threadIdx.x < count) {
+            const unsigned token = number[threadIdx.x];
+            before[threadIdx.x] = queries.starts(token) ? NO_ROW : queries.row_before(token, STATES);
+            after[threadIdx.x] = queries.row_after(token, STATES);
         }
-        if (own) {
-            number[at] = token;
-            before[at] = queries.starts(token) ? NO_ROW : queries.row_before(token, STATES);
-            after[at] = queries.row_after(token, STATES);
-        }
-        __syncthreads();
         return count;
     }
 };
@@ -140,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     float m[1][LANE_KEYS] = {};
     unsigned held = NO_ROW;  // the row that the state in registers belongs to
     for (unsigned first = 0; first < tokens; first += THREADS) {
-        const unsigned count = own->find(queries, first, tokens, lane);
+        const unsigned count = own->find(queries, first, tokens);
         GROUP_PARTS parts = {};
         source.load(parts, own->number, count);
         source.store(stages, parts);
