@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
+from accel.cuda.expert_groups import FOUR_ROWS_TOKENS
 from accel.cuda.expert_prompts import SINGLE_WARP_TOKENS
 from accel.cuda.packed_tiles import UNITS
 from accel.cuda.plan import PlannedLaunch, plan_launches
@@ -110,7 +111,8 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
     for graph in graphs:
         # Only rows that are read pass the last layer.
         many = SINGLE_WARP_TOKENS + 1
-        for tokens, rows in ((1, 1), (4, 1), (9, 3), (80, 1), (many, SINGLE_WARP_TOKENS)):
+        more = FOUR_ROWS_TOKENS + 1
+        for tokens, rows in ((1, 1), (4, 1), (9, 3), (80, 70), (more, 1), (many, many - 1)):
             step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
             for shared in (False, True) if tokens == 4 else (False,):
                 found += plan_launches(step.ops, replace(device, mps_enabled=shared)).launches
