@@ -23,7 +23,7 @@ from accel.cuda.gated_spans import gated_spans_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
-from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule
+from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule, scaled_rows_rule
 from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.runs import PROMPT_TOKENS_A_ROW
@@ -59,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     product_rule,
     gated_rows_rule,
     norm_rows_rule,
+    scaled_rows_rule,
     largest_rule,
     sampling_rule,
 )

@@ -90,3 +90,51 @@ def test_other_rows_are_the_plain_kernels(tokens: int, graph: Graph) -> None:
     that are too long."""
     step = lower_graph(graph, ShapeKey(tokens, 0), 1, "cuda")
     assert plain_ops(plan_launches(step.ops, DEVICE, step.scratch)) == [*range(len(step.ops))]
+
+
+SCALED = {
+    "scaled": (("scale",), 1),
+    "added": (("add",), 1),
+    "scaled and added": (("scale", "add"), 1),
+    "added to": (("scale", "add to"), 1),
+    "read twice": (("scale", "add", "add"), 3),
+}
+"""Nodes, and the launches they have."""
+
+
+def scaled(nodes: tuple[str, ...]) -> Graph:
+    """Nodes of SCALED over a row's first half; ADD takes the second, the third node what was
+    scaled."""
+    builder = GraphBuilder("scaled")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 2 * WIDTH))
+    y = builder.output("y", "tokens", WIDTH)
+    made = [x[0:WIDTH]]
+    for number, node in enumerate(nodes):
+        to = y if number + 1 == len(nodes) else builder.scratch(f"t{number}", "tokens", WIDTH)
+        if node == "scale":
+            builder.emit(Opcode.SCALE, x=made[-1], y=to, factor=0.3)
+        else:
+            terms = [made[1] if number == 2 else x[WIDTH : 2 * WIDTH], made[-1]]
+            a, b = terms[::-1] if node == "add to" else terms
+            builder.emit(Opcode.ADD, a=a, b=b, y=to)
+        made.append(to)
+    return builder.build()
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_scaling_and_addition(name: str, folder: Path) -> None:
+    """Alone and together, the sum in either order; apart where something else reads what is
+    scaled."""
+    nodes, launches = SCALED[name]
+    graph = scaled(nodes)
+    plan = plan_launches(lower_graph(graph, SIZES[1], 1, "cuda").ops, DEVICE)
+    assert [launch.source.name for launch in plan.launches] == ["scaled_rows.cu"] * launches
+    x = np.random.default_rng(6).standard_normal((3, 2 * WIDTH)).astype(np.float32)
+    y = aligned_memory(5 * WIDTH * 4).view(np.float32).reshape(5, WIDTH)
+    run_step(graph, SIZES, {"x": x}, {"y": y}, {}, folder)
+    made = [x[:, :WIDTH]]
+    for number, node in enumerate(nodes):
+        other = made[1] if number == 2 else x[:, WIDTH:]
+        made.append(made[-1] * np.float32(0.3) if node == "scale" else other + made[-1])
+    assert np.array_equal(y[:3], made[-1])
+    assert np.isnan(y[3:]).all()

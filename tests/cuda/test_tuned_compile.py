@@ -29,6 +29,7 @@ from tests.cuda.test_attention import PARTS, Heads, attention
 from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
+from tests.cuda.test_rows import scaled
 from tests.cuda.test_sampling import sampling_graph
 from tests.needs import missing
 
@@ -62,6 +63,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (attention(Heads(4, 1, 128)), (1, 9, 80)),
         (attention(Heads(4, 1, 256)), (80,)),
         (heads_graph(128, 1, True, 1), (1,)),
+        (scaled(("scale", "add")), (1,)),
         (heads_and_attention(4, 1, 128), (1,)),
         (heads_and_attention(4, 1, 256), (4,)),
         (heads_and_attention(4, 1, 128, dtype=dtypes.I4R), (1, 9)),
@@ -189,7 +191,10 @@ def test_tuned_kernels_compile(
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens")}
     assert names >= {"step.cu", "all_gather.cu"} | attention
-    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS} | {"scan_rows.cu"}
+    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS} | {
+        "scan_rows.cu",
+        "scaled_rows.cu",
+    }
     assert names >= {
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }
