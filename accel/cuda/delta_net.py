@@ -57,9 +57,9 @@ ROW_WARPS, ROW_LANES, ROW_SETS = 8, 8, 1
 """Warps of a block of the recurrence, lanes of a row, and sets of rows of each warp."""
 ROW_TOKENS, ROW_STAGES = 8, 3
 """Tokens of a stage of shared memory, and stages."""
-MANY_PARTS, PROMPT_PARTS = 16, 4
-"""Parts of the slots, whose tokens different blocks compute, where many sequences decode, and of
-short prompts."""
+PARTS = 4
+"""Parts of the slots, whose tokens different blocks compute in steps of at most DECODING_TOKENS.
+More parts are more blocks that have nothing to do in steps without prompts."""
 ALL_STEPS, DECODING_STEPS, PROMPT_STEPS = range(3)
 """The steps that a launch is for, as kernels get it: all, those without a prompt, the others."""
 AROUND_WARPS = 8
@@ -293,7 +293,7 @@ def _recurrence(ops: Remaining, number: int, device: Device, steps: int) -> Laun
     if size not in STATE_SIZES or size % rows or not _aligned(op):
         return ()
     tokens, many = sizes["tokens"], decodes(ops, sizes["tokens"])
-    parts = 1 if tokens > DECODING_TOKENS else MANY_PARTS if many else PROMPT_PARTS
+    parts = PARTS if tokens <= DECODING_TOKENS else 1
     held = size // ROW_LANES
     token_floats = 2 * ROW_LANES * (held + 4 if held > 4 else held) + rows + 4
     macros = {

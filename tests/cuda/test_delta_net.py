@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.delta_net import FEW_TOKENS, PROMPT_PARTS, SLOTS
+from accel.cuda.delta_net import FEW_TOKENS, PARTS, SLOTS
 from contract.dtypes import I12
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
@@ -211,7 +211,7 @@ def test_blocks_share_the_heads_of_few_tokens(folder: Path) -> None:
     key, bucket = ShapeKey(7, 1), ShapeKey(8, 2)
     device = replace(DEVICE, multiprocessors=132)
     steps = TunedSteps(recorded("many heads", folder, key), bucket, device, FILES, folder)
-    assert [run[-1].grid[1] for run in steps.runs] == [1, 2, PROMPT_PARTS, 2]
+    assert [run[-1].grid[1] for run in steps.runs] == [1, 2, PARTS, 2]
     run(steps, [0, 3, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0, 0])
 
 
