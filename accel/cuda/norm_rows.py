@@ -9,7 +9,7 @@ from __future__ import annotations
 from accel.cuda.device import Device
 from accel.cuda.packed_tiles import unit_count
 from accel.cuda.products import ALIGNED_FLOATS, MAX_HELD_UNITS, all_aligned
-from accel.cuda.runs import ABSENT, are_unread, operand_indices, operand_of, result, size_indices
+from accel.cuda.runs import are_unread, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 
 MAX_WARPS = 16
@@ -65,29 +65,20 @@ def gated_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def scaled_rows_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces SCALE and the ADD of its result to something else, or one of them."""
-    op = ops[0]
-    if op.name not in ("scale", "add") or op.max_sizes()["tokens"] > MAX_SCALED_TOKENS:
+    """Replaces SCALE and the ADD of its result to something else."""
+    if len(ops) < 2 or (ops[0].name, ops[1].name) != ("scale", "add"):
         return None
-    x, term = ("b", "a") if op.name == "add" else ("x", _other_term(ops))
-    last = 1 if op.name == "scale" and term else 0
-    sizes = op.max_sizes()
+    sizes, scaled = ops[0].max_sizes(), result(ops[0])
+    others = [name for name in ("a", "b") if operand_of(ops[1], name) != scaled]
+    if len(others) != 1 or not are_unread(ops, 2, (result(ops[1]),)):
+        return None
+    if sizes["tokens"] > MAX_SCALED_TOKENS:
+        return None
     macros = {
         "THREADS": THREADS,
-        **operand_indices(ops, 0, f"X_AT={x}"),
-        **(operand_indices(ops, last, f"A_AT={term}") if term else {"A_AT": ABSENT}),
-        **operand_indices(ops, last, "Y_AT=y"),
-        "WIDTH_AT": op.device.sizes.index("width"),
-        "FACTOR_AT": op.device.reals.index("factor") if op.name == "scale" else ABSENT,
+        **operand_indices(ops, 0, "X_AT=x"),
+        **operand_indices(ops, 1, f"A_AT={others[0]} Y_AT=y"),
+        **size_indices("scale", "width", "factor"),
     }
     grid = (-(-sizes["width"] // THREADS), sizes["tokens"])
-    return Replacement(last + 1, (KernelLaunch("scaled_rows", grid, THREADS, 0, macros),))
-
-
-def _other_term(ops: Remaining) -> str:
-    """The operand to which the second op, an ADD, adds the first one's result as its only reader;
-    or empty."""
-    if len(ops) < 2 or ops[1].name != "add" or not are_unread(ops, 2, (result(ops[1]),)):
-        return ""
-    terms = {name: operand_of(ops[1], name) == result(ops[0]) for name in ("a", "b")}
-    return "" if sum(terms.values()) != 1 else "a" if terms["b"] else "b"
+    return Replacement(2, (KernelLaunch("scaled_rows", grid, THREADS, 0, macros),))

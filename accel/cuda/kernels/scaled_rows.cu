@@ -1,7 +1,5 @@
-// SCALE, ADD, or SCALE and the ADD of its result (rule R2): y = x factor, y = a + x or y = a + x factor.
-// A thread computes an element. Compiled with THREADS, these operand numbers (see packets.h): X_AT,
-// A_AT (-1 without ADD), Y_AT, and WIDTH_AT and FACTOR_AT, indices of the first packet's sizes and
-// reals; FACTOR_AT is -1 without SCALE.
+// SCALE and the ADD of its result (rule R2): y = a + x factor. A thread computes an element. Compiled
+// with THREADS and these operand numbers (see packets.h): X_AT, A_AT, Y_AT. SCALE's packet is the first.
 
 #include "packets.h"
 
@@ -12,11 +10,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const unsigned column = blockIdx.x * THREADS + threadIdx.x, token = blockIdx.y;
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
-    if (column >= op->size[WIDTH_AT] || token >= count_of(launch, op)) return;
-    float value = ((const float *)operand_at(launch, X_AT))[token * stride_at(launch, X_AT) + column];
-    if (FACTOR_AT >= 0) value = value * op->real[FACTOR_AT < 0 ? 0 : FACTOR_AT];
-    if (A_AT >= 0)
-        value = ((const float *)operand_at(launch, A_AT))[token * stride_at(launch, A_AT) + column] +
-                value;
-    ((float *)operand_at(launch, Y_AT))[token * stride_at(launch, Y_AT) + column] = value;
+    if (column >= op->size[SCALE_WIDTH] || token >= count_of(launch, op)) return;
+    const float *x = (const float *)operand_at(launch, X_AT) + token * stride_at(launch, X_AT);
+    const float *a = (const float *)operand_at(launch, A_AT) + token * stride_at(launch, A_AT);
+    float *y = (float *)operand_at(launch, Y_AT) + token * stride_at(launch, Y_AT);
+    y[column] = a[column] + x[column] * op->real[SCALE_FACTOR];
 }
