@@ -1,16 +1,15 @@
 // SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8). A block
 // computes one key head and the value heads that share it. It takes one slot after the other, with
 // all tokens of the slot, GROUP_TOKENS at a time. WARPS warps have their own rows of every state. The
-// rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the
-// computation and begin before the previous kernel has ended, since only this kernel writes states.
-// Four more warps meanwhile prepare the tokens of the next pass and gate those of the one before.
+// rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the computation
+// and begin before the previous kernel has ended: who writes the states ended long before. Four more
+// warps meanwhile prepare the tokens of the next pass and gate those of the one before.
 //
 // Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
-// MAX_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
-// numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
-// GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has STATES rows of
-// states; what follows a position is in the row of its remainder. With several GROUP_TOKENS is 1.
-// STEPS says for which steps the launch is (see queries.h).
+// MAX_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp, STEPS (queries.h);
+// with these operand numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY,
+// DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has
+// STATES rows; what follows a position is in that of its remainder. With several GROUP_TOKENS is 1.
 
 #include "delta_token.h"
 #include "queries.h"
@@ -375,10 +374,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     const int lane = threadIdx.x % WARP_LANES;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     FOLLOWING_MAY_START;
-    if (leaves_out(launch, STEPS)) {
-        PRECEDING_DONE;
-        return;
-    }
+    const bool idle = leaves_out(launch, STEPS);
+    if (idle) PRECEDING_DONE;
+    if (idle) return;
     if (threadIdx.x == 0) order->slots = 0;
     order->find(queries, count_of(launch, net));
     const bool has_rows = warp < WARPS;
