@@ -28,7 +28,7 @@ class Watched(CpuTier):
         self.steps = 0
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        return tuple(sorted({ShapeKey(min(1, largest.tokens), 0), largest}))
+        return tuple(sorted({ShapeKey(min(1, largest.tokens), 0), largest}, key=ShapeKey.pack))
 
     def lower(self, graph: Graph, buffers: Any, bucket: ShapeKey, inputs: InputLayout) -> CpuBatch:
         self.lowered.append(bucket)
