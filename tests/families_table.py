@@ -3,8 +3,6 @@
 A new family or variant goes in ``families.toml``: the tests against llama.cpp and float64 and the
 digest of the generated files take it from here."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
