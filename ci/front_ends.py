@@ -27,7 +27,7 @@ from harness.bench.report import digits
 from harness.bench.serving.plan import Tokens, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from harness.serve.heap import freeze_heap
+from harness.host.heap import freeze_heap
 from reference.cpu.threads import thread_count
 from zinc_rt import LLM, SamplingParams
 

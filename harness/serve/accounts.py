@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -121,14 +122,14 @@ class Accounts:
     def send_to(self, call: CallEngine) -> None:
         """Replace the tenants of an engine by the current ones."""
         with self._lock:
-            call(_replacing_tenants(self._file.accounts))
+            call(_replacing(self._file.accounts))
 
     def _reload(self, path: Path, call: CallEngine) -> None:
         try:
             if _digest(path) == self._file.digest:
                 return
             fresh = _read(path)
-            call(_replacing_tenants(fresh.accounts))
+            call(_replacing(fresh.accounts))
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
@@ -155,11 +156,11 @@ def _digest(path: Path) -> bytes:
         return hashlib.sha256(path.read_bytes()).digest()
 
 
-def _replacing_tenants(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:
+def _replacing(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:
     """A function that replaces an engine's tenants by those of these accounts, all or none. A
     removed tenant stays until its requests have ended; without a key it cannot send new ones."""
+    return partial(_replace_tenants, tenants=[account.tenant for account in accounts.values()])
 
-    def replace(engine: HasTenants) -> None:
-        engine.replace_tenants([account.tenant for account in accounts.values()])
 
-    return replace
+def _replace_tenants(engine: HasTenants, tenants: Sequence[Tenant]) -> None:
+    engine.replace_tenants(tenants)

@@ -16,17 +16,16 @@ from pathlib import Path
 from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
-from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.heap import refreeze_heap
 from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
-from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
-from harness.serve.model import ServedModel
+from harness.serve.model import Engines, ServedModel
 from harness.serve.model_names import ModelNames
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
-from reference.engine.models import load_with_room
+from reference.engine.models import Models, load_with_room
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model of a file under a name. Closing the stack unloads it. The last argument is the
@@ -86,7 +85,7 @@ class ServerModels:
         ledger: LedgerStore,
         began_with: tuple[str, Path] | None = None,
         on_demand: Mapping[str, Path] = NO_OTHERS,
-        thread: EngineThread | None = None,
+        thread: Engines | None = None,
         receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
@@ -252,7 +251,7 @@ class ServerModels:
         reason."""
         self.service.check_accepting(receipt=False, engine=self._thread is None)
         if self._thread is not None:
-            self._thread.call(lambda models: None)
+            self._thread.call(Models.longest_idle, ())
 
     def _unload_later(self, loaded: _LeasedModel) -> None:
         """Unload a model, in a thread, after its last request."""
@@ -319,9 +318,8 @@ class ServerModels:
                 loaded.service.model.driver.key: loaded
                 for loaded in self._in_memory
                 if loaded is not self._active and not loaded.leases and not loaded.retiring
-                if isinstance(loaded.service.model.driver, ThreadedDriver)
             }
-        oldest = self._thread.call(lambda models: models.longest_idle(spare))
+        oldest = self._thread.call(Models.longest_idle, tuple(spare))
         if oldest is None:
             return False
         loaded = spare[oldest]

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +19,7 @@ from harness.cli.main import main
 from harness.host import disk
 from harness.host.engine_thread import ThreadedDriver
 from harness.host.options import SessionOptions
+from harness.host.remote import process
 from harness.host.structured.grammars import Grammars
 from harness.host.submissions import EngineStopped
 from harness.named_adapters import NamedAdapter
@@ -27,11 +27,9 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
-from reference.memory.disk.cache import DiskCacheOptions
 from reference.model.open import Model, open_model
-from tests.named_tiers import quick_tier
-from tests.null_tier import NullTier
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.patience import wait_until
+from tests.serve.engine_child import ADDED, PATIENT, QUICK
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -39,17 +37,11 @@ from tests.serve.speaking_models import HERMES, speaking_model
 Verify = Callable[[object, object], tuple[int, str, str]]
 SLOTS = 4
 CONTEXT = 256
-NULL_TOKEN = 65
-QUICK = "quick"
-ADDED = {QUICK: lambda options: quick_tier(), "null": lambda options: NullTier(NULL_TOKEN)}
-"""Functions that open a tier that only tests have, by its name."""
 COMPARE_TIERS = (
     *("test_experts", "test_receipt_attacks", "test_receipts", "test_recording"),
     "test_rerank_receipts",
 )
 """Files whose tests need the CPU tier itself."""
-PATIENT = partial(DiskCacheOptions, patience=PATIENCE_SECONDS, flush_seconds=PATIENCE_SECONDS)
-"""A busy machine's disk is waited for."""
 ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
 """What servers sample with here where a request names nothing. A model of random weights says more
 that way, and a bias decides more."""
@@ -106,6 +98,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tiers, "TIERS", {**tiers.TIERS, **ADDED})
             patch.setattr(disk, "DiskCacheOptions", PATIENT)
+            patch.setattr(process, "MODULE", "tests.serve.engine_child")
             with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
                 RUNNING.append(server)
                 try:

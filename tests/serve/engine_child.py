@@ -1,0 +1,27 @@
+"""``python -m tests.serve.engine_child FD``: the process of a server's engines, with what tests
+add."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+from harness import tiers
+from harness.host import disk
+from harness.host.remote.server import main
+from reference.memory.disk.cache import DiskCacheOptions
+from tests.named_tiers import quick_tier
+from tests.null_tier import NullTier
+from tests.patience import PATIENCE_SECONDS
+
+NULL_TOKEN = 65
+QUICK = "quick"
+ADDED = {QUICK: lambda options: quick_tier(), "null": lambda options: NullTier(NULL_TOKEN)}
+"""Functions that open a tier that only tests have, by its name."""
+PATIENT = partial(DiskCacheOptions, patience=PATIENCE_SECONDS, flush_seconds=PATIENCE_SECONDS)
+"""A busy machine's disk is waited for."""
+
+if __name__ == "__main__":
+    tiers.TIERS = {**tiers.TIERS, **ADDED}
+    disk.DiskCacheOptions = PATIENT  # type: ignore[misc, assignment]
+    main(int(sys.argv[1]))
