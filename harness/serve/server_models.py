@@ -17,6 +17,7 @@ from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.heap import refreeze_heap
+from harness.host.remote.process import EngineProcess
 from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.ledger_store import LedgerStore
@@ -208,6 +209,28 @@ class ServerModels:
         finally:
             self.activating.release()
 
+    def reopen(self) -> bool:
+        """Open the active model again if the process of its engine ended. Returns whether it was.
+        Raises ApiError and EngineStopped if it cannot be opened."""
+        if not isinstance(self._thread, EngineProcess) or self.service.draining.is_set():
+            return False
+        with self._loading:
+            before = self._active
+            if not before.failed:
+                return True
+            self._unload_failed(but=before)
+            name, path = before.service.model.name, before.service.model.model.file.path
+            try:
+                loaded = self._load(path, name, (before,))
+            except (DoesNotFit, OutOfMemory) as error:
+                raise _no_room(name, error) from error
+            with self._changed:
+                self._active = loaded
+            log.info("%s is opened again", name)
+            if not before.retiring:
+                self._unload_later(before)
+        return True
+
     def close(self, seconds: float) -> None:
         """Accept no more requests, let running ones end for up to ``seconds``, and cancel the
         rest."""
@@ -295,10 +318,7 @@ class ServerModels:
     def _load_in_background(self, name: str) -> _LeasedModel:
         """Load a model that a request names. Raises ApiError."""
         self._check_accepting()
-        with self._changed:
-            failed = [one for one in self._in_memory if one.failed and not one.retiring]
-        for one in failed:
-            self._unload_later(one)
+        self._unload_failed()
         try:
             loaded = self._load(self.names.files[name], name)
         except (DoesNotFit, OutOfMemory) as error:
@@ -307,6 +327,14 @@ class ServerModels:
             raise _refusal(name, error) from error
         log.info("%s is loaded", name)
         return loaded
+
+    def _unload_failed(self, but: _LeasedModel | None = None) -> None:
+        """Unload the models whose engines ended, except one."""
+        with self._changed:
+            failed = [one for one in self._in_memory if one.failed and not one.retiring]
+        for one in failed:
+            if one is not but:
+                self._unload_later(one)
 
     def _unload_one(self) -> bool:
         """Unload the model that has been unused for longest. Returns False if requests use all of
@@ -318,6 +346,7 @@ class ServerModels:
                 loaded.service.model.driver.key: loaded
                 for loaded in self._in_memory
                 if loaded is not self._active and not loaded.leases and not loaded.retiring
+                if not loaded.failed
             }
         oldest = self._thread.call(Models.longest_idle, tuple(spare))
         if oldest is None:

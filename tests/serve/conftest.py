@@ -29,7 +29,7 @@ from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.model.open import Model, open_model
 from tests.patience import wait_until
-from tests.serve.engine_child import ADDED, PATIENT, QUICK
+from tests.serve.engine_child import ADDED, PATIENT, QUICK, rests
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -93,6 +93,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             aliases,
             sampling,
         )
+        options.setdefault("engine_process", bool(__import__("os").environ.get("EP")))
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:
@@ -123,7 +124,7 @@ def _rests(server: Running) -> bool:
     if tasks.queue or tasks.active_count:
         return False
     with suppress(EngineStopped):
-        server.service.model.driver.call(lambda engine: None)
+        server.service.model.driver.call(rests)
     return True
 
 

@@ -9,6 +9,7 @@ from functools import partial
 from harness import tiers
 from harness.host import disk
 from harness.host.remote.server import main
+from reference.engine import Engine
 from reference.memory.disk.cache import DiskCacheOptions
 from tests.named_tiers import quick_tier
 from tests.null_tier import NullTier
@@ -20,6 +21,11 @@ ADDED = {QUICK: lambda options: quick_tier(), "null": lambda options: NullTier(N
 """Functions that open a tier that only tests have, by its name."""
 PATIENT = partial(DiskCacheOptions, patience=PATIENCE_SECONDS, flush_seconds=PATIENCE_SECONDS)
 """A busy machine's disk is waited for."""
+
+def rests(engine: Engine) -> bool:
+    """Whether an engine has nothing to do."""
+    return engine.idle
+
 
 if __name__ == "__main__":
     tiers.TIERS = {**tiers.TIERS, **ADDED}

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from contract.context_manager import ContextManager
+from contract.errors import system_errors_as
 from contract.types import Tenant
 from harness.host.faults import log_fault
 from harness.host.hosted import HostedModel
@@ -58,6 +59,7 @@ class EngineProcess(ContextManager):
         self._ids = itertools.count(1)
         self._starting = threading.Lock()
         self._child: ChildProcess | None = None
+        self._closed = False
 
     def open(
         self,
@@ -95,12 +97,16 @@ class EngineProcess(ContextManager):
     def close(self) -> None:
         """End the child."""
         with self._starting:
+            self._closed = True
             if self._child is not None:
                 self._child.close()
 
     def _living(self) -> ChildProcess:
-        """The child, or a new one if it has ended."""
+        """The child, or a new one if it has ended. Raises EngineStopped, and ConfigError if it
+        cannot be started."""
         with self._starting:
+            if self._closed:
+                raise EngineStopped(WORDS.closed)
             if self._child is None or self._child.ended:
                 start = Start(
                     tuple(self._tenants()),
@@ -108,7 +114,8 @@ class EngineProcess(ContextManager):
                     self._disk_cache and self._disk_cache.resolve(),
                     logging.getLogger("zinc_rt.serve").getEffectiveLevel(),
                 )
-                self._child = ChildProcess(start, self._ids)
+                with system_errors_as("the engine's process cannot be started"):
+                    self._child = ChildProcess(start, self._ids)
             return self._child
 
 
