@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
 from contract.errors import ZincError
@@ -111,7 +111,7 @@ class StreamDriver(Submits[EventStream]):
     def __init__(self, buffered_events: int = BUFFERED_EVENTS) -> None:
         self._streams: dict[int, EventStream] = {}
         self._buffered = buffered_events
-        self._ids = itertools.count(1)
+        self._ids: Iterator[int] = itertools.count(1)
         self._ended: EngineStopped | None = None
 
     @property

@@ -17,6 +17,9 @@ from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
+from reference.engine import Engine
+from reference.sched.tenants import Usage
+from reference.usage import TenantStatistics
 
 POLL_SECONDS = 1.0
 """Fewest seconds between two checks of the file."""
@@ -154,6 +157,11 @@ def _read(path: Path) -> _TenantsFile:
 def _digest(path: Path) -> bytes:
     with system_errors_as(f"{path}: cannot read"):
         return hashlib.sha256(path.read_bytes()).digest()
+
+
+def usage_in(engine: Engine, tenant: int) -> tuple[TenantStatistics, Usage]:
+    """What an engine has counted for a tenant, and what the tenant uses now."""
+    return engine.usage.of(tenant), engine.tenants.usage(tenant)
 
 
 def _replacing(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:

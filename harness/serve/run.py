@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -177,6 +178,8 @@ def _open_models(
     cached = options.model.session.disk_cache
     thread: Engines
     if options.engine_process:
+        if sys.platform == "win32":
+            raise ConfigError("--engine-process does not work on Windows")
         thread = EngineProcess(lambda: accounts.tenants, cached)
     else:
         thread = EngineThread(accounts.tenants, forget=forgetting(cached))

@@ -12,7 +12,7 @@ from typing import Any
 from contract.errors import RequestError
 from contract.types import Request, Tenant
 from harness.host.submissions import EngineStopped
-from harness.serve.accounts import Accounts
+from harness.serve.accounts import Accounts, usage_in
 from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerShape, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
@@ -44,9 +44,6 @@ from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
 from harness.serve.wire import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from harness.tenants import Account
-from reference.engine import Engine
-from reference.sched.tenants import Usage
-from reference.usage import TenantStatistics
 
 log = logging.getLogger("zinc_rt.serve")
 IN_CONVERSATION = renaming({"prompt": "messages"})
@@ -228,8 +225,7 @@ class Service:
         """Answer ``GET /v1/tenants/{id}/usage``: stored counts, counts since the start, and current
         use."""
         tenant = account.tenant.id
-        since = self.model.driver.call(_counters, tenant)
-        now = self.model.driver.call(_usage, tenant)
+        since, now = self.model.driver.call(usage_in, tenant)
         running = asdict(since) | {
             "requests_finished": {
                 reason.value: count for reason, count in since.requests_finished.items()
@@ -355,14 +351,6 @@ class Service:
         if kinds == {list}:
             return parts
         raise RequestError(field, "mixes texts, token ids and lists of ids; use one kind")
-
-
-def _counters(engine: Engine, tenant: int) -> TenantStatistics:
-    return engine.usage.of(tenant)
-
-
-def _usage(engine: Engine, tenant: int) -> Usage:
-    return engine.tenants.usage(tenant)
 
 
 def _between(

@@ -42,6 +42,12 @@ COMPARE_TIERS = (
     "test_rerank_receipts",
 )
 """Files whose tests need the CPU tier itself."""
+BOTH = (
+    *("test_adapters", "test_disk_cache", "test_experts", "test_force_tokens", "test_gbnf"),
+    *("test_openai_client", "test_plain_heads", "test_quotas", "test_receipt_service"),
+    *("test_recording", "test_rerank", "test_slots", "test_tenants", "test_text_offsets"),
+)
+"""Files whose tests also run with the engines in a process of their own: of each feature one."""
 ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
 """What servers sample with here where a request names nothing. A model of random weights says more
 that way, and a bias decides more."""
@@ -57,8 +63,23 @@ def cpu_is_quick_where_tiers_are_not_compared(request: pytest.FixtureRequest) ->
         request.getfixturevalue("cpu_is_quick")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Some files test servers with and without a process for their engines."""
+    if metafunc.module.__name__.rpartition(".")[2] in BOTH and "serve" in metafunc.fixturenames:
+        ways = {"ids": ["here", "child"], "indirect": True, "scope": "session"}
+        metafunc.parametrize("engine_process", [False, True], **ways)
+
+
 @pytest.fixture(scope="session")
-def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+def engine_process(request: pytest.FixtureRequest) -> bool:
+    """Whether the engines of servers are in a process of their own."""
+    return getattr(request, "param", False)
+
+
+@pytest.fixture(scope="session")
+def serve(
+    tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory, engine_process: bool
+) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, repeat_last_n=,
     tier=, aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its
     own. The tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a
@@ -93,7 +114,7 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             aliases,
             sampling,
         )
-        options.setdefault("engine_process", bool(__import__("os").environ.get("EP")))
+        options.setdefault("engine_process", engine_process)
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,12 +18,16 @@ import psutil
 import pytest
 
 from harness.host.remote.process import EngineProcess
+from harness.serve import listen
+from harness.serve.accounts import usage_in
 from harness.serve.run import Running
 from reference.engine import Engine
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
-from tests.serve.http import Http, posted
+from tests.serve.engine_child import never_too_slow
+from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.test_process import process
+from tests.serve.test_sent_at_once import stalled, text_of
 
 COMPLETIONS = "/v1/completions"
 CLIENTS, ROUNDS = 8, 6
@@ -150,6 +155,87 @@ def _counts(engine: Engine) -> tuple[int, int, int]:
     """Requests that run and wait, and pages in use."""
     now = engine.statistics
     return now.running, now.waiting, now.pages - now.free_pages - now.cached_pages
+
+
+SAME: tuple[tuple[str, dict[str, Any]], ...] = (
+    (COMPLETIONS, {"prompt": ["ab", "c"], "n": 2, "max_tokens": 9, "echo": True, "logprobs": 2}),
+    (COMPLETIONS, {"prompt": "abc", "prompt_logprobs": 1, "max_tokens": 3, "logits_digest": True}),
+    (COMPLETIONS, {"prompt": "abc", "logit_bias": {"70": 9.0}, "min_tokens": 4, "max_tokens": 9}),
+    (COMPLETIONS, {"prompt": "abc", "repetition_penalty": 1.3, "stop": ["e", "t"]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 9}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "a"}],
+            "response_format": {"type": "json_object"},
+            "max_tokens": 30,
+            "logprobs": True,
+        },
+    ),
+    ("/v1/messages", {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}),
+    ("/api/generate", {"model": "tiny", "prompt": "a", "options": {"num_predict": 5}}),
+    ("/v1/responses", {"input": "abc", "max_output_tokens": 9}),
+    ("/v1/embeddings", {"input": ["abc", "the quick brown fox"]}),
+    ("/v1/score", {"input": ["abc", "the quick"], "top": 2}),
+    ("/v1/rerank", {"query": "abc", "documents": ["ab", "the"]}),
+    (COMPLETIONS, {"prompt": "a" * 3000}),
+    (COMPLETIONS, {"prompt": "abc", "grammar": "root ::= "}),
+    (COMPLETIONS, {"prompt": "abc", "n": 128, "experts": True}),
+    (COMPLETIONS, {"prompt": "abc", "logit_bias": {"99999": 1.0}}),
+)
+
+
+def unnamed(body: bytes) -> str:
+    """An answer without what is drawn for each."""
+    text = re.sub(r'"(id|item_id|receipt)":"[^"]*"', "", body.decode())
+    return re.sub(r'"\w*(created|_at|duration|tokens?)\w*":[0-9."TZ:+-]+', "", text)
+
+
+def test_answers_and_refusals_are_those_of_a_server_without_a_child(
+    serve: Serve, child: Running
+) -> None:
+    with serve() as plain:
+        for path, body in SAME:
+            asked = {**body, "seed": 5} if "seed" not in body and path == COMPLETIONS else body
+            one, other = (Http(server.url).post(path, asked) for server in (plain, child))
+            assert one.status == other.status, (path, body, other.body)
+            if path in (COMPLETIONS, "/v1/embeddings", "/v1/score") or one.status != 200:
+                assert unnamed(one.body) == unnamed(other.body), (path, body)
+
+
+def test_one_who_stops_reading_waits_alone_and_then_gets_every_byte(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
+    monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
+    long = {**BODY, "max_tokens": 200, "stream": True, "logprobs": 5}
+    with serve(buffered_events=8, engine_process=True) as server:
+        http, driver = Http(server.url), server.service.model.driver
+        driver.call(never_too_slow)
+        alone = http.post(COMPLETIONS, long).body
+        with slow_reader(http) as connection:
+            connection.sendall(closing_after(posted(COMPLETIONS, long)))
+            wait_until(lambda: stalled(server))
+            assert http.post(COMPLETIONS, BODY).status == 200
+            heard = b"".join(iter(lambda: connection.recv(4096), b""))
+    assert text_of(unchunked(heard)) == text_of(alone)
+
+
+def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
+    monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
+    monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
+    with serve(buffered_events=4, engine_process=True) as server:
+        http, driver = Http(server.url), server.service.model.driver
+        with slow_reader(http) as connection:
+            body = {**BODY, "max_tokens": 200, "stream": True, "n": 4, "logprobs": 20}
+            connection.sendall(posted(COMPLETIONS, body))
+            wait_until(lambda: sum(driver.call(usage_in, 0)[0].requests_finished.values()) == 4)
+            since, now = driver.call(usage_in, 0)
+            assert {reason.value for reason in since.requests_finished} == {"client_too_slow"}
+            assert now.live == 0
+            assert http.post(COMPLETIONS, BODY).status == 200
 
 
 def test_children_killed_again_and_again_leave_a_server_that_answers(child: Running) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from contract.types import Request
-from harness.serve.replicas.work import Work
+from harness.host.remote.work import Work
 from harness.serve.run import Running
 from tests.serve.http import Http
 

@@ -15,6 +15,7 @@ from reference.engine import Engine
 from tests.patience import wait_until
 from tests.serve.calling import client_waits
 from tests.serve.conftest import Serve
+from tests.serve.engine_child import statistics_of
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
@@ -47,7 +48,7 @@ def held(keyed: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
 
 
 def waiting(server: Running) -> int:
-    return server.service.model.driver.call(lambda engine: engine.statistics.waiting)
+    return server.service.model.driver.call(statistics_of).waiting
 
 
 def asking(server: Running, key: str) -> Callable[[], Reply]:

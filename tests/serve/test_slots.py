@@ -15,6 +15,7 @@ from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from tests.serve.conftest import Serve
+from tests.serve.engine_child import check_memory, flush_disk
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -76,7 +77,7 @@ def test_a_conversation_goes_on_in_another_server(
         warm = continued(http, prompt=talk)
         assert warm["tokens"] == cold["tokens"]
         assert warm["tokens_cached"] >= restored["n_restored"] > 0
-        second.service.model.driver.call(lambda engine: engine.memory.check())
+        second.service.model.driver.call(check_memory)
 
 
 def test_an_erased_conversation_is_computed_again(serve: Serve, tmp_path: Path) -> None:
@@ -86,9 +87,7 @@ def test_an_erased_conversation_is_computed_again(serve: Serve, tmp_path: Path) 
         assert continued(http, id_slot=1)["tokens_cached"] > 0
         erased = act(http, "erase", 1)
         assert erased["n_erased"] == before["tokens_evaluated"] + before["tokens_predicted"]
-        disk = server.service.model.driver.call(lambda engine: engine.disk)
-        assert disk is not None
-        disk.flush()
+        server.service.model.driver.call(flush_disk)
         again = continued(http, id_slot=1)
         assert (again["tokens_cached"], again["tokens"]) == (0, before["tokens"])
         other = continued(http, prompt=PROMPT + "Another end.", id_slot=2)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.host.memory_state import MemoryState
-from harness.host.remote.messages import Opened, SentFacts, Status, Step
+from harness.host.remote.messages import EngineState, Opened, SentFacts, Step
 from harness.host.remote.receivers import Receivers
 from harness.host.remote.server import EngineServer
 from harness.host.stream_driver import EventStream, SharedDriver, wait_for_first
-from harness.host.submissions import EngineStopped, Submission
+from harness.host.submissions import EndMessages, EngineStopped, Submission
 from harness.host.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
-
-if TYPE_CHECKING:
-    from harness.host.remote.process import ChildProcess
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -29,11 +26,27 @@ Answered = Callable[[Sequence[Exception | None]], None]
 """Called with what refused each submission, or None."""
 
 
+class Child(Protocol):
+    """The child process."""
+
+    ids: Iterator[int]
+    words: EndMessages
+
+    def next_number(self) -> int:
+        """A number for a question."""
+
+    def send(self, method: Callable[..., None], *arguments: Any) -> None:
+        """Have the child call a method of ``EngineServer``. Raises EngineStopped."""
+
+    def ask(self, method: Callable[..., None], *arguments: Any) -> Any:
+        """The answer of a method of ``EngineServer``. Raises what it raises, and EngineStopped."""
+
+
 class ProcessDriver(SharedDriver):
     """As ``ThreadedDriver``, for the engine that ``child`` opened. Thread-safe. ``trace`` is
     what the child last said about it."""
 
-    def __init__(self, child: ChildProcess, opened: Opened, buffered_events: int) -> None:
+    def __init__(self, child: Child, opened: Opened, buffered_events: int) -> None:
         super().__init__(buffered_events)
         self.key = opened.key
         self.placed = opened.placed
@@ -206,7 +219,7 @@ class ProcessDriver(SharedDriver):
                 sent
             )
 
-    def _note(self, status: Status) -> None:
+    def _note(self, status: EngineState) -> None:
         self._statistics = status.statistics
         if status.memory is not None:
             self._memory = status.memory

@@ -28,7 +28,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class EngineState:
     """The state of a model's engine; that of its device's memory, None if it did not change; and
     why its trace cannot be written."""
 
@@ -44,7 +44,7 @@ class Opened:
     key: str
     placed: Placement
     traced: bool
-    status: Status
+    status: EngineState
 
 
 class SentFacts(NamedTuple):
@@ -72,7 +72,7 @@ class Step:
     facts: Sequence[SentFacts] = ()
     results: Sequence[tuple[int, Results]] = ()
     steps: Sequence[tuple[float, int]] = ()
-    status: Status | None = None
+    status: EngineState | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChildAnswer:
     """The answer to question ``number``: the error that was raised, or the result."""
 
     number: int

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from harness.host.open import chat_template_of
 from harness.host.options import SessionOptions
 from harness.host.remote.channel import Channel, ChannelEnded
 from harness.host.remote.driver import ProcessDriver
-from harness.host.remote.messages import Answer, Ended, Opened, Shown, Start, Step
+from harness.host.remote.messages import ChildAnswer, Ended, Opened, Shown, Start, Step
 from harness.host.remote.server import EngineServer
 from harness.host.stream_driver import BUFFERED_EVENTS
 from harness.host.submissions import EndMessages, EngineStopped
@@ -122,14 +122,14 @@ class EngineProcess(ContextManager):
 class ChildProcess:
     """One life of the child. Thread-safe."""
 
-    def __init__(self, start: Start, ids: itertools.count[int]) -> None:
+    def __init__(self, start: Start, ids: Iterator[int]) -> None:
         self.ids = ids
         self.words = start.words
         self.ended = False
         self._closing = False
         self._drivers: dict[str, ProcessDriver] = {}
         self._numbers = itertools.count()
-        self._answers: dict[int, SimpleQueue[Answer | Shown | None]] = {}
+        self._answers: dict[int, SimpleQueue[ChildAnswer | Shown | None]] = {}
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
@@ -184,7 +184,7 @@ class ChildProcess:
     def ask(self, method: Callable[..., None], *arguments: Any, progress: Progress = SILENT) -> Any:
         """The answer of a method of ``EngineServer``. Raises what it raises, and EngineStopped."""
         number = self.next_number()
-        answers = self._answers[number] = SimpleQueue[Answer | Shown | None]()
+        answers = self._answers[number] = SimpleQueue[ChildAnswer | Shown | None]()
         try:
             if self.ended:
                 raise self._reason()
@@ -228,7 +228,7 @@ class ChildProcess:
                     self._drivers[key].received(message)
                 case Ended(key=key, reason=reason) if key in self._drivers:
                     self._drivers[key].end(EngineStopped(reason))
-                case Answer(number=number) | Shown(number=number) if number in self._answers:
+                case ChildAnswer(number=number) | Shown(number=number) if number in self._answers:
                     self._answers[number].put(message)
         except Exception as error:
             log_fault("a step's results failed", error)

@@ -25,7 +25,7 @@ from harness.host.heap import freeze_heap
 from harness.host.hosted import HostedModel, host_model
 from harness.host.options import SessionOptions
 from harness.host.remote.channel import Channel, ChannelEnded
-from harness.host.remote.messages import Answer, Opened, Shown, Start, Step
+from harness.host.remote.messages import ChildAnswer, Opened, Shown, Start, Step
 from harness.host.remote.step_driver import StepDriver
 from harness.host.remote.work import Job, Work
 from harness.host.submissions import EngineStopped
@@ -67,7 +67,7 @@ class EngineServer:
                 method(self, *arguments)
 
     def open(self, number: int, path: Path, options: SessionOptions, buffered_events: int) -> None:
-        """Answer ``number`` with a model that was loaded."""
+        """ChildAnswer ``number`` with a model that was loaded."""
         self._in_thread(number, partial(self._open, number, path, options, buffered_events))
 
     def unload(self, number: int, key: str) -> None:
@@ -86,7 +86,7 @@ class EngineServer:
         more: Sequence[Any],
         named: Mapping[str, Any],
     ) -> None:
-        """Answer with the result of ``work``, called with an engine, or with all for None."""
+        """ChildAnswer with the result of ``work``, called with an engine, or with all for None."""
 
         def answer() -> Any:
             engines = self._thread if key is None else self._driver(key)
@@ -186,17 +186,17 @@ class EngineServer:
             threading.Thread(target=self._send, args=(answer,), daemon=True).start()
 
     def _in_thread(self, number: int, work: Callable[[], Any]) -> None:
-        """Answer with the result of ``work``, or with its error."""
+        """ChildAnswer with the result of ``work``, or with its error."""
 
         def answer() -> None:
             try:
-                answered = Answer(number, None, work())
+                answered = ChildAnswer(number, None, work())
             except BaseException as error:
-                answered = Answer(number, _sendable(error))
+                answered = ChildAnswer(number, _sendable(error))
             try:
                 self._send(answered)
             except Exception as error:
-                self._send(Answer(number, _sendable(error)))
+                self._send(ChildAnswer(number, _sendable(error)))
 
         threading.Thread(target=answer, name="question", daemon=True).start()
 

@@ -14,7 +14,7 @@ from contract.types import TokenEvent
 from harness.host.engine_thread import ThreadedDriver
 from harness.host.event_queue import EventQueue, TimedEvent
 from harness.host.faults import log_fault
-from harness.host.remote.messages import Ended, SentFacts, Status, Step
+from harness.host.remote.messages import Ended, EngineState, SentFacts, Step
 from harness.host.remote.work import Job, Results, submission_of
 from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped
@@ -48,7 +48,7 @@ class StepDriver(ThreadedDriver):
         self._noticed = _Noticed()
         self._watch.then, self._watch.listener = self._noticed, self
 
-    def status(self) -> Status:
+    def status(self) -> EngineState:
         """The engine's state, as it was noted last."""
         self._sent = self._statistics
         state, tier = self.memory_state, self.engine.runner.tier
@@ -57,7 +57,7 @@ class StepDriver(ThreadedDriver):
         elif state is not None:
             self._sent_memory = state.changes
         problem = tier.problem if isinstance(tier, TracedTier) else None
-        return Status(self._statistics, state, problem)
+        return EngineState(self._statistics, state, problem)
 
     def accept(self, number: int, groups: Sequence[Sequence[Job]]) -> None:
         """Submit groups of jobs between the same two steps, each group whole or not at all. The
