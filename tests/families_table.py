@@ -4,8 +4,6 @@ A new family or variant goes in here: the tests against llama.cpp and float64 an
 generated files take it from here. Widths are multiples of 32 and not of 256, so that quantized
 files hold the fallback types as well."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -3,8 +3,6 @@
 Pages have contents here: whose scope and which tokens. So a page given away too early, brought back
 wrongly or found by the wrong tenant shows in what a sequence reads."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -332,7 +330,7 @@ BROKEN = [Leaking, OneScope, EvictingHeld, ForgettingToProtect, SharingWritten]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_memory_is_found_out(broken: type[KvMemory]) -> None:
+def test_a_broken_memory_is_found_out(broken):
     """The negative control of the machine: each of these mistakes fails it."""
 
     class Broken(MemoryMachine):
