@@ -10,10 +10,10 @@ import pytest
 
 from contract.types import FinishReason, TokenEvent
 from contract.types import SamplingParams as EngineSampling
-from harness.host.driver import EventStream
 from harness.host.event_queue import Offer, TimedEvent
 from harness.host.options import SessionOptions
 from harness.host.session import Session
+from harness.host.stream_driver import EventStream
 from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams

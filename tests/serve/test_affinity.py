@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
+from harness.host.remote.work import Work
 from harness.host.submissions import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.work import Refusal, Work
+from harness.serve.replicas.work import Refusal
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model

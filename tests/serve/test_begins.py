@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from contract.types import Request
-from harness.host import engine_thread
-from harness.host.driver import EventStream
+from harness.host import stream_driver
 from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
 from harness.serve.random_pool import DRAWN_BYTES, random_bits, random_bytes
 from reference.engine import Engine, EngineOptions
@@ -45,7 +45,7 @@ def begin(driver: ThreadedDriver) -> EventStream:
 
 def test_a_request_that_waits_for_a_slot_has_begun(driver, monkeypatch):
     """Its stream is there before its first event, so that its client can be looked after."""
-    monkeypatch.setattr(engine_thread, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(stream_driver, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(driver.engine, "step", list)
     stream = begin(driver)
     assert not stream._first

@@ -12,6 +12,7 @@ from harness.serve.run import Running
 from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
+from tests.serve.engine_child import flush_disk
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_process import process
@@ -37,10 +38,8 @@ def metric(http: Http, name: str) -> float:
 
 def flush(server: Running) -> None:
     """Wait for what was computed to be on disk."""
-    disk = server.service.model.driver.call(lambda engine: engine.disk)
-    assert disk is not None
-    wait_until(lambda: disk.statistics.written > 0)
-    disk.flush()
+    driver = server.service.model.driver
+    wait_until(lambda: driver.call(flush_disk) > 0)
 
 
 @pytest.mark.parametrize("pages", [1, 1 << 20])

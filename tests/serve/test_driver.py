@@ -14,9 +14,10 @@ import pytest
 
 from contract.errors import DeviceLost, PromptTooLong, QueueFull, RequestError
 from contract.types import LOCAL_TENANT, FinishReason, Request
-from harness.host.driver import EngineDriver, EventStream
+from harness.host.driver import EngineDriver
 from harness.host.engine_thread import EngineThread
 from harness.host.event_queue import EventQueue
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

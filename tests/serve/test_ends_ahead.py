@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from harness.host.driver import EventStream
 from harness.host.event_queue import Offer, TimedEvent
+from harness.host.stream_driver import EventStream
 from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.run import Running
 from reference.engine import Engine

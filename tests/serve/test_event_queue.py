@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from contract.types import TokenEvent
-from harness.host.driver import EventStream
 from harness.host.event_queue import EventQueue, TimedEvent
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped
 from tests.patience import PATIENCE_SECONDS
 from tests.serve.test_sent_at_once import (

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from contract.types import Request
-from harness.serve.replicas.work import Work
+from harness.host.remote.work import Work
 from tests.serve.http import Http
 
 A = 65

@@ -8,8 +8,8 @@ import pytest
 
 from contract.cancel_token import CancelToken
 from contract.types import Request
-from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions

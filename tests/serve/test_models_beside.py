@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from contract.errors import ConfigError, DoesNotFit
-from harness.serve import heap
+from harness.host import heap
 from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running

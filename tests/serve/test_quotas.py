@@ -12,6 +12,7 @@ from harness.serve.run import Running
 from reference.engine import Engine
 from tests.patience import wait_until
 from tests.serve.calling import client_waits
+from tests.serve.engine_child import statistics_of
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
@@ -44,7 +45,7 @@ def held(keyed, monkeypatch) -> Iterator[threading.Event]:
 
 
 def waiting(server: Running) -> int:
-    return server.service.model.driver.call(lambda engine: engine.statistics.waiting)
+    return server.service.model.driver.call(statistics_of).waiting
 
 
 def asking(server: Running, key: str) -> Callable[[], Reply]:

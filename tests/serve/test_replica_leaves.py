@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -9,14 +10,13 @@ from contract.types import Request, SamplingParams
 from harness.digest import RowDigests, RunningDigest
 from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
+from harness.host.remote.receivers import Receivers
+from harness.host.remote.work import Job, submission_of
 from harness.host.submissions import BothSinks, Submission
 from harness.leaves import leaves_of_rows
 from harness.serve.generation import Generation
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.document import VERSION
-from harness.serve.replicas.replica import _Job
-from harness.serve.replicas.requested import ReplicaRequest
-from harness.serve.replicas.work import RequestUpdate
 
 TOKENS = 12
 REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, seed=4))
@@ -40,24 +40,17 @@ def expected(model) -> tuple[list[int], list[str]]:
     return generation.tokens[0], generation.step_digests[0]
 
 
-def follow(model: ServedModel, requested: ReplicaRequest, tokens: tuple[int, ...]) -> None:
+def follow(model: ServedModel, receivers: Receivers, tokens: tuple[int, ...]) -> None:
     """A replica's part of a request that has come to ``tokens``, batch by batch."""
-    job = _Job(requested.work(tokens), model)
+    job = Job(replace(receivers.work, tokens=tokens), model.grammars)
     stream = model.driver.open_stream()
-    (refused,) = model.driver.submit_to(stream, [job.submission])
+    (refused,) = model.driver.submit_to(stream, [submission_of([job])])
     assert refused is None
     ended = False
     while not ended:
         events = tuple(one.event for one in stream.take(1.0))
         ended = any(event.finish_reason is not None for event in events)
-        digested, digests = job.new_digests()
-        leaves_from, leaves = job.new_leaves()
-        requested.receive(
-            RequestUpdate(
-                "r", events, 0, 0, True, model.driver.statistics, digested=digested,
-                digests=digests, leaves_from=leaves_from, leaves=leaves,
-            ),
-        )  # fmt: skip
+        receivers.receive(job.results(ended))
 
 
 @pytest.mark.parametrize("moved", [0, 5])
@@ -66,11 +59,10 @@ def test_leaves_are_those_of_one_engine(model, expected, moved, hashed):
     """From the beginning, after tokens of another replica, and beside a hash of whole rows."""
     tokens, leaves = expected
     sink: RowDigests | BothSinks
-    sink = receiver = leaves_of_rows(VERSION, digests=True)[0]
+    receiver, output = leaves_of_rows(VERSION, digests=not hashed)
     running = RunningDigest()
-    if hashed:
-        sink = BothSinks(running, receiver)
-    requested = ReplicaRequest.of(REQUEST, Submission([REQUEST], {REQUEST.id: sink}))
-    follow(model, requested, tuple(tokens[:moved]))
+    sink = BothSinks(running, receiver) if hashed else receiver
+    submission = Submission([REQUEST], {REQUEST.id: sink}, output=output)
+    follow(model, Receivers.of(REQUEST, submission), tuple(tokens[:moved]))
     assert receiver.first(TOKENS) == leaves
     assert len(running.digests) == (TOKENS if hashed else 0)

@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from contract.types import Request
+from harness.host.remote.receivers import Receivers
+from harness.host.remote.work import Work
 from harness.host.watch import RequestFacts
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
-from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.work import AnswerEnd, RequestUpdate
 from tests.needs import need_installed
 from tests.patience import wait_until
@@ -349,6 +350,6 @@ def test_a_request_cancelled_before_its_replica_is_known_counts_no_tokens():
         forget=lambda pump: None,
     )
     facts = RequestFacts(0.0)
-    pump = _Pump(driver, ReplicaRequest(request), facts)  # type: ignore[arg-type]
+    pump = _Pump(driver, Receivers(Work(request)), facts)  # type: ignore[arg-type]
     pump.run()
     assert ends == [AnswerEnd("a replica", 7, 0)]

@@ -14,6 +14,7 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
+from tests.serve.engine_child import statistics_of
 from tests.serve.http import Http
 
 ROUNDS = 3
@@ -60,7 +61,7 @@ def test_rounds_of_the_same_load_give_the_same_bytes(serve, rounds):
         alone = [told(http, load(number)) for number in range(CLIENTS)]
         for _ in range(rounds):
             assert answers(server) == alone
-        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        steps = server.service.model.driver.call(statistics_of).steps
         tokens = server.service.ledger.total(LOCAL_TENANT).completion_tokens
         assert steps < tokens, "nobody ever shared a step"
 

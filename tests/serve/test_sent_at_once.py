@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from contract.types import LOCAL_TENANT
-from harness.host.driver import EventStream
+from harness.host.stream_driver import EventStream
 from harness.serve import listen, streams
 from harness.serve.generation import LIGHT_STOP_CHARACTERS, Generation
 from harness.serve.run import Running

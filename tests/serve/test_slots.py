@@ -12,6 +12,7 @@ from harness.serve.llama_cpp import slot_files
 from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
+from tests.serve.engine_child import check_memory, flush_disk
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -71,7 +72,7 @@ def test_a_conversation_goes_on_in_another_server(serve, models, tmp_path, kind,
         warm = continued(http, prompt=talk)
         assert warm["tokens"] == cold["tokens"]
         assert warm["tokens_cached"] >= restored["n_restored"] > 0
-        second.service.model.driver.call(lambda engine: engine.memory.check())
+        second.service.model.driver.call(check_memory)
 
 
 def test_an_erased_conversation_is_computed_again(serve, tmp_path):
@@ -81,9 +82,7 @@ def test_an_erased_conversation_is_computed_again(serve, tmp_path):
         assert continued(http, id_slot=1)["tokens_cached"] > 0
         erased = act(http, "erase", 1)
         assert erased["n_erased"] == before["tokens_evaluated"] + before["tokens_predicted"]
-        disk = server.service.model.driver.call(lambda engine: engine.disk)
-        assert disk is not None
-        disk.flush()
+        server.service.model.driver.call(flush_disk)
         again = continued(http, id_slot=1)
         assert (again["tokens_cached"], again["tokens"]) == (0, before["tokens"])
         other = continued(http, prompt=PROMPT + "Another end.", id_slot=2)

@@ -8,6 +8,7 @@ import pytest
 
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
+from tests.serve.engine_child import tenant_of
 from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
 
@@ -92,7 +93,7 @@ def test_who_is_removed_ends_what_it_began(keyed, http):
             heard += connection.recv(65536)
     told = data_of([line for line in heard.split(b"\n") if line.startswith(b"data: ")])
     assert text_of(told) == text_of(alone)
-    assert not driver.call(lambda engine: 3 in engine.tenants)
+    assert driver.call(tenant_of, 3) is None
 
 
 def text_of(chunks: list[dict[str, object]]) -> str:

@@ -20,6 +20,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from harness.tenants import Account, named_account, read_accounts
+from tests.serve.engine_child import tenant_of
 from tests.serve.http import Http, bearer, posted
 from tests.serve.tenants import write_tenants
 
@@ -189,10 +190,11 @@ def test_a_changed_file_is_in_force(serve, tmp_path, monkeypatch, caplog):
         assert "'royal'" in caplog.text
         path.write_text(f'[tenant.bob]\nid = 2\nmax_slots = 1\nkeys = ["{key_digest(BOB)}"]\n')
         assert http.get("/v1/models", **bearer(fresh)).status == 401
-        slots = server.service.model.driver.call(lambda engine: engine.tenants[2].max_slots)
-        assert slots == 1
-        known = server.service.model.driver.call(lambda engine: 1 in engine.tenants)
-        assert not known
+        driver = server.service.model.driver
+        second = driver.call(tenant_of, 2)
+        assert second is not None
+        assert second.max_slots == 1
+        assert driver.call(tenant_of, 1) is None
 
 
 def test_an_open_address_needs_keys(serve, tmp_path):

@@ -12,8 +12,8 @@ from contract.errors import NonFiniteLogits, ZincError
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.host.answer_text import failure_of
 from harness.host.collectors import ExpertChoices
-from harness.host.driver import EventStream
 from harness.host.pooling import Pool
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import Submission
 from harness.named_adapters import Scales
 from reference.runner import HIDDEN
