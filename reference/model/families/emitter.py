@@ -329,8 +329,7 @@ class Emitter:
         return self.builder.buffer(HIDDEN_TABLE, BufferKind.STATE, F32, shape)
 
     def store_hidden(self, h: View, count: str) -> None:
-        """Emit the copy of the rows of ``h``, one for each of ``count`` ("tokens" or "rows"), to
-        the rows of the table of hidden states that the step's inputs name."""
+        """Emit the copy of ``h``, of "tokens" or "rows", to rows that the step's inputs name."""
         pairs = self.builder.request(HIDDEN_PAIRS, count, 2)
         self.builder.emit(
             Opcode.COPY_ROWS, "store_hidden", source=h, pairs=pairs, target=self.hidden_table
@@ -342,27 +341,28 @@ class Emitter:
         return self.weight(name, None, self.config.vocab, self.config.hidden)
 
     def logits(self, h: View, weight: View, table: View | None = None) -> None:
-        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row,
-        which ``table`` names by another vocabulary if given."""
+        """Emit the logits of the normed output rows ``h``, of all or of frequent tokens, and the
+        sampling of one token per row, which ``table`` names by another vocabulary if given."""
         builder, config = self.builder, self.config
-        rows = self.output_rows
-        logits = builder.output("output.logits", "rows", config.vocab)
+        rows, few = self.output_rows, self.limits.frequent_tokens if table is None else 0
+        if (vocab := min(config.vocab, few or config.vocab)) < config.vocab:
+            weight = View(weight.buffer, rows=vocab)
+        logits = builder.output("output.logits", "rows", vocab)
         after: list[tuple[Opcode, str, dict[str, View | float]]] = []
         if self.has("output.bias"):
             bias = self.parameters("output.bias", None, config.vocab)
+            bias = bias[0:vocab] if vocab < config.vocab else bias
             after.append((Opcode.BIAS_ADD, "lm_head_bias", {"bias": bias}))
         if config.logit_scale != 1.0:
             after.append((Opcode.SCALE, "logit_scale", {"factor": config.logit_scale}))
         if config.logit_cap > 0:
             after.append((Opcode.SOFT_CAP, "logit_cap", {"cap": config.logit_cap}))
-        y = builder.emit(
-            Opcode.LM_HEAD, "lm_head", x=h, weight=weight, logits=None if after else logits
-        )
+        written = None if after else logits
+        y = builder.emit(Opcode.LM_HEAD, "lm_head", x=h, weight=weight, logits=written)
         for n, (opcode, name, operands) in enumerate(after):
             last = n == len(after) - 1
             y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
-        views = logits, rows, self.query, self.resolved
-        emit_tokens(builder, self.limits, config.vocab, *views, table)
+        emit_tokens(builder, self.limits, vocab, logits, rows, self.query, self.resolved, table)
 
 
 Layer = Callable[[Emitter, View, int], View]
