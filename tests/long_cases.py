@@ -3,8 +3,6 @@
 They prove nothing of a kernel, format, family, dialect or fault that no case of ``ci/test`` does:
 they combine the same ones in more ways, or a compiler takes long for them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import defaultdict

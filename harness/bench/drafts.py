@@ -1,8 +1,6 @@
 """Measures drafted tokens: how many are right, the speed against plain decoding, and whether every
 answer is the same."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence

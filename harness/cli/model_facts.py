@@ -20,8 +20,7 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
-from harness.cli.head_facts import head_facts
-from harness.cli.layer_facts import active_parameters, layer_facts
+from harness.cli.layer_facts import active_parameters, head_facts, layer_facts
 from harness.host.drafting import plan_block
 from harness.memory import (
     check_storage,

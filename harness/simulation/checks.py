@@ -1,7 +1,5 @@
 """The invariants of an engine's state, as functions of plain data that do not depend on engines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple

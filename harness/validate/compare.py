@@ -1,7 +1,5 @@
 """Compares two arrays under rule R0, down to the bits."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 

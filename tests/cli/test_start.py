@@ -1,9 +1,6 @@
 """What a start does not do: load what it has no use for, or search for garbage all the while."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -59,7 +56,7 @@ def _started(*words: object) -> tuple[set[str], int, list[int]]:
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
-def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
+def test_a_run_loads_only_what_it_uses(tiny_model, tier):
     """Libraries of other commands, tiers and formats stay where they are."""
     if tier == "opencl":
         need_device(find_device)
@@ -77,13 +74,13 @@ def test_a_run_loads_only_what_it_uses(tiny_model: Path, tier: str) -> None:
     assert set(threads) <= {1}
 
 
-def test_what_only_parses_loads_no_numpy() -> None:
+def test_what_only_parses_loads_no_numpy():
     """It takes most of the time of a command that prints a help or refuses its words; the help
     loads every command."""
     assert "numpy" not in _started("--help")[0]
 
 
-def test_every_command_is_in_the_module_the_table_says() -> None:
+def test_every_command_is_in_the_module_the_table_says():
     """What one module adds is what the table says of it."""
     for module in dict.fromkeys(COMMANDS.values()):
         words = [word for word, name in COMMANDS.items() if name == module]
@@ -94,9 +91,7 @@ def test_every_command_is_in_the_module_the_table_says() -> None:
 @pytest.mark.parametrize(
     ("tier", "loaded"), [("opencl", 1), ("auto", 0), ("native", 0), ("cpu", 0)]
 )
-def test_drivers_are_loaded_ahead_where_the_tier_has_any(
-    monkeypatch: pytest.MonkeyPatch, tier: str, loaded: int
-) -> None:
+def test_drivers_are_loaded_ahead_where_the_tier_has_any(monkeypatch, tier, loaded):
     """Once, while the rest of a run is loaded."""
     calls: list[None] = []
     monkeypatch.setattr(driver, "load_drivers", lambda: calls.append(None))

@@ -1,7 +1,5 @@
 """The command that writes and verifies conformance packages."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import partial
 

@@ -1,7 +1,5 @@
 """A file of tenants: what it declares is what is read, and what is wrong is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -43,7 +41,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path: Path) -> None:
+def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path):
     alice, nightly = (account.tenant for account in read_accounts(written(tmp_path, WHOLE)))
     assert alice == Tenant(1, "alice w.", qos=QosClass.INTERACTIVE)
     assert nightly == Tenant(
@@ -59,14 +57,14 @@ def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path
     ]
 
 
-def test_an_admin_is_an_operator(tmp_path: Path) -> None:
+def test_an_admin_is_an_operator(tmp_path):
     (account,) = read_accounts(written(tmp_path, "[tenant.a]\nid = 1\nadmin = true"))
     assert (account.admin, account.operator, account.tenant.name) == (True, True, "a")
     with pytest.raises(ConfigError, match="admin is 1, not true or false"):
         read_accounts(written(tmp_path, "[tenant.a]\nid = 1\nadmin = 1"))
 
 
-def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
+def test_what_is_read_can_be_registered(tmp_path):
     declared = [account.tenant for account in read_accounts(written(tmp_path, WHOLE))]
     tenants = Tenants(declared, clock=lambda: 0.0)
     assert [tenant.id for tenant in tenants] == [1, 7]
@@ -102,12 +100,12 @@ def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
         ("[tenant.a", "not valid TOML"),
     ],
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_is_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=f"tenants.toml: .*{message}"):
         read_accounts(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none.toml: no such file of tenants"):
         read_accounts(tmp_path / "none.toml")
 
@@ -120,9 +118,7 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from((*KEYS, "name", "slots")), VALUES, max_size=6))
-def test_any_values_are_tenants_or_a_config_error(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
-) -> None:
+def test_any_values_are_tenants_or_a_config_error(tmp_path_factory, values):
     """No value makes reading fail in another way, and what is accepted is valid."""
     lines = [f"{key} = {value}" for key, value in values.items()]
     path = written(tmp_path_factory.mktemp("tenants"), "\n".join(["[tenant.a]", *lines]))
@@ -146,14 +142,14 @@ def test_any_values_are_tenants_or_a_config_error(
         ("operator = 1", "operator is 1, not true or false"),
     ],
 )
-def test_keys_and_operators_are_checked(tmp_path: Path, lines: str, problem: str) -> None:
+def test_keys_and_operators_are_checked(tmp_path, lines, problem):
     """And no key is repeated in an error, in case somebody wrote one down as it is."""
     with pytest.raises(ConfigError, match=problem) as refused:
         read_accounts(written(tmp_path, f"[tenant.a]\nid = 1\n{lines}\n"))
     assert "secret" not in str(refused.value)
 
 
-def test_two_tenants_cannot_share_a_key(tmp_path: Path) -> None:
+def test_two_tenants_cannot_share_a_key(tmp_path):
     key = f'keys = ["sha256:{"a" * 64}"]'
     text = f"[tenant.a]\nid = 1\n{key}\n[tenant.b]\nid = 2\n{key}\n"
     with pytest.raises(ConfigError, match="'a' and 'b' share a key"):

@@ -1,7 +1,5 @@
 """Templates render as in transformers, and messages cannot write control tokens."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from functools import cache

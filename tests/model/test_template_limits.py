@@ -1,8 +1,6 @@
 """A chat template is a stranger's program: its errors are one line, it stays in its sandbox and
 within its limits, and what it is given makes sense."""
 
-from __future__ import annotations
-
 import os
 import signal
 

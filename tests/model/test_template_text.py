@@ -1,15 +1,13 @@
 """Texts that know who wrote them: each operation has the value ``str`` gives it, and each character
 keeps the flag it had."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import TemplateError
 from reference.model.chat_template import ChatTemplate, encode_chat
-from reference.model.template_text import Text, concat, literal, trusted_characters
+from reference.model.template_text import concat, literal, trusted_characters
 from reference.model.tokenizer import load_tokenizer
 from tests.model.rendering import TURNS, render
 from tests.model.tokenizer_data import byte_level_metadata
@@ -37,7 +35,7 @@ def check(result: object, expected: object) -> None:
 
 @settings(deadline=None)
 @given(text, text, st.integers(0, 12), st.sampled_from(["A", "b", " ", "AB", "\n"]))
-def test_methods_keep_track(one: Text, two: Text, width: int, small: str) -> None:
+def test_methods_keep_track(one, two, width, small):
     plain = str.__str__(one)
     for result, expected in (
         (one.split(), plain.split()),
@@ -63,7 +61,7 @@ BRACES = ["{}", "<{}>{}", "{0}{1}{0}", "{:5}|{:>5}|", "{:^7.2}", "{{{}}}{{", "{x
 
 @settings(deadline=None)
 @given(text, text, st.sampled_from(FORMS))
-def test_percent_formatting_keeps_track(one: Text, two: Text, bucket: str) -> None:
+def test_percent_formatting_keeps_track(one, two, bucket):
     by_name = {"x": one, "y": two}
     for values in ((), (one,), (one, two), (7, one, two), (one, 3), by_name):
         if values is by_name and "%(" not in bucket:
@@ -84,7 +82,7 @@ def test_percent_formatting_keeps_track(one: Text, two: Text, bucket: str) -> No
 
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(BRACES), st.text("ab{}<", max_size=4))
-def test_brace_formatting_has_pythons_values(bucket: str, content: str) -> None:
+def test_brace_formatting_has_pythons_values(bucket, content):
     """Rendered as a template, where the fields are the conversation's and the rest is not."""
     source = (
         f"{{{{ {bucket!r}.format(messages[0].content, '<A>', x='<B>', y=messages[0].content) }}}}"
@@ -116,7 +114,7 @@ OPENINGS = [
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_a_control_token_that_a_template_builds_is_one(opening: str) -> None:
+def test_a_control_token_that_a_template_builds_is_one(opening):
     """And one that the conversation writes into the same place is none."""
     source = (
         f"{{% for m in messages %}}{{{{ {opening} }}}}\n{{{{ '%s' % m.content }}}}{{% endfor %}}"
@@ -148,8 +146,8 @@ def test_a_control_token_that_a_template_builds_is_one(opening: str) -> None:
 )
 @pytest.mark.parametrize("content", ["axb", "@0@xb", '@x"@@1@@'])
 def test_what_a_template_puts_into_a_text_of_the_conversation_is_its_own(
-    expression: str, trusted: str, content: str
-) -> None:
+    expression, trusted, content
+):
     source = "{% set c = messages[0].content %}{{ " + expression + " }}"
     rendered = render(source, [{"role": "user", "content": content}])
     found = "".join(rendered.text[start:end] for start, end in rendered.template_spans)
@@ -169,6 +167,6 @@ def test_what_a_template_puts_into_a_text_of_the_conversation_is_its_own(
         ("'<a>'.encode()", "encode"),
     ],
 )
-def test_an_operation_that_cannot_be_followed_is_named(expression: str, names: str) -> None:
+def test_an_operation_that_cannot_be_followed_is_named(expression, names):
     with pytest.raises(TemplateError, match=names):
         render("{{ " + expression + " }}", TURNS)

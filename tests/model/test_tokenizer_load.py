@@ -1,7 +1,5 @@
 """Metadata that cannot be a tokenizer is refused with the file, the key and the reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Rules of encoding and decoding, on vocabularies small enough to read."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import numpy as np

@@ -3,8 +3,6 @@
 A control replaces one ingredient of a definition by a mistake, runs the parity suite's own cases
 through it and asks that at least one comparison fails."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +124,7 @@ CONTROLS = [control_of(row) for row in CONTROLS_BY_RULE.strip().splitlines()]
 
 
 @pytest.mark.parametrize("control", CONTROLS, ids=lambda control: control.label)
-def test_mistake_is_noticed(control: Control, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistake_is_noticed(control, monkeypatch):
     """At least one generated case of the opcode compares unequal; few of them first."""
     cases = [
         case
@@ -153,7 +151,7 @@ def _notices(case: Case, control: Control, monkeypatch: pytest.MonkeyPatch) -> b
 
 
 @pytest.mark.parametrize("opcode", sorted({control.opcode for control in CONTROLS}))
-def test_nothing_is_noticed_without_a_mistake(opcode: Opcode) -> None:
+def test_nothing_is_noticed_without_a_mistake(opcode):
     """The same comparison is silent when nothing was replaced."""
     for case in list(generate(opcode))[::63]:
         operands = fill(case)

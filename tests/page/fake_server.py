@@ -2,8 +2,6 @@
 
 What it answers is decided by the last user message, see ``Fake.answer_to``."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -42,13 +40,9 @@ PIECE_CHARACTERS = 4
 CUT_CHARACTERS = 2 * PIECE_CHARACTERS
 """What comes of an answer that is cut."""
 FACTS = {
-    "tier": "cpu",
-    "device": "test",
-    "context": CONTEXT,
-    "fingerprint": "f0",
-    "slots": 8,
+    "tier": "cpu", "device": "test", "context": CONTEXT, "fingerprint": "f0", "slots": 8,
     "thinking": True,
-}
+}  # fmt: skip
 MODELS: dict[str, Any] = {
     "data": [
         {"id": "tiny", "x_zinc": FACTS},

@@ -1,7 +1,5 @@
 """What the peers are asked to tokenize and to predict."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Servers in this process on a tiny model, and OpenAI's own client for them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -59,14 +57,14 @@ RUNNING: list[Running] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cpu_is_quick_where_tiers_are_not_compared(request: pytest.FixtureRequest) -> None:
+def cpu_is_quick_where_tiers_are_not_compared(request) -> None:
     """Most tests name it because any machine has it."""
     if request.path.stem not in COMPARE_TIERS:
         request.getfixturevalue("cpu_is_quick")
 
 
 @pytest.fixture(scope="session")
-def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+def serve(tiny_model_path, tmp_path_factory) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, repeat_last_n=,
     tier=, aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its
     own. The tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a
@@ -135,14 +133,14 @@ def _rests(server: Running) -> bool:
 
 
 @pytest.fixture(scope="session")
-def server(serve: Serve) -> Iterator[Running]:
+def server(serve) -> Iterator[Running]:
     """One server for the tests that leave it as they found it."""
     with serve() as running_server:
         yield running_server
 
 
 @pytest.fixture(scope="session")
-def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def hermes(serve, tmp_path_factory) -> Iterator[Running]:
     """A server of a model that speaks as Qwen 3 does."""
     folder = tmp_path_factory.mktemp("hermes")
     path, slots = speaking_model(folder, HERMES), folder / "slots"
@@ -151,20 +149,20 @@ def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.fixture
-def http(server: Running) -> Http:
+def http(server) -> Http:
     """Plain HTTP to it."""
     return Http(server.url)
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[OpenAI]:
+def client(server) -> Iterator[OpenAI]:
     """OpenAI's client for it, which tries nothing twice."""
     with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as openai:
         yield openai
 
 
 @pytest.fixture(scope="session")
-def model(tiny_model_path: Path) -> Iterator[Model]:
+def model(tiny_model_path) -> Iterator[Model]:
     """The tiny model, opened."""
     model = open_model(tiny_model_path)
     with model.file:
@@ -172,7 +170,7 @@ def model(tiny_model_path: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="session")
-def grammars(model: Model) -> Iterator[Grammars]:
+def grammars(model) -> Iterator[Grammars]:
     """Grammars over its vocabulary."""
     with closing(Grammars(model.tokenizer, model.config.vocab)) as grammars:
         yield grammars
@@ -189,7 +187,7 @@ class Cancellations:
 
 
 @pytest.fixture
-def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
+def cancellations(monkeypatch) -> Cancellations:
     """Notes cancellations on the thread and under the lock where each happens."""
     noted = Cancellations()
     post, cancel = ThreadedDriver.cancel, Engine.cancel
@@ -210,12 +208,7 @@ def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
 
 
 @pytest.fixture
-def verify(
-    tmp_path: Path,
-    tiny_model_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Verify:
+def verify(tmp_path, tiny_model_path, capsys, monkeypatch) -> Verify:
     """``verify(request, response)``: exit code and what was printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -1,7 +1,5 @@
 """What a server could change in a receipt of a text, and what a verification says of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """Results of calls without the id of their call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -34,9 +32,7 @@ def called(*names: str) -> dict[str, Any]:
         ([{"name": "h"}], None),
     ],
 )
-def test_a_result_is_of_the_first_call_that_waits(
-    results: list[dict[str, Any]], ids: list[str] | None
-) -> None:
+def test_a_result_is_of_the_first_call_that_waits(results, ids):
     """By its name where it has one; an earlier turn's calls wait no more."""
     told = [{"role": "tool", "content": "a", **result} for result in results]
     turns = [called("h"), called("f", "g"), *told]
@@ -56,9 +52,7 @@ def test_a_result_is_of_the_first_call_that_waits(
         ([{}, {}], ["f0", "g1"]),
     ],
 )
-def test_ollama_gives_a_result_to_a_call_that_has_none(
-    results: list[dict[str, Any]], ids: list[str]
-) -> None:
+def test_ollama_gives_a_result_to_a_call_that_has_none(results, ids):
     """Also where an earlier result names its call."""
     calls = [{"id": f"{name}{i}", "function": {"name": name}} for i, name in enumerate("fg")]
     told = [{"role": "tool", "content": "a", **result} for result in results]

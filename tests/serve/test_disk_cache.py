@@ -1,7 +1,5 @@
 """A server that is restarted tells what came from disk."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path
@@ -14,7 +12,6 @@ from harness.serve.run import Running
 from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_process import process
@@ -47,9 +44,7 @@ def flush(server: Running) -> None:
 
 
 @pytest.mark.parametrize("pages", [1, 1 << 20])
-def test_an_answer_says_what_came_from_disk(
-    serve: Serve, tmp_path: Path, pages: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_says_what_came_from_disk(serve, tmp_path, pages, monkeypatch):
     """Also where more pages are on disk than are read before it has a slot."""
     monkeypatch.setattr(disk_module, "READ_BYTES", pages)
     monkeypatch.setattr(row_copies, "BLOCK_ROWS", min(pages, row_copies.BLOCK_ROWS))
@@ -80,7 +75,7 @@ def test_an_answer_says_what_came_from_disk(
         assert health["problem"] == ""
 
 
-def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: Path) -> None:
+def test_a_damaged_file_is_counted_where_operators_look(serve, tmp_path):
     with serve(disk_cache=tmp_path) as first:
         expected = ask(Http(first.url))
         flush(first)
@@ -97,7 +92,7 @@ def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: 
         assert http.get("/health").json["disk_cache"]["ignored"] >= 1
 
 
-def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
+def test_tenants_share_nothing_on_disk(serve, tmp_path):
     file, folder = write_tenants(tmp_path, {"ann": "ann", "bob": "bob"}), tmp_path / "cache"
     with serve(disk_cache=folder, tenants=file) as first:
         ask(Http(first.url), "ann")
@@ -117,9 +112,7 @@ def write_grouped(folder: Path, *grouped: str) -> Path:
     )
 
 
-def test_a_later_group_of_the_same_number_finds_nothing(
-    tiny_model_path: Path, serve: Serve, tmp_path: Path
-) -> None:
+def test_a_later_group_of_the_same_number_finds_nothing(tiny_model_path, serve, tmp_path):
     """The file is changed while a server is down that was killed, and while one runs."""
     file, folder = write_grouped(tmp_path, "ann", "bob"), tmp_path / "cache"
     words = ("--disk-cache", str(folder), "--tenants", str(file))
@@ -141,9 +134,7 @@ def test_a_later_group_of_the_same_number_finds_nothing(
         assert ask(Http(fourth.url), "carl")["x_zinc"]["cached"]["from_disk"] > 0
 
 
-def test_the_queue_is_written_before_a_signal_ends_the_server(
-    tiny_model_path: Path, serve: Serve, tmp_path: Path
-) -> None:
+def test_the_queue_is_written_before_a_signal_ends_the_server(tiny_model_path, serve, tmp_path):
     words = ("--disk-cache", str(tmp_path / "cache"), "--disk-cache-size", "50MB")
     with process(tiny_model_path, tmp_path, *words) as (server, http):
         expected = ask(http)
@@ -157,7 +148,7 @@ def test_the_queue_is_written_before_a_signal_ends_the_server(
         assert answer["x_zinc"]["cached"]["from_disk"] > 0
 
 
-def test_an_llm_finds_what_an_earlier_one_computed(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_an_llm_finds_what_an_earlier_one_computed(tiny_model_path, tmp_path):
     outputs = []
     for _ in range(2):
         with LLM(

@@ -1,7 +1,5 @@
 """Receipts against other models, hostile files and servers that lie about their model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -28,7 +26,7 @@ from harness.synth.write import write_synthetic
 from reference.model.gguf.file import open_gguf
 from tests.changed_models import write_changed
 from tests.named_tiers import on_each
-from tests.serve.conftest import ALL_TOKENS, Serve
+from tests.serve.conftest import ALL_TOKENS
 from tests.serve.http import Http
 from tests.serve.receipt_lies import open_verifier, problems
 
@@ -41,7 +39,7 @@ TIERS = ("cpu", "native", "opencl", "vulkan")
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Models:
+def models(tiny_model_path, tmp_path_factory) -> Models:
     """The model that is promised, and those that others put in its place."""
     folder = tmp_path_factory.mktemp("models")
 
@@ -80,9 +78,7 @@ def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> M
 
 
 @pytest.fixture(scope="module")
-def made(
-    serve: Serve, models: Models, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Json]:
+def made(serve, models, tmp_path_factory) -> Callable[[str], Json]:
     """``made(name)``: the receipts, of a chat and of a text, of a server of that model."""
     folder, known = tmp_path_factory.mktemp("receipts"), dict[str, Json]()
 
@@ -103,7 +99,7 @@ def made(
 
 
 @pytest.fixture(scope="module")
-def opened(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+def opened(models, tmp_path_factory) -> Iterator[Opened]:
     """``opened(name, tier)``: a model that verifies, until another one is asked for. The tier makes
     the digests; on the CPU tier they are made of rows by the rule."""
     digests = tmp_path_factory.mktemp("digests") / "digests.json"
@@ -135,9 +131,7 @@ def opened(models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     ],
 )
 @pytest.mark.parametrize("tier", ["cpu", "native"])
-def test_another_model_is_named(
-    made: Callable[[str], Json], opened: Opened, name: str, said: str, tier: str
-) -> None:
+def test_another_model_is_named(made, opened, name, said, tier):
     """The receipt is of one file, and the verifier has another."""
     found = problems(made("own")["chat"], opened(name, tier))
     assert any(problem.startswith(said) for problem in found), found
@@ -147,14 +141,7 @@ def test_another_model_is_named(
 @pytest.mark.parametrize(
     ("tier", "name"), on_each(TIERS, ("one bit", "same shape", "quantization"), "one bit")
 )
-def test_a_server_that_lies_about_its_model_is_caught(
-    made: Callable[[str], Json],
-    opened: Opened,
-    tmp_path: Path,
-    name: str,
-    sample: int | None,
-    tier: str,
-) -> None:
+def test_a_server_that_lies_about_its_model_is_caught(made, opened, tmp_path, name, sample, tier):
     """It computes with another file, claims the promised one's digest and signs: the bits differ,
     at the first step and in every sample, on every tier that verifies."""
     lie, own = made(name)["text"], made("own")["text"]
@@ -167,9 +154,7 @@ def test_a_server_that_lies_about_its_model_is_caught(
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_server_that_lies_about_its_template_is_caught(
-    made: Callable[[str], Json], opened: Opened, tmp_path: Path, tier: str
-) -> None:
+def test_a_server_that_lies_about_its_template_is_caught(made, opened, tmp_path, tier):
     lie, own = made("template")["chat"], made("own")["chat"]
     for name in ("model", "template"):
         lie["payload"][name] = own["payload"][name]
@@ -178,7 +163,7 @@ def test_a_server_that_lies_about_its_template_is_caught(
     assert found[0].startswith("prompt: choice 0: ")
 
 
-def test_a_hundred_megabytes_are_refused(tmp_path: Path) -> None:
+def test_a_hundred_megabytes_are_refused(tmp_path):
     """Before they are read, in one line or in many values."""
     path = tmp_path / "large.json"
     for piece in (b"a" * (1 << 20), b"[0]," * (1 << 18)):
@@ -192,14 +177,14 @@ def test_a_hundred_megabytes_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [0, VERSION + 1, "1", None, 10**30, [1]])
-def test_an_unknown_version_is_named(made: Callable[[str], Json], version: object) -> None:
+def test_an_unknown_version_is_named(made, version):
     document = made("own")["text"]
     document["payload"]["receipt"] = version
     with pytest.raises(ConfigError, match="version: receipts of version"):
         parse_receipt(json.dumps(document).encode(), "receipt")
 
 
-def test_every_field_is_needed_and_of_its_type(made: Callable[[str], Json]) -> None:
+def test_every_field_is_needed_and_of_its_type(made):
     """A hostile receipt is refused, or its problems are named; nothing fails otherwise."""
     document = made("own")["text"]
     for name in document["payload"]:
@@ -234,9 +219,7 @@ def test_every_field_is_needed_and_of_its_type(made: Callable[[str], Json]) -> N
         {"finish": ""},
     ],
 )
-def test_a_hostile_choice_is_named(
-    made: Callable[[str], Json], opened: Opened, tmp_path: Path, change: Json
-) -> None:
+def test_a_hostile_choice_is_named(made, opened, tmp_path, change):
     """Signed, so that only its sense can be wrong; whole and by sample."""
     document = made("own")["text"]
     document["payload"]["choices"][0] |= change
@@ -246,9 +229,7 @@ def test_a_hostile_choice_is_named(
 
 
 @pytest.mark.parametrize("change", [{"results": ["0" * 64]}, {"number": -5}, {"number": 0}])
-def test_what_no_receipt_of_an_answer_says_is_named(
-    made: Callable[[str], Json], opened: Opened, tmp_path: Path, change: Json
-) -> None:
+def test_what_no_receipt_of_an_answer_says_is_named(made, opened, tmp_path, change):
     """Results of another kind of receipt, which nothing computes again, and an impossible number;
     signed."""
     document = made("own")["text"]
@@ -262,9 +243,7 @@ def test_what_no_receipt_of_an_answer_says_is_named(
     "request_text",
     ["", "[]", "{", "{}", '{"prompt": []}', '{"prompt": "abc", "n": 128}', '{"prompt": [999999]}'],
 )
-def test_a_hostile_request_is_named(
-    made: Callable[[str], Json], opened: Opened, tmp_path: Path, request_text: str
-) -> None:
+def test_a_hostile_request_is_named(made, opened, tmp_path, request_text):
     document = made("own")["text"]
     document["payload"]["request"] = request_text
     document = signed_document(document["payload"], document["leaves"], open_key(tmp_path))
@@ -274,9 +253,7 @@ def test_a_hostile_request_is_named(
 
 
 @pytest.mark.parametrize("sample", [None, 3])
-def test_a_request_that_this_engine_refuses_is_named(
-    made: Callable[[str], Json], opened: Opened, tmp_path: Path, sample: int | None
-) -> None:
+def test_a_request_that_this_engine_refuses_is_named(made, opened, tmp_path, sample):
     """Penalties that look further back than the verifying engine has room for."""
     document = made("own")["text"]
     request = {**json.loads(document["payload"]["request"]), "repetition_penalty": 1.2}
@@ -289,13 +266,7 @@ def test_a_request_that_this_engine_refuses_is_named(
     assert "repeat_last_n" in problem
 
 
-def test_the_command_verifies(
-    made: Callable[[str], Json],
-    models: Models,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_command_verifies(made, models, tmp_path, capsys, monkeypatch):
     """A receipt, a sample of it, a changed one, and a chain that is not whole."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -1,10 +1,7 @@
 """Leaves of receipts that replicas make: those of one engine, also where a request moves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +23,7 @@ REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, se
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+def model(tiny_model_path, tmp_path_factory) -> Iterator[ServedModel]:
     with ExitStack() as owned:
         session = SessionOptions(tier="cpu", context=256, slots=2, digests=True)
         digests = tmp_path_factory.mktemp("digests") / "digests.json"
@@ -35,7 +32,7 @@ def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def expected(model: ServedModel) -> tuple[list[int], list[str]]:
+def expected(model) -> tuple[list[int], list[str]]:
     """The tokens and leaves of one engine's answer."""
     generation = Generation(model, [REQUEST], leaves=VERSION)
     for events in generation.taken(1.0):
@@ -57,25 +54,15 @@ def follow(model: ServedModel, requested: ReplicaRequest, tokens: tuple[int, ...
         leaves_from, leaves = job.new_leaves()
         requested.receive(
             RequestUpdate(
-                "r",
-                events,
-                0,
-                0,
-                True,
-                model.driver.statistics,
-                digested=digested,
-                digests=digests,
-                leaves_from=leaves_from,
-                leaves=leaves,
-            )
-        )
+                "r", events, 0, 0, True, model.driver.statistics, digested=digested,
+                digests=digests, leaves_from=leaves_from, leaves=leaves,
+            ),
+        )  # fmt: skip
 
 
 @pytest.mark.parametrize("moved", [0, 5])
 @pytest.mark.parametrize("hashed", [False, True])
-def test_leaves_are_those_of_one_engine(
-    model: ServedModel, expected: tuple[list[int], list[str]], moved: int, hashed: bool
-) -> None:
+def test_leaves_are_those_of_one_engine(model, expected, moved, hashed):
     """From the beginning, after tokens of another replica, and beside a hash of whole rows."""
     tokens, leaves = expected
     sink: RowDigests | BothSinks

@@ -1,7 +1,5 @@
 """Answers of models that leave marks out, whose values hold calls, or whose thoughts never end."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -56,7 +54,7 @@ REST = "<parameter=content>\nhi\n"
     ],
 )
 @pytest.mark.parametrize("pieces", [False, True])
-def test_a_tagged_call_is_read_with_tags_missing(text: str, pieces: bool) -> None:
+def test_a_tagged_call_is_read_with_tags_missing(text, pieces):
     """The closing ones of a value, of the function and of the call, and the opening one."""
     for before, after in (("", ""), ("So:\n", ""), ("", "\nDone.")):
         if after and not text.rstrip().endswith(("</tool_call>", "</function>")):
@@ -101,9 +99,7 @@ TWICE: list[tuple[CallSyntax, str]] = [
 @pytest.mark.parametrize(("syntax", "text"), TWICE, ids=str)
 @pytest.mark.parametrize("size", [1, 7, 1000])
 @pytest.mark.parametrize("before", ["", "So:\n"])
-def test_two_calls_are_read_with_marks_missing_between_them(
-    syntax: CallSyntax, text: str, size: int, before: str
-) -> None:
+def test_two_calls_are_read_with_marks_missing_between_them(syntax, text, size, before):
     text = before + text
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     _, content, calls = read(syntax, pieces, functions=WRITE)
@@ -113,9 +109,7 @@ def test_two_calls_are_read_with_marks_missing_between_them(
 
 @pytest.mark.parametrize("between", ["; ", ";", ", ", "\n", ""])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(
-    between: str, size: int
-) -> None:
+def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(between, size):
     """A value may hold what stands between calls, and behind them nothing else may stand."""
     one = '{"name": "write", "parameters": {"path": "a.txt", "content": "}; {"}}'
     text = between.join([one, one, one])
@@ -139,7 +133,7 @@ def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(
         ('{"arguments": {}}', None),
     ],
 )
-def test_arguments_that_are_missing_or_named_otherwise(body: str, arguments: Any) -> None:
+def test_arguments_that_are_missing_or_named_otherwise(body, arguments):
     text = f"<tool_call>\n{body}\n</tool_call>"
     _, content, calls = read(HERMES, list(text), functions=WRITE)
     if arguments is None:
@@ -156,12 +150,12 @@ OBJECTS = [
 
 @pytest.mark.parametrize("text", OBJECTS)
 @pytest.mark.parametrize("size", [1, 5, 1000])
-def test_an_object_that_nothing_closes_as_a_call_is_text(text: str, size: int) -> None:
+def test_an_object_that_nothing_closes_as_a_call_is_text(text, size):
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     assert read(HERMES, pieces, functions=WRITE) == ("", text, [])
 
 
-def test_an_object_that_is_no_call_holds_up_no_thought() -> None:
+def test_an_object_that_is_no_call_holds_up_no_thought():
     """What comes behind it is sent before the thought ends."""
     form = ReplyForm(Dialect(HERMES, REASONING[0], {}), WRITE, thinking=True)
     for text in OBJECTS[:2]:
@@ -214,7 +208,7 @@ HOLDING = [*SYNTAXES[:-1], MistralCalls(named=True)]
 
 @pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
 @pytest.mark.parametrize("pieces", [False, True])
-def test_a_value_may_hold_a_whole_call(syntax: CallSyntax, pieces: bool) -> None:
+def test_a_value_may_hold_a_whole_call(syntax, pieces):
     """Of its own syntax or of another: it is part of the value, and the call is whole."""
     for other in HOLDING:
         inner = literal_call(other, {"path": "b", "content": "c"})
@@ -231,7 +225,7 @@ def test_a_value_may_hold_a_whole_call(syntax: CallSyntax, pieces: bool) -> None
             assert content == ""
 
 
-def test_a_value_that_only_mentions_a_call_ends_where_it_ends() -> None:
+def test_a_value_that_only_mentions_a_call_ends_where_it_ends():
     """The opening tag of another call alone; and the next call is read too."""
     value = "write <function=write> first, or <tool_call>"
     one = literal_call(XmlCalls(), {"path": "a", "content": value})
@@ -251,14 +245,14 @@ def test_a_value_that_only_mentions_a_call_ends_where_it_ends() -> None:
         *("<function=\nwrite>", "<function=", "a </tool_call> b", "<function=write"),
     ],
 )
-def test_a_tag_that_opens_no_call_is_text(text: str) -> None:
+def test_a_tag_that_opens_no_call_is_text(text):
     assert read(XmlCalls(), list(text), functions=WRITE) == ("", text, [])
     assert read(XmlCalls(), [text], functions=WRITE) == ("", text, [])
 
 
 @pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
 @pytest.mark.parametrize("pieces", [False, True])
-def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces: bool) -> None:
+def test_a_call_ends_a_thought_that_nothing_else_ends(syntax, pieces):
     call = literal_call(syntax, WRITTEN_CALL)
     many = 2 if syntax.begins_each_call else 1
     text = f"<think>let me see {call}" + f"\n{call}" * (many - 1)
@@ -276,7 +270,7 @@ def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces
         assert said == (malformed, "", [])
 
 
-def test_text_after_a_call_that_ended_a_thought_is_text() -> None:
+def test_text_after_a_call_that_ended_a_thought_is_text():
     call = literal_call(HERMES, WRITTEN_CALL)
     options: dict[str, Any] = {"reasoning": REASONING[0], "functions": WRITE, "thinking": True}
     told = read(HERMES, [f"hm {call} done"], **options)
@@ -285,7 +279,7 @@ def test_text_after_a_call_that_ended_a_thought_is_text() -> None:
 
 
 @pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
-def test_a_forced_call_that_the_limit_cut_is_no_text(syntax: CallSyntax) -> None:
+def test_a_forced_call_that_the_limit_cut_is_no_text(syntax):
     """Wherever it is cut; a whole one before it counts. The control: unforced, it is text."""
     call = literal_call(syntax, WRITTEN_CALL)
     for end in range(1, len(call)):
@@ -311,9 +305,7 @@ FENCED_CALL = '```json\n{"name": "write", "arguments": {"path": "a.txt", "conten
         (f"<tool_call>\n{FENCED_CALL[8:-4]}\n</tool_call>\n{FENCED_CALL}", "", 2),
     ],
 )
-def test_fenced_calls_are_read(
-    text: str, content: str, count: int, size: int, enforced: bool
-) -> None:
+def test_fenced_calls_are_read(text, content, count, size, enforced):
     """Beside a grammar for other calls, too, where a fence is text to the grammar."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     _, said, calls = read(FENCED, pieces, functions=WRITE, enforced=enforced, exact=enforced)
@@ -326,32 +318,29 @@ def test_fenced_calls_are_read(
 @pytest.mark.parametrize(
     "text",
     [
-        '```json\n{"a": 1}\n``` and more',
-        '```json\n{"name": "other", "arguments": {}}\n```',
+        '```json\n{"a": 1}\n``` and more', '```json\n{"name": "other", "arguments": {}}\n```',
         '```json\n{"name": "free"}\n```',
         '```json\n{"name": "free", "description": "x", "arguments": {}}\n```',
         '```json\n{"name": "free", "parameters": {"type": "object"}}\n```',
         '```json\n{"name": "free", "arguments": {}}',
         '```json\n{"name": "free", "arguments": {"a": "```"}\n``` }',
         '```json\n{"name": "free", "arguments": {}} and\n```',
-        '```python\n{"name": "free", "arguments": {}}\n```',
-        "```json\n```",
-        "```js",
+        '```python\n{"name": "free", "arguments": {}}\n```', "```json\n```", "```js",
     ],
-)
-def test_other_fenced_texts_stay_texts(text: str, size: int, enforced: bool) -> None:
+)  # fmt: skip
+def test_other_fenced_texts_stay_texts(text, size, enforced):
     """Descriptions of functions, other functions, unfinished and other objects."""
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     _, said, calls = read(FENCED, pieces, functions=WRITE, enforced=enforced, exact=enforced)
     assert (said, calls) == (text, [])
 
 
-def test_fences_stay_text_where_the_model_has_marks_of_its_own() -> None:
+def test_fences_stay_text_where_the_model_has_marks_of_its_own():
     _, said, calls = read(HERMES, list(FENCED_CALL), functions=WRITE, exact=True)
     assert (said, calls) == (FENCED_CALL, [])
 
 
-def test_marks_in_a_string_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_in_a_string_are_looked_at_once(monkeypatch):
     """Mistral's calls, which end with the answer, are divided at marks outside of strings."""
     seen = 0
     is_inside = StringScanner.is_inside

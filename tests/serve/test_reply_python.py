@@ -1,7 +1,5 @@
 """Calls in Python as LFM 2 writes them, in any two pieces; what is none of them is text."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -44,7 +42,7 @@ BAD_PYTHON = (
         ("[get_weather()]", {}),
     ],
 )  # fmt: skip
-def test_python_and_json_between_the_marks_of_lfm2(body: str, arguments: dict[str, Any]) -> None:
+def test_python_and_json_between_the_marks_of_lfm2(body, arguments):
     """Whole and cut at every place."""
     text = f"so:<|tool_call_start|>{body}<|tool_call_end|>"
     for pieces in ([text], *([text[:n], text[n:]] for n in range(len(text))), list(text)):
@@ -54,7 +52,7 @@ def test_python_and_json_between_the_marks_of_lfm2(body: str, arguments: dict[st
 
 
 @pytest.mark.parametrize("body", BAD_PYTHON)
-def test_what_is_no_call_is_text(body: str) -> None:
+def test_what_is_no_call_is_text(body):
     """Whole and cut at every place, as far as that does not take too long."""
     text = f"so: \n<|tool_call_start|>{body}<|tool_call_end|> "
     pairs = ([text[:n], text[n:]] for n in range(min(len(text), 200)))
@@ -62,16 +60,14 @@ def test_what_is_no_call_is_text(body: str) -> None:
         assert read(PythonCalls(), pieces) == ("", text, [])
 
 
-def test_half_of_a_pair_of_surrogates_can_be_sent() -> None:
+def test_half_of_a_pair_of_surrogates_can_be_sent():
     text = '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "\\ud83d"}}]</TOOLCALL>'
     ((_, arguments),) = read(LISTED, [text])[2]
     assert json.loads(arguments.encode().decode()) == {"city": "\ud83d"}
 
 
 @pytest.mark.parametrize("syntax", [LlamaCalls(), PythonAnswer()])
-def test_a_value_of_many_lists_is_parsed_once(
-    syntax: CallSyntax, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_value_of_many_lists_is_parsed_once(syntax, monkeypatch):
     """Each of its brackets could end the calls: to parse there takes the square of its length."""
     parsed: list[str] = []
     parse = type(syntax).parse

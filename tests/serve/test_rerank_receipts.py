@@ -1,7 +1,5 @@
 """Receipts of ranked documents: verified by another tier, and each change is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +13,6 @@ from harness.serve.model import ModelOptions, ServedModel
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.rerank import INSTRUCTION, TEMPLATE
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.receipt_lies import open_verifier, problems
 from tests.serve.speaking_models import CONTEXT, templated_model
@@ -30,19 +27,19 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     template = {"tokenizer.chat_template.rerank": TEMPLATE.replace("{instruction}", INSTRUCTION)}
     folder = tmp_path_factory.mktemp("reranker")
     return templated_model(folder, "reranker", PLAIN, ("yes", "no"), **template)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("receipts") / "folder"
 
 
 @pytest.fixture(scope="module")
-def made(serve: Serve, path: Path, folder: Path) -> str:
+def made(serve, path, folder) -> str:
     """The receipt of an answer that tells two of four documents."""
     with serve(path=path, context=CONTEXT, receipts=folder) as server:
         http = Http(server.url)
@@ -55,9 +52,7 @@ def made(serve: Serve, path: Path, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], ServedModel]]:
+def opened(path, tmp_path_factory) -> Iterator[Callable[[str], ServedModel]]:
     digests = tmp_path_factory.mktemp("digests") / "digests.json"
     with ExitStack() as owned:
         known: dict[str, ServedModel] = {}
@@ -73,7 +68,7 @@ def opened(
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
-def test_it_verifies(made: str, opened: Callable[[str], ServedModel], tier: str) -> None:
+def test_it_verifies(made, opened, tier):
     """Every document has a result, also those that the answer leaves out."""
     document = json.loads(made)
     assert len(document["payload"]["results"]) == 4
@@ -102,9 +97,7 @@ CHANGES: dict[str, tuple[Callable[[Json], object], str]] = {
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_that_is_signed_is_named(
-    made: str, opened: Callable[[str], ServedModel], folder: Path, what: str
-) -> None:
+def test_a_change_that_is_signed_is_named(made, opened, folder, what):
     document = json.loads(made)
     change, named = CHANGES[what]
     change(document["payload"])
@@ -113,9 +106,7 @@ def test_a_change_that_is_signed_is_named(
     assert any(problem.startswith(named) for problem in found), found
 
 
-def test_a_change_without_the_key_breaks_the_signature(
-    made: str, opened: Callable[[str], ServedModel]
-) -> None:
+def test_a_change_without_the_key_breaks_the_signature(made, opened):
     document = json.loads(made)
     swap_results(document["payload"])
     assert problems(document, opened("cpu"))[0].startswith("signature: ")

@@ -1,7 +1,5 @@
 """Runs to record: requests of all kinds through an engine, and recurrent states moved about."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
