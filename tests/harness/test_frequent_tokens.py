@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from contract.records import QUERY_TOKEN
 from contract.types import SamplingParams
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from reference.engine import drafter
 from reference.engine.drafter import MOST_RARE, RECENT_TOKENS, DraftRequest, are_frequent
-from reference.runner import ModelRunner, StepInput
+from reference.limits import Limits
+from reference.model.open import open_model
+from reference.runner import LOGITS, ModelRunner, StepInput
+from reference.sched.slots import sampling_record
 from tests.engine.headed_models import block_model, head_of
 from tests.engine.test_draft_block import drafting_model
 from tests.long_cases import long_except
 from tests.named_tiers import open_by_name
 
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
+TIERS = "cpu", "native", "opencl", "vulkan"
 FREQUENT = 256
 """Of 300 tokens."""
 PROMPTS = {"frequent": range(7, 40), "rare": range(260, 293)}
@@ -45,9 +52,7 @@ def paths(
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-@pytest.mark.parametrize(
-    "tier", long_except(("cpu", "native", "opencl", "vulkan"), "cpu", "native")
-)
+@pytest.mark.parametrize("tier", long_except(TIERS, "cpu", "native"))
 def test_answers_are_the_same(
     paths: tuple[Path, Path | None], tier: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,3 +94,22 @@ def test_where_rare_tokens_are_few(rare: int) -> None:
     assert are_frequent([old], FREQUENT)
     assert are_frequent([old, few], FREQUENT) == are_frequent([few], FREQUENT)
     assert are_frequent([few], FREQUENT) == (rare * MOST_RARE <= 64)
+
+
+@pytest.mark.parametrize("tier", long_except(TIERS, "cpu", "native"))
+@pytest.mark.parametrize("family", ["phi2", "gemma2", "command-r"])
+def test_logits_are_the_first_of_all(
+    synthetic_model: SyntheticModel, family: str, tier: str
+) -> None:
+    """With a bias, a cap and a scale behind the product."""
+    limits = Limits(slots=1, context=32, pages=2)
+    model = open_model(synthetic_model(architecture=family))
+    with open_by_name(tier) as opened, closing(model):
+        few = model.graph(replace(limits, frequent_tokens=FREQUENT))
+        query, pages = np.zeros(1, QUERY_TOKEN), np.arange(2, dtype=np.int32)[None]
+        sampling = np.array([sampling_record(SAMPLINGS[0], 0, 1)])
+        step = StepInput(query, np.zeros(1, np.int32), sampling, pages, (LOGITS,))
+        with ModelRunner(model, opened, limits, frequent=few) as runner:
+            whole, part = (runner.step(replace(step, frequent=value)) for value in (False, True))
+    assert part.logits.shape[1] == FREQUENT < whole.logits.shape[1]
+    assert np.array_equal(part.logits, whole.logits[:, :FREQUENT])
