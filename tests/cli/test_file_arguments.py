@@ -11,6 +11,7 @@ from accel.native.plan_export import _written
 from contract.errors import CatalogError, ZincError
 from harness.conformance.package import write_archive
 from reference.model.gguf.writer import write_gguf
+from tests.tables import table
 
 
 def plan(path: Path) -> None:
@@ -39,24 +40,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path, write):
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "hi", "--receipt", ""),
-        ("run", "hi", "--trace", ""),
-        ("run", "hi", "--timeline", ""),
-        ("verify", ""),
-        ("verify", "request.json", ""),
-        ("replay", ""),
-        ("asm", ""),
-        ("export-plan", ""),
-        ("tenants", "check", ""),
-        ("receipts", "list", "--receipts", ""),
-        ("synth", "--arch", "llama", "--out", ""),
-        ("conformance", "--verify", ""),
-        ("card-test", "--out", ""),
-        ("config", "init", "--config", ""),
-    ],
-    ids=" ".join,
+    "words", table(__file__, "test_file_arguments")["an_empty_path_is_refused"], ids=" ".join
 )
 def test_an_empty_path_is_refused(zinc, tmp_path, monkeypatch, words):
     """It is neither the folder one is in, nor the default."""
@@ -73,14 +57,7 @@ def test_an_empty_path_is_refused(zinc, tmp_path, monkeypatch, words):
 )
 @pytest.mark.parametrize(
     "words",
-    [
-        ("run", "hi", "--tier", "cpu", "--receipt"),
-        ("run", "hi", "--tier", "cpu", "--trace"),
-        ("chat", "--tier", "cpu", "--timeline"),
-        ("conformance", "--tier", "cpu", "--out"),
-        ("card-test", "--device", "simulated", "--out"),
-        ("bench", "--plot"),
-    ],
+    table(__file__, "test_file_arguments")["an_output_that_cannot_be_is_refused_first"],
     ids=lambda words: f"{words[0]} {words[-1]}",
 )
 def test_an_output_that_cannot_be_is_refused_first(
@@ -181,17 +158,11 @@ def test_a_folder_that_is_not_there_yet_is_made(zinc, tmp_path, fetched, name):
     assert "no download here" in result.err
 
 
-@pytest.mark.parametrize("words", [
-    ("run", "hi", "--tier", "metal"), ("chat", "--tier", "intel"), ("serve", "--tier", "metal"),
-    ("score", "file", "--tier", "metal"), ("run", "hi", "--device", "no such card"),
-    ("run", "hi", "--tier", "cpu", "--device", "no such processor"),
-    ("bench", "--tiers", "metal"), ("bench", "--tiers", "cpu,intel"),
-    ("bench", "--device", "no such processor"), ("bench", "--serve", "--tiers", "metal"),
-    ("bench", "--rates", "9", "--tiers", "metal"), ("bench", "--server", "--tiers", "metal"),
-    ("bench", "--drafts", "--draft-model", "qwen3-0.6b", "--tiers", "metal"),
-    ("bench", "--server", "--tiers", "native:2"), ("validate", "--tiers", "cpu,metal"),
-    ("validate", "--device", "no such processor"),
-], ids=" ".join)  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    table(__file__, "test_file_arguments")["a_tier_that_is_not_there_fetches_no_model"],
+    ids=" ".join,
+)
 def test_a_tier_that_is_not_there_fetches_no_model(zinc, tmp_path, fetched, words):
     (tmp_path / "file").write_text("text")
     result = zinc(*(tmp_path / word if word == "file" else word for word in words))
@@ -263,17 +234,7 @@ def files_in(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("kind", ["model", "link", "hard link", "read"])
 @pytest.mark.parametrize(
     "words",
-    [
-        ("run", "--file", "read", "--tier", "cpu", "--receipt"),
-        ("logits", "--tokens", "1", "--tier", "cpu", "--out"),
-        ("graph", "--out"),
-        ("conformance", "--tier", "cpu", "--must-pass", "read", "--out"),
-        ("conformance", "--tier", "cpu", "--waivers", "read", "--out"),
-        ("card-test", "--device", "simulated", "--must-pass", "read", "--out"),
-        ("asm", "read", "--output"),
-        ("synth", "--arch", "llama", "--tokenizer-from", "read", "--out"),
-        ("synth", "--arch", "llama", "--out", "new", "--tokenizer-from", "read", "--eagle-out"),
-    ],
+    table(__file__, "test_file_arguments")["no_command_writes_over_what_is_read_or_a_model"],
     ids=lambda words: " ".join(word for word in words if word.startswith("-") or word == words[0]),
 )
 def test_no_command_writes_over_what_is_read_or_a_model(

@@ -20,6 +20,7 @@ from contract.types import (
     Tenant,
     TokenEvent,
 )
+from tests.tables import table
 
 
 def test_defaults_are_greedy_and_valid():
@@ -68,15 +69,7 @@ def test_everything_in_range_is_accepted(sampling):
 
 
 @pytest.mark.parametrize(
-    ("changes", "penalizes"),
-    [
-        ({"repeat_penalty": 1.1}, True),
-        ({"presence_penalty": 0.1}, True),
-        ({"frequency_penalty": -0.1}, True),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
-        ({"temperature": 1.0, "top_k": 5}, False),
-    ],
-    ids=str,
+    ("changes", "penalizes"), table(__file__, "test_types")["only_penalties_look_back"], ids=str
 )
 def test_only_penalties_look_back(changes, penalizes):
     assert dataclasses.replace(SamplingParams(), **changes).penalizes is penalizes

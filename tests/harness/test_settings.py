@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from contract.dtypes import DEFAULT_KV
 from contract.errors import ConfigError
 from harness.settings import CONFIG_ENV, SETTINGS, Settings, add_flags, resolve
+from tests.tables import table
 
 ALL = list(SETTINGS)
 
@@ -141,16 +142,7 @@ def test_bad_value_in_the_file_names_file_and_key(tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("cors", "*"),
-        ("cors", "null"),
-        ("cors", "http://localhost:3000/"),
-        ("cors", "https://a.example.org,chrome-extension://abcdefgh"),
-        ("cors", "http://[::1]:3000"),
-        ("allowed_hosts", "chat.example.org, 10.0.0.7,my_box"),
-        ("allowed_hosts", "::1"),
-    ],
+    ("name", "text"), table(__file__, "test_settings")["names_that_a_request_may_have_are_accepted"]
 )
 def test_names_that_a_request_may_have_are_accepted(name, text):
     flag = f"--{name.replace('_', '-')}"

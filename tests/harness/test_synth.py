@@ -33,6 +33,7 @@ from tests.families_table import DENSE as DENSE_MODELS
 from tests.families_table import FAMILIES
 from tests.needs import need_file
 from tests.paths import ROOT, VOCAB
+from tests.tables import table
 
 NARROW = {"hidden": 64, "head_dim": 16, "feed_forward": 96, "vocab": 300}
 VARIANTS = {
@@ -181,16 +182,7 @@ def test_mixture_of_q4_k_m():
 
 @pytest.mark.parametrize(
     ("quant", "columns", "expected"),
-    [
-        ("q4_k", 96, "q5_0"),
-        ("q5_k", 96, "q5_1"),
-        ("q6_k", 96, "q8_0"),
-        ("q4_k_m", 96, "q8_0"),
-        ("q4_0", 96, "q4_0"),
-        ("q4_k", 72, "f16"),
-        ("q8_0", 72, "f16"),
-        ("bf16", 72, "bf16"),
-    ],
+    table(__file__, "test_synth")["rows_that_are_not_whole_blocks_fall_back"],
 )
 def test_rows_that_are_not_whole_blocks_fall_back(quant, columns, expected):
     spec = sized_spec("tiny", quant=quant, feed_forward=columns)

@@ -10,6 +10,7 @@ from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
 from harness.tenants import KEYS, read_accounts
 from reference.sched.tenants import Tenants
+from tests.tables import table
 
 WHOLE = """
 [tenant.nightly]
@@ -71,34 +72,7 @@ def test_what_is_read_can_be_registered(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "[tenant.a]\nid = 1\nmax_slots = 0",
-            "tenant 'a': max_slots is 0, not a whole number from 1",
-        ),
-        ("[tenant.a]\nid = 1\nmax_slots = true", "tenant 'a': max_slots is True"),
-        ("[tenant.a]\nid = 1\nmax_kv_pages = 2.5", "tenant 'a': max_kv_pages is 2.5"),
-        ("[tenant.a]\nid = 1\nweight = 0", "tenant 'a': weight is 0"),
-        ("[tenant.a]\nid = 1\nweight = nan", "tenant 'a': weight is nan"),
-        ("[tenant.a]\nid = 1\nweight = inf", "weight is inf, not a finite number above 0"),
-        ("[tenant.a]\nid = 1\nreserved_pages = 9999", "reserved_pages is 9999.* 4096"),
-        ("[tenant.a]\nid = 1\nqos = 'urgent'", "tenant 'a': qos is 'urgent', not one of 'inter"),
-        ("[tenant.a]\nid = 1\nqos = ['batch']", "tenant 'a': qos is "),
-        ("[tenant.a]\nid = '1'", "tenant 'a': id is '1', not a whole number from 0 to 4294967295"),
-        ("[tenant.a]\nid = -1", "tenant 'a': id is -1"),
-        ("[tenant.a]\nweight = 2", "tenant 'a': id is missing"),
-        ("[tenant.a]\nid = 1\nmax-slots = 2", "tenant 'a': unknown key 'max-slots'.*'max_slots'"),
-        ("[tenant.a]\nid = 1\nname = 'b'", "tenant 'a': unknown key 'name'"),
-        ("[tenant.a]\nid = 1\n[tenant.b]\nid = 1", "tenant 'b': id 1 is that of 'a'"),
-        ("[tenant.'']\nid = 1", "name '' is empty"),
-        ("tenant.a = 3", r"tenant 'a': is 3; write a section \[tenant.a\]"),
-        ("[a]\nid = 1", r"unknown section 'a'; tenants are sections \[tenant.NAME\]"),
-        ("tenant = 3", "declares no tenant"),
-        ("[tenant]", "declares no tenant"),
-        ("", "declares no tenant"),
-        ("[tenant.a", "not valid TOML"),
-    ],
+    ("text", "message"), table(__file__, "test_tenants")["what_is_wrong_is_named"]
 )
 def test_what_is_wrong_is_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=f"tenants.toml: .*{message}"):

@@ -20,6 +20,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.tenants import Account, read_accounts
 from harness.tenants_file import add_tenant, remove_tenant, rotate_key
 from tests.paths import ROOT
+from tests.tables import table
 
 WRITTEN = """\
 # the people of the lab
@@ -94,17 +95,7 @@ def test_an_id_something_is_counted_under_is_not_given_again(path):
 
 @pytest.mark.parametrize(
     ("name", "values", "problem"),
-    [
-        ("alice", {}, "there is a tenant 'alice' already"),
-        ("bob", {"id": 4}, "id 4 is that of 'alice'"),
-        ("bob", {"max_slots": 0}, "max_slots is 0"),
-        ("bob", {"qos": "royal"}, "'royal'"),
-        ("bob", {"speed": 1}, "unknown key 'speed'"),
-        ("12", {}, "cannot be a tenant's name"),
-        ("../x", {}, "cannot be a tenant's name"),
-        ("a b", {}, "cannot be a tenant's name"),
-        ("", {}, "cannot be a tenant's name"),
-    ],
+    table(__file__, "test_tenants_file")["a_change_that_is_refused_changes_nothing"],
 )
 def test_a_change_that_is_refused_changes_nothing(path, name, values, problem):
     with pytest.raises(ConfigError, match=problem):

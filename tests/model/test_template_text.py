@@ -11,6 +11,7 @@ from reference.model.template_text import concat, literal, trusted_characters
 from reference.model.tokenizer import load_tokenizer
 from tests.model.rendering import TURNS, render
 from tests.model.tokenizer_data import byte_level_metadata
+from tests.tables import table
 
 TRUSTED, PLAIN = "ABC{}%sd", "abc \n"
 text = st.lists(
@@ -130,18 +131,8 @@ def test_a_control_token_that_a_template_builds_is_one(opening):
 
 @pytest.mark.parametrize(
     ("expression", "trusted"),
-    [
-        ("c.replace('x', '<s>')", "<s>"),
-        ("c | replace('x', c)", ""),
-        ("c.split('x') | join('<s>')", "<s>"),
-        ("c.join(['<s>', '<e>'])", "<s><e>"),
-        ("'%s%s' % (c, '<s>')", "<s>"),
-        ("c.ljust(5, '.')", ".."),
-        ("c.expandtabs() ~ c.translate({}) ~ c.encode().decode()", ""),
-        ("{'a': c, 'b': ['<s>', {'c': '<e>'}]} | tojson", "<s><e>"),
-        ("['<s>\"\n', c] | tojson(indent=2)", '<s>\\"\\n'),
-        ("[c, 'ä'] | tojson(ensure_ascii=true)", "\\u00e4"),
-        ("{'b': '<s>', 'a': '<e>', 'c': c} | tojson(sort_keys=true)", "<e><s>"),
+    table(__file__, "test_template_text")[
+        "what_a_template_puts_into_a_text_of_the_conversation_is_its_own"
     ],
 )
 @pytest.mark.parametrize("content", ["axb", "@0@xb", '@x"@@1@@'])
@@ -158,14 +149,7 @@ def test_what_a_template_puts_into_a_text_of_the_conversation_is_its_own(
 
 @pytest.mark.parametrize(
     ("expression", "names"),
-    [
-        ("'{:{}}'.format('<a>', 5)", "format"),
-        ("'{0.__class__}'.format('a')", "__class__"),
-        ("'<a>\t'.expandtabs()", "expandtabs"),
-        ("'<a>'.translate({})", "translate"),
-        ("'<a> b' | wordwrap(2)", "wordwrap"),
-        ("'<a>'.encode()", "encode"),
-    ],
+    table(__file__, "test_template_text")["an_operation_that_cannot_be_followed_is_named"],
 )
 def test_an_operation_that_cannot_be_followed_is_named(expression, names):
     with pytest.raises(TemplateError, match=names):

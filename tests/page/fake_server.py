@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, request
@@ -17,23 +18,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from harness.serve.page import PageFile, read_page
 from tests.patience import PATIENCE_SECONDS
 
-MARKDOWN = """## Merging
-
-Some *words*, a [link](https://example.org/a) and `code`.
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-```python
-def merge(left, right):
-    # both are sorted
-    return sorted(left + right)
-```
-
-- one
-- two
-"""
+MARKDOWN = Path(__file__).with_name("answer.md").read_text()
 THINKING = "<think>Let me see: two and two.</think>\n\nThe answer is **4**."
 CONTEXT = 4096
 PIECE_CHARACTERS = 4

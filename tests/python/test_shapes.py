@@ -17,6 +17,7 @@ from harness.settings_table import SETTINGS, TIERS
 from tests.cli.conftest import environment
 from tests.paths import ROOT
 from tests.python.conftest import CONTEXT
+from tests.tables import table
 from zinc_rt import LLM, EngineStopped, RequestError, SamplingParams, ZincError, serve
 from zinc_rt.arguments import NAMES, SERVER_NAMES, ModelSettings, ServerSettings
 
@@ -62,17 +63,7 @@ def test_mypy_refuses_what_is_no_setting(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"tire": "cpu"}, "LLM has no argument 'tire'; did you mean 'tier'\\?"),
-        ({"max_model_len": 64}, "no argument 'max_model_len'; here it is 'context'"),
-        ({"ctx_size": 64}, "no argument 'ctx_size'; here it is 'context'"),
-        ({"tensor_parallel_size": 2}, "no argument 'tensor_parallel_size'; here it is device"),
-        ({"n_ctx": 64}, "no argument 'n_ctx'; here it is 'context'"),
-        ({"trust_remote_code": True}, "no argument 'trust_remote_code'; leave it out"),
-        ({"zzzz": 2}, "no argument 'zzzz'$"),
-        ({"model": 5}, "model: 5 is of type int; give a file, a name or None"),
-    ],
+    ("given", "says"), table(__file__, "test_shapes")["wrong_arguments_say_the_right_one"]
 )
 def test_wrong_arguments_say_the_right_one(given, says):
     with pytest.raises(TypeError, match=says):

@@ -9,6 +9,7 @@ from harness.serve.errors import ApiError
 from harness.serve.ollama.parse import _messages
 from harness.serve.ollama.wire import OllamaChatRequest
 from harness.serve.wire import ChatRequest, converted
+from tests.tables import table
 
 
 def called(*names: str) -> dict[str, Any]:
@@ -20,17 +21,7 @@ def called(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("results", "ids"),
-    [
-        ([{}, {}], ["f0", "g1"]),
-        ([{"name": "g"}, {"name": "f"}], ["g1", "f0"]),
-        ([{"name": "g"}, {}], ["g1", "f0"]),
-        ([{"tool_call_id": "f0"}, {}], ["f0", "g1"]),
-        ([{}, {"tool_call_id": "x"}], ["f0", "x"]),
-        ([{"tool_call_id": "f0"}, {"tool_call_id": "f0"}], ["f0", "f0"]),
-        ([{}, {}, {}], None),
-        ([{"name": "h"}], None),
-    ],
+    ("results", "ids"), table(__file__, "test_call_ids")["a_result_is_of_the_first_call_that_waits"]
 )
 def test_a_result_is_of_the_first_call_that_waits(results, ids):
     """By its name where it has one; an earlier turn's calls wait no more."""

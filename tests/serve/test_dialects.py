@@ -277,22 +277,3 @@ def test_references_may_be_described():
         broken = {**parameters, "properties": {"unit": {**described, "minLength": 3}}}
         with pytest.raises(SchemaRefused):
             Dialect(syntax).forced_calls([Function("f", broken)], many=False)
-
-
-def test_calls_of_minimax_are_read_as_its_template_writes_them():
-    text = (
-        '<minimax:tool_call>\n<invoke name="texts">\n<parameter name="b">x">\n</parameter>\n'
-        '</invoke>\n<invoke name="nothing">\n</invoke>\n</minimax:tool_call>'
-    )
-    calls = calls_in(ReplyForm(Dialect(InvokeCalls()), FUNCTIONS), text, 1)
-    assert calls == [("texts", '{"b": "x\\">\\n"}'), ("nothing", "{}")]
-
-
-def test_calls_of_command_r7b_are_read_as_its_template_writes_them():
-    text = (
-        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "texts", "parameters": '
-        '{"b": "x"}},\n    {"tool_call_id": "1", "tool_name": "nothing", "parameters": {}}\n]'
-        "<|END_ACTION|>"
-    )
-    calls = calls_in(ReplyForm(Dialect(COMMAND_CALLS), FUNCTIONS), text, 1)
-    assert calls == [("texts", '{"b": "x"}'), ("nothing", "{}")]

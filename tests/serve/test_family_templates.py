@@ -20,6 +20,7 @@ from tests.serve import chat_templates as templates
 from tests.serve.calling import MESSAGES, TOOLS, check_call
 from tests.serve.test_reply import told
 from tests.serve.test_structured import allowed, walk
+from tests.tables import table
 
 HERMES = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
 OPENED, CLOSED = "<think>\n", "<think>\n\n</think>\n"
@@ -189,15 +190,7 @@ def test_reasoning_is_switched(family, template, dialect, switch):
 @pytest.mark.parametrize("name", ["ernie4_5-moe", "hunyuan-moe"])
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [
-        ("<think>\nhm\n</think>\n\n<{0}>\nyes\n\nno\n</{0}>\n", "yes\n\nno"),
-        ("<think>hm</think>yes", "yes"),
-        ("<think>hm</think><{0}>a </{0}> b", "a </{0}> b"),
-        ("<think>hm</think><{0}>a </{0}> <", "a </{0}> <"),
-        ("<think>hm</think>so <{0}>a</{0}>", "so <{0}>a</{0}>"),
-        ("<think>hm</think>\n<{0}>\na\n</{0}", "a\n</{0}"),
-        ("<think>hm</think>\n<{0}", "<{0}"),
-    ],
+    table(__file__, "test_family_templates")["marks_around_an_answer_are_not_shown"],
 )
 def test_marks_around_an_answer_are_not_shown(name, text, answer, model):
     """Whole and in two pieces, cut anywhere; other tags stay."""
@@ -222,17 +215,7 @@ def test_calls_within_an_answers_marks_are_read(model):
 
 @pytest.mark.parametrize(
     ("text", "city"),
-    [
-        ("[get_weather(city='Oslo')]", "Oslo"),
-        ('{"name": "get_weather", "parameters": {"city": "Rome"}}', "Rome"),
-        ("[get_weather(city='[Oslo]', days=[1])]", "[Oslo]"),
-        ("[get_weather(city='Oslo'", None),
-        ("[1, 2]", None),
-        ("[get_weather]", None),
-        ("[get_weather(1)]", None),
-        ("[rm(city='Oslo')]", None),
-        ("so: [get_weather(city='Oslo')]", None),
-    ],
+    table(__file__, "test_family_templates")["llama_writes_json_or_a_list_in_python"],
 )
 def test_llama_writes_json_or_a_list_in_python(text, city, model):
     with ChatTemplate(templates.LLAMA4, source="m.gguf", bos_token="<s>") as template:

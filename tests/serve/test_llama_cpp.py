@@ -8,6 +8,7 @@ import pytest
 from harness.serve.routes import adds_bos
 from harness.serve.wire import TokenizeRequest
 from tests.serve.http import Http
+from tests.tables import table
 
 Json = dict[str, Any]
 ASKED: Json = {"prompt": "The sky is", "n_predict": 12, "seed": 5, "ignore_eos": True}
@@ -137,16 +138,7 @@ def test_whether_a_bos_goes_in_front(body, adds):
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n_predict": 1}),
-        ("/v1/responses", {"input": "a", "max_output_tokens": 1}),
-        (
-            "/v1/messages",
-            {"messages": [{"role": "user", "content": "a"}], "model": "tiny", "max_tokens": 1},
-        ),
-    ],
+    ("path", "body"), table(__file__, "test_llama_cpp")["minus_one_is_no_seed_of_any_route"]
 )
 def test_minus_one_is_no_seed_of_any_route(http, path, body):
     """Another negative number is one."""

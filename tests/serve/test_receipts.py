@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.host.options import SessionOptions
-from harness.serve.model import ModelOptions, ServedModel
+from harness.serve.model import ServedModel
 from harness.serve.receipts.canonical import canonical
 from harness.serve.receipts.document import read_receipts, signed_document
 from harness.serve.receipts.keys import open_key
@@ -23,9 +22,8 @@ from harness.synth.write import write_synthetic
 from tests.named_tiers import on_each
 from tests.needs import need_device
 from tests.paths import ROOT
-from tests.serve.conftest import ALL_TOKENS
 from tests.serve.http import Http
-from tests.serve.receipt_lies import LIES, open_verifier, parsed, problems
+from tests.serve.receipt_lies import LIES, change, parsed, problems, verifiers
 
 Json = dict[str, Any]
 STORED_MODEL = sized_spec("tiny", architecture="qwen3", quant="q4_k_m", seed=21)
@@ -93,26 +91,10 @@ def made(receipt_server) -> Made:
 
 @pytest.fixture(scope="module")
 def opened(tiny_model_path, tmp_path_factory) -> Iterator[Callable[..., ServedModel]]:
-    """``opened(tier)``: a model that verifies, of other sizes than the server's; on the CPU tier
-    leaves are made of rows by the rule, on others by the tier."""
-    with ExitStack() as owned:
-        known: dict[tuple[str, Path, str], ServedModel] = {}
-        kept = tmp_path_factory.mktemp("digests") / "digests.json"
-
-        def model(
-            tier: str = "cpu", path: Path = tiny_model_path, kv_dtype: str = "i12"
-        ) -> ServedModel:
-            key = (tier, path, kv_dtype)
-            if key not in known:
-                session = SessionOptions(
-                    tier=tier, context=1024, slots=2, biases=8, kv_dtype=kv_dtype,
-                    repeat_last_n=80, top_log_probabilities=20, digests=tier != "cpu",
-                )  # fmt: skip
-                options = ModelOptions(session, "other", kept, sampling=ALL_TOKENS)
-                known[key] = open_verifier(path, options, owned)
-            return known[key]
-
-        yield model
+    """Verifying models of other sizes than the server's."""
+    sizes = {"context": 1024, "slots": 2, "biases": 8, "repeat_last_n": 80}
+    folder = tmp_path_factory.mktemp("digests")
+    yield from verifiers(folder, tiny_model_path, **sizes, top_log_probabilities=20)
 
 
 Sign = Callable[[Json], Json]
@@ -149,8 +131,8 @@ def test_all_steps_may_be_sampled(made, opened):
 def test_a_lie_that_is_signed_is_named(made, opened, sign, lie, tier):
     """By a whole verification, and by a sample of all steps where steps are concerned."""
     document = made("completion")
-    change, named = LIES[lie]
-    change(document)
+    changes, named = LIES[lie]
+    change(document, changes)
     found = problems(sign(document), opened(tier))
     assert found
     assert found[0].startswith(named), found
@@ -165,7 +147,7 @@ def test_a_lie_that_is_signed_is_named(made, opened, sign, lie, tier):
 @pytest.mark.parametrize("lie", LIES)
 def test_a_change_without_the_key_breaks_the_signature(made, opened, lie):
     document = made("completion")
-    LIES[lie][0](document)
+    change(document, LIES[lie][0])
     found = problems(document, opened())
     expected = "steps: choice 0: the root" if lie.startswith("a step's") else "signature: "
     assert any(problem.startswith(expected) for problem in found), found
@@ -309,15 +291,15 @@ def test_a_stored_receipt_still_verifies(opened, tmp_path_factory, tier):
 @pytest.mark.parametrize("name", ["score", "embedding"])
 def test_a_changed_result_is_found(made, opened, sign, name):
     """The digest of a result, the text, the counts, a result left out."""
-    changes: dict[str, Callable[[Json], object]] = {
-        "bits: result 1": lambda payload: payload["results"].__setitem__(1, "0" * 64),
-        "prompt: ": lambda payload: payload.update(request=json.dumps({"input": ["hello", "me"]})),
-        "request: ": lambda payload: payload.update(request='{"input": []}'),
-        "usage: prompt_tokens": lambda payload: payload["usage"].update(prompt_tokens=9999),
-        "results: 1 of 2": lambda payload: payload["results"].pop(),
+    lies: dict[str, dict[str, Any]] = {
+        "bits: result 1": {"payload.results.1": "0" * 64},
+        "prompt: ": {"payload.request": json.dumps({"input": ["hello", "me"]})},
+        "request: ": {"payload.request": '{"input": []}'},
+        "usage: prompt_tokens": {"payload.usage.prompt_tokens": 9999},
+        "results: 1 of 2": {"payload.results": lambda results: results[:-1]},
     }
-    for named, change in changes.items():
+    for named, changes in lies.items():
         document = made(name)
-        change(document["payload"])
+        change(document, changes)
         found = problems(sign(document), opened())
         assert any(problem.startswith(named) for problem in found), (named, found)

@@ -270,62 +270,6 @@ def test_gemma_thinks_in_a_channel():
     assert read(GemmaCalls(), list(text), reasoning=REASONING[1]) == ("hm", "yes", [])
 
 
-@pytest.mark.parametrize(
-    ("syntax", "text"),
-    [
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": }}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call> after'),
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": [1]}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os'),
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"x": NaN}}\n</tool_call>'),
-        (XmlCalls(), "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
-        (GlmCalls(), "<tool_call>get_weather\nOslo\n</tool_call>"),
-        (GlmCalls(), "<tool_call>rm</tool_call>"),
-        (InvokeCalls(), '<minimax:tool_call><invoke name="get_weather"></minimax:tool_call>'),
-        (GlmCalls(), "<tool_call>get_weather<arg_key>city</arg_key></tool_call>"),
-        (KIMI_CALLS, f"{KIMI_CALLS.begin}{KIMI_CALLS.end}"),
-        (
-            KIMI_CALLS,
-            f"{KIMI_CALLS.begin}{KIMI_CALLS.opens}functions.rm:0{KIMI_CALLS.after}{{}}"
-            f"{KIMI_CALLS.closes}{KIMI_CALLS.end}",
-        ),
-        (
-            DEEPSEEK_CALLS,
-            f"{DEEPSEEK_CALLS.begin}{DEEPSEEK_CALLS.opens}get_weather{DEEPSEEK_CALLS.after}[1]"
-            f"{DEEPSEEK_CALLS.closes}{DEEPSEEK_CALLS.end}",
-        ),
-        (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
-        (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
-        (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),
-        (GemmaCalls(), f"<|tool_call>call:get_weather{{days:{'1' * 5000}}}<tool_call|>"),
-        (GemmaCalls(), "<|tool_call>call:get_weather{days:1e999}<tool_call|>"),
-        (PythonCalls(), "<|tool_call_start|>[get_weather(city='Os"),
-        (LlamaCalls(), '{"name": "rm", "parameters": {}}'),
-        (LlamaCalls(), '{"answer": 42}'),
-        (MistralCalls(), '[TOOL_CALLS][{"name": "get_weather"}]'),
-        (MistralCalls(), "[TOOL_CALLS]get_weather{"),
-    ],
-)
-def test_a_malformed_call_is_text(syntax, text):
-    """And what comes before and after it too, blanks included."""
-    text = text if syntax.only_first else f"so: \n{text} "
-    assert read(syntax, list(text)) == ("", text, [])
-
-
-def test_a_call_after_a_malformed_one_is_read():
-    bad = "<tool_call>nonsense</tool_call>"
-    good = '\n<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n'
-    assert read(HERMES, [bad + good]) == ("", bad, [("get_weather", "{}")])
-
-
-def test_an_end_within_a_value_ends_nothing():
-    """A string of the arguments may hold the mark itself."""
-    value = {"city": "</tool_call> <tool_call>"}
-    text = f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(value)}}}</tool_call>'
-    assert read(HERMES, [text])[2] == [("get_weather", json.dumps(value))]
-    assert read(HERMES, list(text), enforced=True)[2] == [("get_weather", json.dumps(value))]
-
-
 def test_enforced_arguments_come_as_they_are_written():
     """The name first, then each piece; others wait until the call is known to be one."""
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'

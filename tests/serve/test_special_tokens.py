@@ -8,6 +8,7 @@ from harness.serve.run import Running
 from tests.serve.calling import ASKED, MESSAGES, UNTHINKING
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
+from tests.tables import table
 
 CHAT = "<|im_start|>user\nHi<|im_end|>\n"
 
@@ -116,14 +117,7 @@ def forced(hermes: Running, token: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("stop", "tokens"),
-    [
-        ("<|im_start|>", 1),
-        (["zz", "<|im_start|>"], 1),
-        (["<|im_start|><|im_start|>"], 2),
-        (["im_start|><|im"], 2),
-        (["<|im_start|>x"], 6),
-        ([], 6),
-    ],
+    table(__file__, "test_special_tokens")["a_stop_string_may_be_a_control_token"],
 )
 def test_a_stop_string_may_be_a_control_token(hermes, http, stop, tokens, stream):
     """Or hold one, or a part of one; nothing of it is ever shown."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from accel.wheel_parts import PARTS
+from tests.tables import table
 from tests.walk.conftest import MODEL
 
 pytestmark = pytest.mark.walk
@@ -28,14 +29,7 @@ def answer(newcomer) -> str:
 
 @pytest.mark.parametrize(
     "said",
-    [
-        {"LANG": "C", "LC_ALL": "C"},
-        {"PYTHONOPTIMIZE": "2"},
-        {"TMPDIR": "/no/such/folder"},
-        {"TERM": "xterm-256color", "COLUMNS": "20"},
-        {"TERM": ""},
-        {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
-    ],
+    table(__file__, "test_environments")["any_environment_has_the_same_answer"],
     ids=lambda said: "-".join(said),
 )
 def test_any_environment_has_the_same_answer(newcomer, answer, said):
@@ -45,15 +39,7 @@ def test_any_environment_has_the_same_answer(newcomer, answer, said):
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        'umask 077; zinc-rt run "Why?" -n 8',
-        'python -I -m zinc_rt run "Why?" -n 8',
-        'mkdir -p "a b/ö" && cp tiny.gguf "a b/ö/m ü.gguf" && cd "a b/ö" && '
-        'zinc-rt run --model "m ü.gguf" "Why?" -n 8',
-        'zinc-rt run "Why?" -n 8 <&-',
-        'mkdir -p own && chmod 500 own && HOME=$PWD/own zinc-rt run -m tiny.gguf "Why?" -n 8',
-    ],
+    "line", table(__file__, "test_environments")["any_shell_has_the_same_answer"]
 )
 def test_any_shell_has_the_same_answer(newcomer, answer, line):
     """Strict permissions, isolated Python, odd paths, no input, a home that cannot be written."""
