@@ -39,6 +39,9 @@ def norm(**params: Scalar) -> Graph:
 
 SELECTED = (INPUT, buffer("rows", K.REQUEST, ("rows",), I32), buffer("y", K.OUTPUT, ("rows", 8)))
 PACKED = (buffer("w", K.WEIGHT, (8, 64), Q4_0), buffer("x", K.REQUEST, ("tokens", 48)), OUT)
+ROWS = (buffer("w", K.WEIGHT, (16, 64), Q4_0), buffer("x64", K.REQUEST, ("tokens", 64)), OUT,
+        buffer("query", K.REQUEST, ("tokens", 4), I32),
+        buffer("y64", K.OUTPUT, ("tokens", 64)))  # fmt: skip
 WIDE = buffer("wide", K.REQUEST, ("tokens", 16))
 ADDED = {"a": "in", "b": "in", "y": "out"}
 BAD: list[tuple[Graph, str, Rule, str]] = [
@@ -69,6 +72,14 @@ BAD: list[tuple[Graph, str, Rule, str]] = [
            buffers=SELECTED), "n", Rule.VIEW_COLUMNS, ""),
     (graph(node(Opcode.MATMUL, {}, x="x", weight=View("w", (0, 48)), y="out"), buffers=PACKED), "n",
      Rule.VIEW_COLUMNS, ""),
+    *((graph(node(Opcode.MATMUL, {}, x="x64", weight=View("w", rows=rows), y="out"), buffers=ROWS),
+       "n", Rule.VIEW_ROWS, "") for rows in (0, -1, 17)),
+    (graph(node(Opcode.MATMUL, {}, x="x64", weight=View("w", (0, 32), 8), y="out"), buffers=ROWS),
+     "n", Rule.VIEW_ROWS, ""),
+    (graph(node(Opcode.MATMUL, {}, x=View("x64", rows=1), weight=View("w", rows=8), y="out"),
+           buffers=ROWS), "n", Rule.VIEW_ROWS, ""),
+    (graph(node(Opcode.EMBED, {}, query="query", table=View("w", rows=8), y="y64"), buffers=ROWS),
+     "n", Rule.VIEW_ROWS, "reads whole matrices"),
     (graph(add("n", "in", "wide", "out"), buffers=(INPUT, WIDE, OUT)), "n", Rule.SHAPE_RULE,
      "expected 8"),
 ]  # fmt: skip

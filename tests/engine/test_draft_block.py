@@ -35,6 +35,8 @@ LIMITS = Limits(
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
 DRAFTS = 5
+FREQUENT_TOKENS = 250
+"""Of 300 tokens. Prompts have no others, answers do: so some drafts are of all tokens."""
 FAST = [
     *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
     *(("qwen35", tier) for tier in ("quick", "late", "opencl")),
@@ -60,7 +62,8 @@ def drafting(
         runner = owned.enter_context(ModelRunner(model, tier, whole))
         graph = model.draft_graph(sizes)
         shared = runner.shared_buffers(graph)
-        block = ModelRunner(model, tier, sizes, graph=graph, shared=shared)
+        frequent = model.draft_graph(replace(sizes, frequent_tokens=FREQUENT_TOKENS))
+        block = ModelRunner(model, tier, sizes, graph=graph, shared=shared, frequent=frequent)
         yield runner, owned.enter_context(block)
 
 

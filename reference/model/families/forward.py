@@ -99,14 +99,19 @@ def output_weight(e: Emitter) -> View:
 
 
 def logits(e: Emitter, h: View, weight: View, table: View | None = None) -> None:
-    """Emit the logits of the normed output rows ``h`` and the sampling of one token per row,
-    which ``table`` names by another vocabulary if given."""
+    """Emit the logits of the normed output rows ``h``, of all tokens or of the frequent ones of the
+    limits, and the sampling of one token per row, which ``table`` names by another vocabulary if
+    given: such a vocabulary has frequent tokens only."""
     builder, config = e.builder, e.config
-    rows = e.output_rows
-    logits = builder.output("output.logits", "rows", config.vocab)
+    rows, vocab = e.output_rows, config.vocab
+    few = e.limits.frequent_tokens if table is None else 0
+    if 0 < few < vocab:
+        vocab, weight = few, View(weight.buffer, rows=few)
+    logits = builder.output("output.logits", "rows", vocab)
     after: list[tuple[Opcode, str, dict[str, View | float]]] = []
     if e.has("output.bias"):
         bias = e.parameters("output.bias", None, config.vocab)
+        bias = bias if vocab == config.vocab else bias[0:vocab]
         after.append((Opcode.BIAS_ADD, "lm_head_bias", {"bias": bias}))
     if config.logit_scale != 1.0:
         after.append((Opcode.SCALE, "logit_scale", {"factor": config.logit_scale}))
@@ -119,4 +124,4 @@ def logits(e: Emitter, h: View, weight: View, table: View | None = None) -> None
         last = n == len(after) - 1
         y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
     views = logits, rows, e.query, e.resolved
-    emit_tokens(builder, e.limits, config.vocab, *views, table)
+    emit_tokens(builder, e.limits, vocab, *views, table)
