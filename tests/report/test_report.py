@@ -5,7 +5,6 @@ import re
 import tomllib
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
