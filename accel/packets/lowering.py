@@ -258,7 +258,7 @@ class Lowering:
             k, v = (self.rotated(x, node, f"rotated_{side}") for side, x in (("k", k), ("v", v)))
         sizes = {"width": k.columns, "page_tokens": PAGE_TOKENS}
         dtype = self.dtype(kv)
-        self.lower(node, "kv_write_batched", k=k, v=v, dtype=dtype, private="k", **sizes)
+        self.lower(node, "kv_write_batched", k=k, v=v, dtype=dtype, **sizes)
 
     def _bound(self, node: Node) -> Mapping[str, int | str]:
         shapes = {name: self.graph.shape(view) for name, view in node.operands.items()}
