@@ -3,6 +3,8 @@
 
     PYTHONPATH=.:harness/python python ci/front_ends.py --tier cuda --model 8b.gguf
 
+With ``--engine-process`` also to a server whose engine is in a child process.
+
 For each number of sequences there are as many requests at once as slots, of prompts that no cache
 holds. The engine decodes greedily; the front ends get no parameters but the number of tokens. The
 heap is frozen, as ``zinc-rt serve`` freezes its own."""
@@ -25,9 +27,9 @@ from harness.bench.machine import machine_facts
 from harness.bench.measure import in_turn
 from harness.bench.report import digits
 from harness.bench.serving.plan import Tokens, random_prompts
+from harness.host.heap import freeze_heap
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from harness.serve.heap import freeze_heap
 from reference.cpu.threads import thread_count
 from zinc_rt import LLM, SamplingParams
 
@@ -47,7 +49,6 @@ def opened(
         LLM(args.model, tier=args.tier, context=context, slots=sequences, progress=False)
     )
     setup = ServerSetup(args.model, args.tier, thread_count(), sequences, context=context)
-    readers = owned.enter_context(Readers(owned.enter_context(server_here(setup)).url))
     parameters = SamplingParams(max_tokens=args.decode_tokens, ignore_end=True)
 
     def engine(prompts: Sequence[Tokens]) -> None:
@@ -60,12 +61,20 @@ def opened(
     def generate(prompts: Sequence[Tokens]) -> None:
         llm.generate(prompts, parameters)
 
-    def server(prompts: Sequence[Tokens]) -> None:
-        body = {"max_tokens": args.decode_tokens, "ignore_eos": True, "stream": True}
-        readers.seconds([{"prompt": prompt, **body} for prompt in prompts])
+    def server(engine_process: bool) -> Measure:
+        running = owned.enter_context(server_here(setup, engine_process))
+        readers = owned.enter_context(Readers(running.url))
 
-    vocab = session.model.config.vocab
-    return vocab, {ENGINE: engine, "LLM.generate": generate, "server": server}
+        def answer(prompts: Sequence[Tokens]) -> None:
+            body = {"max_tokens": args.decode_tokens, "ignore_eos": True, "stream": True}
+            readers.seconds([{"prompt": prompt, **body} for prompt in prompts])
+
+        return answer
+
+    measures = {ENGINE: engine, "LLM.generate": generate, "server": server(engine_process=False)}
+    if args.engine_process:
+        measures["server, engine process"] = server(engine_process=True)
+    return session.model.config.vocab, measures
 
 
 def measured(args: argparse.Namespace, sequences: int) -> Mapping[str, list[float]]:
@@ -94,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--decode-tokens", type=int, default=256)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--engine-process", action="store_true")
     args = parser.parse_args(argv)
     machine = machine_facts()
     print(f"{machine['cpu']}, {machine['cores']} cores; {args.model.name}, {args.tier}")
@@ -103,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             share = median(rate / of for rate, of in zip(values, rates[ENGINE], strict=True))
             spread = f"{digits(min(values))}-{digits(max(values))}"
             print(
-                f"{sequences:4} at once, {name + ':':13} {digits(median(values))} ({spread}) "
+                f"{sequences:4} at once, {name + ':':23} {digits(median(values))} ({spread}) "
                 f"tokens a second, {share:.3f} of the engine's",
                 flush=True,
             )

@@ -30,6 +30,10 @@ def need_file(path: Path) -> None:
         raise OSError(errno.EEXIST, "is no file")
 
 
+DAY = 86_400 * 10**9
+"""Nanoseconds by which the clocks of machines that share a folder may differ."""
+
+
 class CachedFile(NamedTuple):
     """A file of a cache: its bytes, and when it was used last, in nanoseconds."""
 
@@ -42,8 +46,10 @@ def least_used(
     files: Iterable[CachedFile], max_bytes: int, max_files: int | None = None
 ) -> list[CachedFile]:
     """The files to remove, least recently used first, so that at most ``max_bytes`` bytes and
-    ``max_files`` files remain; None is any number of files."""
-    left = sorted(files, key=lambda file: file.used)
+    ``max_files`` files remain; None is any number of files. Files of the future, from a time when
+    the clock was wrong, go first: they would stay for ever, and new ones would go."""
+    latest = time.time_ns() + DAY
+    left = sorted(files, key=lambda file: file.used if file.used <= latest else 0)
     total, count = sum(file.nbytes for file in left), len(left)
     removed = []
     for file in left:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from contract.lazy_dataclass import dataclass
 
 SYMBOLS = ("tokens", "rows")
 """The only symbols a shape in a graph may hold: the fields of a ShapeKey."""
@@ -12,7 +13,7 @@ MAX_SIZE = 2**32 - 1
 """Largest value of one field: a key packs into one unsigned 64-bit number."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class ShapeKey:
     """A step of ``tokens`` query tokens and ``rows`` output rows, whose logits are computed. Raises
     ValueError for a size outside [0, 2^32)."""

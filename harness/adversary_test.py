@@ -1,8 +1,6 @@
 """``python -m harness.adversary_test``: simulated schedules in which clients and operators try to
 make the engine break its rules."""
 
-from __future__ import annotations
-
 import sys
 
 from harness.simulation.command import SimulationTool

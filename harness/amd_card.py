@@ -3,8 +3,6 @@
 For each tier it records what the system reports, runs every packet test of AMD's with a trace, then
 the conformance list. The results of a step are kept whatever happens later."""
 
-from __future__ import annotations
-
 import gzip
 import tempfile
 from collections.abc import Callable, Mapping, Sequence

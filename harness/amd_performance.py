@@ -3,8 +3,6 @@
 Counts the shipped code of gfx1201 on the graphs of published models and sets it beside the targets.
 ``--write`` stores the result as ``goldens/amd-on-paper.md``, which docs/simulated.md links."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

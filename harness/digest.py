@@ -78,7 +78,7 @@ class RowDigests:
     One thread at a time adds rows. Any thread may read meanwhile: reading changes nothing."""
 
     def __init__(self, digest: Callable[[Floats], str] = row_digest) -> None:
-        self._digest = digest
+        self.digest = digest
         self._rows: list[Future[str] | str] = []
 
     def __call__(self, first: int, rows: Floats) -> None:
@@ -88,7 +88,7 @@ class RowDigests:
             waited_for = len(self._rows) - MAX_WAITING_ROWS
             if waited_for >= 0:
                 self._rows[waited_for] = _digest_of_row(self._rows[waited_for])
-            self._rows.append(pool.submit(self._digest, row))
+            self._rows.append(pool.submit(self.digest, row))
 
     def first(self, rows: int) -> list[str]:
         """The digests of the first ``rows`` rows, once they are there."""

@@ -6,8 +6,6 @@ the file, the IR graph and the logits. Only the reference CPU tier writes them; 
 checked against them. Every position has its ten largest logits, so that a difference shows its
 size."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

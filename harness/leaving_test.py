@@ -1,8 +1,6 @@
 """``python -m harness.leaving_test``: simulated schedules on a device that abandons steps, with
 clients that leave while it computes."""
 
-from __future__ import annotations
-
 import sys
 
 from harness.simulation.command import SimulationTool

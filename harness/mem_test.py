@@ -1,7 +1,5 @@
 """``python -m harness.mem_test``: the engine's memory under pressure, in simulated schedules."""
 
-from __future__ import annotations
-
 import sys
 
 from harness.simulation.command import SimulationTool

@@ -1,7 +1,5 @@
 """``zinc-rt replay``: do again what a trace recorded, on any tier; compare the bits."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """``python -m harness.sched_test``: the engine under thousands of simulated schedules."""
 
-from __future__ import annotations
-
 import sys
 
 from harness.simulation.command import SimulationTool

@@ -147,6 +147,13 @@ SERVER = (
         field="experts",
     ),
     Setting(
+        "engine_process",
+        switch("off", "on"),
+        "off",
+        "compute in a child process, so that reading and writing HTTP takes no time from it; for "
+        "many requests at once on a fast device",
+    ),
+    Setting(
         "ray",
         integer(0, 64),
         0,

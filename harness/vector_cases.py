@@ -1,7 +1,5 @@
 """The cases of ``harness.vectors``: inputs of every rule and what the reference makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -14,8 +12,18 @@ from contract.arrays import Bytes, Floats
 from contract.dtypes import BY_NAME, I3R, I4R, Q8_0, ROTATED_KV, WEIGHT_DTYPES, DType, StorageClass
 from contract.records import LOGIT_BIAS, SAMPLING
 from harness.host.pooling import Pool, Pooling
-from harness.vector_experts import heads_product, mixture, routed, shared
-from harness.vector_sequences import attend, codes, convolved, delta_rule, rotate, scanned
+from harness.vector_sequences import (
+    attend,
+    codes,
+    convolved,
+    delta_rule,
+    heads_product,
+    mixture,
+    rotate,
+    routed,
+    scanned,
+    shared,
+)
 from reference.exact import elementary
 from reference.exact.activation import quantize_activation
 from reference.exact.attention_rows import exp2, row_integers

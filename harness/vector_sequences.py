@@ -1,20 +1,24 @@
 """Results of the reference for the stored vectors of one whole sequence: attention, rotated storage
 and recurrent opcodes (rules R6, R13)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 
 from contract.arithmetic import KV_ROW_BITS, PAGE_TOKENS
-from contract.arrays import Floats, Ints
+from contract.arrays import Bytes, Floats, Ints
 from contract.dtypes import BY_NAME
 from contract.records import QUERY_TOKEN
 from reference.exact.attention_rows import row_integers
 from reference.exact.coded_rows import coded, decoded, rotated, rotated_back
 from reference.exact.kv_storage import page_view, store
+from reference.matrix import Matrix
 from reference.ops.flash_attn_batched import flash_attn_batched
+from reference.ops.head_product import head_product
+from reference.ops.moe_down_acc import weighted_sum
+from reference.ops.moe_gate_topk import choose, route
+from reference.ops.moe_gate_up import with_bias
+from reference.ops.shared_expert import gated_add
 from reference.ops.ssm_conv1d import ssm_conv1d
 from reference.ops.ssm_delta_net import ssm_delta_net
 from reference.ops.ssm_scan import ssm_scan
@@ -81,3 +85,39 @@ def _query(length: int) -> Ints:
     query = np.zeros((length, 1), QUERY_TOKEN)
     query["position"] = np.arange(length)[:, None]
     return query.view(np.int32).reshape(length, 4)
+
+
+def routed(**given: Any) -> dict[str, Any]:
+    """Ids and weights of each token's experts: of ``choose`` with a bias, else of ``route``."""
+    choice = choose if "choice_bias" in given else route
+    return dict(zip(("ids", "weights"), choice(**given), strict=True))
+
+
+def mixture(
+    products: Floats,
+    weights: Floats,
+    residual: Floats,
+    ids: list[int],
+    expert_scale: Floats | None = None,
+    bias: Floats | None = None,
+) -> Floats:
+    """The weighted sum of products [1, used, outputs] of the experts ``ids``."""
+    chosen = np.array([ids], np.int32)
+    products = with_bias(products, bias, chosen)
+    return weighted_sum(products, chosen, weights, expert_scale, residual)
+
+
+def shared(x: Floats, router: Floats, down: Floats, residual: Floats) -> Floats:
+    """``down`` added to the residual, weighted by the sigmoid of the router's product."""
+    return gated_add(residual, x, router, down)
+
+
+def heads_product(
+    x: Floats, blocks: Bytes, dtype: str, columns: int, matrix_of: list[int], rest: Floats
+) -> Floats:
+    """Each head times the matrix it names, of those whose rows ``blocks`` has one after the other,
+    as many for each."""
+    matrices = max(matrix_of) + 1
+    weight = Matrix(BY_NAME[dtype], (matrices, len(blocks) // matrices, columns), blocks)
+    ids = np.array(matrix_of, np.int32)
+    return head_product(x=x, weight=weight, matrix_of=ids, heads=len(ids), rest=rest)

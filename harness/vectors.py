@@ -4,8 +4,6 @@
 the reference, so that an implementation in another language can be checked without running this
 one. Numbers are bits in hexadecimal. Long inputs are ``numbers(seed, count, exponent)``."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -43,6 +43,8 @@ class Limits:
       (rule R12). ``experts``: the experts that each token of a mixture uses can be read.
     - ``hidden_rows``: the number of latest positions of a slot whose normed states stay on the
       device, for a draft block.
+    - ``frequent_tokens``: the number of tokens, from id 0 on, whose logits the graph of a drafter
+      computes; 0 for all. Vocabularies list frequent tokens first.
     - ``adapters``: how many of the model's adapters a request can combine, ``Adapters.combined`` or
       0.
 
@@ -69,6 +71,7 @@ class Limits:
     digests: bool = False
     experts: bool = False
     adapters: int = 0
+    frequent_tokens: int = 0
 
     def __post_init__(self) -> None:
         if self.kv_dtype not in KV:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from itertools import product
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -32,6 +31,7 @@ from reference.memory.recurrent import RecurrentMemory
 from reference.model.open import Model
 from reference.model.weights import constant_bytes, unchecked_weight, weight_bytes
 from reference.quant import finite_words
+from reference.upload_progress import Progress, in_turn
 
 LOGITS = "output.logits"
 HIDDEN = HIDDEN_STATES
@@ -50,10 +50,6 @@ PAGE_TABLE = "request.page_table"
 EVENT_NUMBERS = 1 << 32
 """Ring events are numbered modulo this."""
 NOTHING_SHARED: Mapping[str, Buffer] = {}
-
-Progress = Callable[[int], None]
-"""Called with the bytes uploaded since the last call."""
-_PROGRESS_LOCK = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,8 @@ class StepInput:
     hidden states that a draft block reads and writes; ``block_ends`` QUERY_TOKEN[tokens] is what a
     DFlash head reads. ``adapters`` ADAPTERS[tokens, combined] are those of each token, or None. A
     ``plain`` step has no drafts, nor what a block or head reads; an ``unread`` one requests
-    no outputs and is not collected. ``token`` is for AbandonsSteps."""
+    no outputs and is not collected. A ``frequent`` one samples frequent tokens only, if the runner
+    has a graph for that. ``token`` is for AbandonsSteps."""
 
     query: NDArray[np.void]
     output_rows: NDArray[np.int32]
@@ -91,6 +88,7 @@ class StepInput:
     adapters: NDArray[np.void] | None = None
     plain: bool = False
     unread: bool = False
+    frequent: bool = False
     token: CancelToken | None = None
 
 
@@ -149,7 +147,7 @@ class ModelRunner(ContextManager):
 
     ``recurrent`` saves, restores and copies what delta-net layers keep of a slot's sequence.
     ``graph`` is that of the whole model, or of its draft block, which uses the buffers in
-    ``shared`` of the model's runner."""
+    ``shared`` of the model's runner; ``frequent`` is the same graph with frequent tokens only."""
 
     def __init__(
         self,
@@ -160,6 +158,7 @@ class ModelRunner(ContextManager):
         *,
         graph: Graph | None = None,
         shared: Mapping[str, Buffer] = NOTHING_SHARED,
+        frequent: Graph | None = None,
     ) -> None:
         self.model, self.tier, self.limits = model, tier, limits
         self.graph: Graph = model.graph(limits) if graph is None else graph
@@ -182,6 +181,9 @@ class ModelRunner(ContextManager):
                 largest = limits.largest_step(drafts=variant[1])
                 made[needed] = self._lowering(model.graph(needed), shared, largest, whole.inputs)
             self._variants[variant] = made[needed]
+        self._frequent: ExecutableGraph | None = None
+        if frequent is not None:
+            self._frequent = self._lowering(frequent, shared, limits.largest, whole.inputs)
         self.expert_outputs = expert_outputs(self.graph)
         self.recurrent = RecurrentMemory(tier, self.graph, self._buffers, limits.saved_states)
         self._saved.callback(self.recurrent.close)
@@ -210,6 +212,12 @@ class ModelRunner(ContextManager):
         """The graph on the tier, with its buffers."""
         return self._executable
 
+    @property
+    def frequent_tokens(self) -> int:
+        """How many tokens, from id 0 on, ``frequent`` steps can sample; 0 for all."""
+        frequent = self._frequent
+        return 0 if frequent is None else int(frequent.graph.buffers[LOGITS].shape[-1])
+
     def step(self, inputs: StepInput) -> StepOutput:
         """Execute one step and wait for it."""
         return self.collect(self.submit(inputs))
@@ -237,6 +245,8 @@ class ModelRunner(ContextManager):
         if inputs.adapters is not None:
             self._adapters.put(inputs.adapters, tokens)
         variant = self._variants[inputs.adapters is not None, drafts]
+        if inputs.frequent and self._frequent is not None:
+            variant = self._frequent
         pages = self._put_pages(inputs)
         fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread, inputs.token)
         self._last = Submission(fence, rows, first)
@@ -317,10 +327,10 @@ class ModelRunner(ContextManager):
         buffer: Buffer
         if decl.kind is BufferKind.WEIGHT and later is not None:
             data = unchecked_weight(self.model.tensors, decl)
-            buffer = later.upload_later(decl, data, finite_words(decl.dtype), _in_turn(progress))
+            buffer = later.upload_later(decl, data, finite_words(decl.dtype), in_turn(progress))
         elif decl.kind is BufferKind.WEIGHT:
             data = weight_bytes(self.model.tensors, decl)
-            _in_turn(progress)(data.nbytes)
+            in_turn(progress)(data.nbytes)
             buffer = self.tier.upload(decl, data)
         elif decl.kind is BufferKind.CONSTANT:
             buffer = self.tier.upload(decl, constant_bytes(self.model, decl))
@@ -373,17 +383,6 @@ class ModelRunner(ContextManager):
     def _optional_input(self, name: str, dtype: Any, *shape: int) -> NDArray[Any] | None:
         found = self._input(name, dtype) if name in self.graph.buffers else None
         return found.reshape(shape) if found is not None and shape else found
-
-
-def _in_turn(progress: Progress | None) -> Progress:
-    """A function for several threads that calls ``progress``, one call at a time."""
-
-    def on_bytes(nbytes: int) -> None:
-        if progress is not None:
-            with _PROGRESS_LOCK:
-                progress(nbytes)
-
-    return on_bytes
 
 
 def _put(target: NDArray[Any] | None, given: NDArray[Any] | None, name: str) -> None:

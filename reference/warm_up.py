@@ -22,10 +22,12 @@ def warm_up(
     requested: tuple[str, ...] = (),
     block: bool = False,
     plain: bool = False,
+    frequent: bool = False,
 ) -> None:
     """Compute a step of ``tokens`` tokens and ``rows`` output rows that nobody reads, in slot 0 and
     the first pages, with the ``requested`` outputs. ``block``: the runner is that of a draft block,
-    ``plain``: the step has no drafts. No request may have begun."""
+    ``plain``: the step has no drafts, ``frequent``: it can sample frequent tokens only. No request
+    may have begun."""
     limits = runner.limits
     query = np.zeros(tokens, QUERY_TOKEN)
     query["position"] = np.arange(tokens)
@@ -39,4 +41,4 @@ def warm_up(
         hidden = np.full(tokens, layout.zeros, np.int32)
         pairs = np.array([(n, layout.drafted(0)) for n in range(rows)], np.int32)
     step = StepInput(query, outputs, sampling, pages, requested, block_ends=query, plain=plain)
-    runner.step(replace(step, hidden_rows=hidden, hidden_pairs=pairs))
+    runner.step(replace(step, hidden_rows=hidden, hidden_pairs=pairs, frequent=frequent))

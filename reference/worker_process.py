@@ -27,9 +27,11 @@ PASSED_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "TZ
 READ_BYTES = 1 << 20
 ROOT = Path(__file__).parents[1]
 RUN = (
-    "import runpy, sys; sys.path.append(sys.argv[1]); runpy.run_path(sys.argv[2], None, '__main__')"
+    "import sys; from importlib.machinery import SourceFileLoader as Loader; "
+    "sys.path.append(sys.argv[1]); exec(Loader(__name__, sys.argv[2]).get_code(__name__))"
 )
-"""Arguments that run a script, which may import the packages of this project."""
+"""Arguments that run a script, which may import the packages of this project. Unlike ``runpy``, the
+loader keeps its compiled code."""
 SIGPROF = -getattr(signal, "SIGPROF", 0)
 SIGKILL = -getattr(signal, "SIGKILL", 0)
 

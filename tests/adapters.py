@@ -1,7 +1,5 @@
 """Files of LoRA adapters with random matrices, as llama.cpp writes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any

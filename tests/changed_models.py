@@ -1,7 +1,5 @@
 """Model files that are copies of others with something changed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models shared by the tests: the default model, and synthetic ones written once a session."""
 
-from __future__ import annotations
-
 import asyncio
 import fcntl
 import gc

@@ -1,7 +1,5 @@
 """Steps with masks, biases and log-probabilities, made without an engine, for the tests of both."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A plugin of pytest: what tests cost, by folder, and memory given back between tests."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

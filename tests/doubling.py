@@ -1,7 +1,5 @@
 """A small graph of two dependent ops, on whatever tier."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Steps of many tokens of which few rows are read, none and all of a short one among them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ A request is a JSON object. ``{"script", "environment"}`` comes with two open fi
 input and output of a new process that runs the script: the answer is its id. The answer to
 ``{"pid"}`` is how that process has ended, as ``Popen.returncode``."""
 
-from __future__ import annotations
-
 import gc
 import importlib
 import json

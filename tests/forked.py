@@ -1,7 +1,5 @@
 """Work in a fork of the test process."""
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """A disk that becomes full."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What steps share is to grow, and there is no memory for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ to there, acts, and then allows the rest. What engines are asked between steps i
 ``python -m tests.held_steps FILE STEPS ARGUMENT...`` runs the command line that way: STEPS steps,
 and the others once FILE is gone. Seeds that requests do not name are the same in every run."""
 
-from __future__ import annotations
-
 import math
 import random
 import runpy

@@ -3,8 +3,6 @@
 Every process of a run imports all files of tests; a client that takes seconds to load is needed by
 few processes."""
 
-from __future__ import annotations
-
 import importlib
 from typing import Any
 

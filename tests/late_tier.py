@@ -3,8 +3,6 @@
 Whatever a caller overwrites, frees or forgets too early is then wrong for sure, where a device
 would be wrong now and then."""
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

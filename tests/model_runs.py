@@ -1,7 +1,5 @@
 """Requests served together by a whole model on a tier, and whether two tiers gave the same bits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tiers that a test opens by name, and a model that runs on one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace

@@ -2,8 +2,6 @@
 
 Nothing else in the tests skips, so that a proof cannot go missing unseen."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import os

@@ -2,8 +2,6 @@
 
 Engines and servers are tested on it where what matters is who runs when, not what is computed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass

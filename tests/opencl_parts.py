@@ -1,7 +1,5 @@
 """Which parts the OpenCL programs of a test hold, and how PoCL compiles them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

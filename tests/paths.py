@@ -1,7 +1,5 @@
 """Where test data lives: the shared folder beside the checkout, or ``ZINC_RT_TEST_DATA``."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How long tests wait for what has to happen: longer than any machine takes for it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

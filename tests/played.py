@@ -7,8 +7,6 @@ of the conformance list. ``ci/test`` runs little else on them: schedules, famili
 the native tier beside the CPU's, and ``--all`` has the rest. The CPU tier itself takes ten times as
 long as the native one: a test about the host has it once, and the native tier for each case."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """One step of a graph on a tier: arrays in by buffer name, bytes of the outputs out."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Lowered steps that the tiers of a process share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Tables of tests that lie in a file of their own: JSON, a row a line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

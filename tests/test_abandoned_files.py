@@ -1,7 +1,5 @@
 """Files that a process was writing when it was killed: those that nobody writes any more go."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess
@@ -75,18 +73,14 @@ def _presence(folder: Path, number: int) -> None:
 
 
 WRITERS: dict[str, Write] = {
-    "digests": _digest,
-    "kernels": lambda folder, number: write_entry(folder / f"{number}", b"magic", b"data"),
-    "library": lambda folder, number: stored_library(folder / f"{number}.so", lambda: b"data"),
-    "weights": _weights,
-    "plan": _plan,
-    "slot": _slot,
-    "slot of a tenant": lambda folder, number: _slot(folder, number, Tenant(1, "alice")),
-    "page": _page,
-    "presence": _presence,
+    "digests": _digest, "kernels": lambda folder,
+    number: write_entry(folder / f"{number}", b"magic", b"data"), "library": lambda folder,
+    number: stored_library(folder / f"{number}.so", lambda: b"data"), "weights": _weights,
+    "plan": _plan, "slot": _slot, "slot of a tenant": lambda folder,
+    number: _slot(folder, number, Tenant(1, "alice")), "page": _page, "presence": _presence,
     "active model": lambda folder, number: set_active(str(folder / f"{number}"), folder),
     "model": lambda folder, number: write_gguf(folder / "a.gguf", {"general.name": "a"}, {}),
-}
+}  # fmt: skip
 parts = pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 
 
@@ -108,9 +102,7 @@ def renamed(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
 
 
 @parts
-def test_what_nobody_writes_any_more_is_removed(
-    write: Write, renamed: set[Path], tmp_path: Path
-) -> None:
+def test_what_nobody_writes_any_more_is_removed(write, renamed, tmp_path):
     """Names that the writer itself gave, with an old time and with a new one."""
     write(tmp_path, 1)
     killed = {path for path in renamed if path.suffix in (".partial", ".tmp")}
@@ -130,9 +122,7 @@ def test_what_nobody_writes_any_more_is_removed(
 
 
 @parts
-def test_what_is_being_written_stays_whatever_the_time_says(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_being_written_stays_whatever_the_time_says(write, monkeypatch, tmp_path):
     """Of two that write in a folder, one has a clock that is hours ahead."""
     there = []
 
@@ -155,7 +145,7 @@ def test_what_is_being_written_stays_whatever_the_time_says(
     assert there == [True]
 
 
-def test_a_writer_of_another_process_is_left_alone_until_it_is_killed(tmp_path: Path) -> None:
+def test_a_writer_of_another_process_is_left_alone_until_it_is_killed(tmp_path):
     path = tmp_path / "a.partial"
     path.write_bytes(b"")
     os.utime(path, (1, 1))
@@ -176,9 +166,7 @@ def test_a_writer_of_another_process_is_left_alone_until_it_is_killed(tmp_path: 
 
 
 @parts
-def test_a_full_disk_keeps_no_part_of_a_file(
-    write: Write, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_full_disk_keeps_no_part_of_a_file(write, monkeypatch, tmp_path):
     """A part that nobody completes takes room there for an hour, and a restart begins another."""
 
     def full(*_: object) -> None:
@@ -192,7 +180,7 @@ def test_a_full_disk_keeps_no_part_of_a_file(
 
 
 @pytest.mark.parametrize("name", ["digests", "plan", "slot", "slot of a tenant", "page", "model"])
-def test_what_others_write_in_a_folder_that_a_user_names_stays(name: str, tmp_path: Path) -> None:
+def test_what_others_write_in_a_folder_that_a_user_names_stays(name, tmp_path):
     """Other programs end the names of their unfinished files alike, downloads for one."""
     WRITERS[name](tmp_path, 1)
     folders = [tmp_path, *filter(Path.is_dir, tmp_path.iterdir())]
@@ -210,9 +198,7 @@ def test_what_others_write_in_a_folder_that_a_user_names_stays(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", ["digests", "kernels", "library", "presence"])
-def test_a_writer_whose_file_went_goes_on(
-    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_writer_whose_file_went_goes_on(name, monkeypatch, tmp_path):
     """It was taken for killed; what it would have stored is not there, which is all."""
     replace = os.replace
 
@@ -225,7 +211,7 @@ def test_a_writer_whose_file_went_goes_on(
     assert not [path for path in tmp_path.iterdir() if path.suffix in (".partial", ".json")]
 
 
-def test_a_slow_writer_is_no_killed_one(tmp_path: Path) -> None:
+def test_a_slow_writer_is_no_killed_one(tmp_path):
     """Its file changes, however long ago it began."""
     path = tmp_path / "a.partial"
     for age, there in ((ABANDONED_SECONDS / 2, True), (-1e6, True), (2 * ABANDONED_SECONDS, False)):

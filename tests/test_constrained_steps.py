@@ -1,7 +1,5 @@
 """Masks, biases and log-probabilities of a step: the same bits on every tier, in any company."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +53,13 @@ def alone(tiny_model_path: Path) -> list[list[Row]]:
 
 @pytest.mark.parametrize("depth", [0, 1, 3])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2), (0,)], ids=str)
-def test_company_depth_and_tier_change_no_bit(
-    runner: ModelRunner, alone: list[list[Row]], order: tuple[int, ...], depth: int
-) -> None:
+def test_company_depth_and_tier_change_no_bit(runner, alone, order, depth):
     """Masks and biases lie elsewhere in the inputs in every one of these."""
     together = run(runner, [SEQUENCES[index] for index in order], depth=depth)
     assert together == [alone[index] for index in order]
 
 
-def test_constraints_decide_tokens(alone: list[list[Row]], runner: ModelRunner) -> None:
+def test_constraints_decide_tokens(alone, runner):
     """The negative control: without the masks, or with another's, other tokens come out."""
 
     class Unmasked(Constrained):
@@ -80,7 +76,7 @@ def test_constraints_decide_tokens(alone: list[list[Row]], runner: ModelRunner) 
             assert [row.token for row in changed] != [row.token for row in expected]
 
 
-def test_an_empty_mask_ends_its_row_only(runner: ModelRunner, alone: list[list[Row]]) -> None:
+def test_an_empty_mask_ends_its_row_only(runner, alone):
     """Token -1 and a NaN log-probability; the model's list is as ever, and so are the others."""
     first, *others = SEQUENCES
     rows = run(runner, [replace(first, forbidden=first.length), *others])
@@ -91,7 +87,7 @@ def test_an_empty_mask_ends_its_row_only(runner: ModelRunner, alone: list[list[R
     assert rows[1:] == alone[1:]
 
 
-def test_broken_logits_end_their_row_only(runner: ModelRunner, alone: list[list[Row]]) -> None:
+def test_broken_logits_end_their_row_only(runner, alone):
     """A NaN among the keys of slot 0: no mask hides it, and nobody else sees it."""
     for number in range(3):
         output = runner.step(step_input(SEQUENCES, number))
@@ -108,17 +104,13 @@ def test_broken_logits_end_their_row_only(runner: ModelRunner, alone: list[list[
         assert output.top_log_probabilities[index].tobytes() == alone[index][2].top_logs
 
 
-def test_a_mask_of_an_earlier_step_is_forgotten(
-    runner: ModelRunner, alone: list[list[Row]]
-) -> None:
+def test_a_mask_of_an_earlier_step_is_forgotten(runner, alone):
     """Its bits are still in the inputs; a record that names no mask does not look."""
     run(runner, [replace(s, forbidden=s.length) for s in SEQUENCES], steps=1)
     assert run(runner, SEQUENCES) == alone
 
 
-def test_steps_that_list_nothing_sample_the_same_tokens(
-    runner: ModelRunner, alone: list[list[Row]]
-) -> None:
+def test_steps_that_list_nothing_sample_the_same_tokens(runner, alone):
     """They are computed without log-probabilities, between steps that are asked for them."""
     for number, rows in enumerate(zip(*alone, strict=True)):
         listed = number % 2 > 0
@@ -129,7 +121,7 @@ def test_steps_that_list_nothing_sample_the_same_tokens(
             assert [row_of(output, index) for index in range(len(rows))] == list(rows)
 
 
-def test_more_than_the_limits_allow_is_refused(runner: ModelRunner, alone: list[list[Row]]) -> None:
+def test_more_than_the_limits_allow_is_refused(runner, alone):
     """Too many masks or biases, masks of another vocabulary: nothing was submitted."""
     inputs = step_input(SEQUENCES, 0)
     mask = pack_mask((1, 2), VOCAB)
@@ -144,7 +136,7 @@ def test_more_than_the_limits_allow_is_refused(runner: ModelRunner, alone: list[
     assert run(runner, SEQUENCES) == alone
 
 
-def test_a_graph_without_masks_takes_none(tiny_model_path: Path) -> None:
+def test_a_graph_without_masks_takes_none(tiny_model_path):
     model = open_model(tiny_model_path)
     plain = replace(LIMITS, masks=0, biases=0)
     with model.file, CpuTier() as tier, ModelRunner(model, tier, plain) as runner:

@@ -1,7 +1,5 @@
 """What a run of tests reports about its costs."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys
@@ -9,18 +7,17 @@ from functools import cache
 from types import ModuleType
 
 import numpy as np
-import pytest
 
 from tests.costs import GROWTH_GIGABYTES, FreedMemory, empty_caches, folder_of
 
 
-def test_a_test_belongs_to_its_folder() -> None:
+def test_a_test_belongs_to_its_folder():
     """Or to its file, where there is none."""
     assert folder_of("tests/cuda/test_plan.py::test_one[a/b::c]") == "cuda"
     assert folder_of("tests/test_needs.py::test_two") == "test_needs.py"
 
 
-def test_what_a_folder_cached_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_folder_cached_goes_with_it(monkeypatch):
     """What other folders and the product cached stays."""
     module = ModuleType("tests.one.test_caches")
     kept, gone = (cache(lambda: [0]) for _ in range(2))
@@ -33,7 +30,7 @@ def test_what_a_folder_cached_goes_with_it(monkeypatch: pytest.MonkeyPatch) -> N
     assert gone() is not before[1]
 
 
-def test_freed_memory_is_given_back() -> None:
+def test_freed_memory_is_given_back():
     """Many pieces below one that is kept: without a trim the C library keeps all of them."""
     freed = FreedMemory()
     if freed._trim is not None:
@@ -55,7 +52,7 @@ def test_freed_memory_is_given_back() -> None:
         assert freed._resident() < before + GROWTH_GIGABYTES
 
 
-def test_what_grows_little_by_little_is_given_back() -> None:
+def test_what_grows_little_by_little_is_given_back():
     """Of garbage in cycles, each less than a process may grow, no more is left than that."""
     freed = FreedMemory()
     before = freed._resident()

@@ -1,11 +1,7 @@
 """The examples of properties depend on the properties alone."""
 
-from __future__ import annotations
-
 from importlib import import_module
-from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +21,7 @@ def drawn() -> list[object]:
     return values
 
 
-def test_loaded_modules_change_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loaded_modules_change_no_example(tmp_path, monkeypatch):
     """A run that finds more tests, or ran another before, loads more. The long profile draws
     others each time."""
     before = drawn()

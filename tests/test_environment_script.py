@@ -1,11 +1,8 @@
 """``ci/environment.sh``: who makes ``.venv``, and when what is there is made anew."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,7 +42,7 @@ def script(checkout: Path, text: str) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_scripts_at_the_same_time_install_once(checkout: Path) -> None:
+def test_scripts_at_the_same_time_install_once(checkout):
     """The others wait, and find that all is there."""
     started = [script(checkout, INSTALL) for _ in range(3)]
     said = [process.communicate(timeout=60)[0] for process in started]
@@ -71,9 +68,7 @@ def no_site(site: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [None, no_list, no_pip, no_pip_package, no_site])
-def test_an_environment_that_was_interrupted_is_noticed(
-    checkout: Path, damage: Callable[[Path], None] | None
-) -> None:
+def test_an_environment_that_was_interrupted_is_noticed(checkout, damage):
     """pip unpacks a package before it lists its files, and its own old self goes first."""
     base = Path(sys.base_prefix, "bin", "python3")
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"

@@ -1,7 +1,5 @@
 """The stored truth holds, and a difference in it is found and named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -49,15 +47,15 @@ def changed(tmp_path: Path) -> Callable[[str, dict[str, Any]], Path]:
     return write
 
 
-def test_default_model_gives_the_stored_bits(default_model_path: Path) -> None:
+def test_default_model_gives_the_stored_bits(default_model_path):
     assert check_default_model(FOLDER, default_model_path) == []
 
 
-def test_synthetic_models_give_the_stored_bits() -> None:
+def test_synthetic_models_give_the_stored_bits():
     assert check_synthetic(FOLDER) == []
 
 
-def test_goldens_cover_what_they_promise() -> None:
+def test_goldens_cover_what_they_promise():
     """Every prompt and position, every architecture and type, and why they were written."""
     default, synthetic = stored(DEFAULT_MODEL), stored(SYNTHETIC)
     for golden in (default, synthetic):
@@ -73,7 +71,7 @@ def test_goldens_cover_what_they_promise() -> None:
         assert len({position["digest"] for position in entry["positions"]}) == POSITIONS
 
 
-def test_stored_continuations_are_greedy() -> None:
+def test_stored_continuations_are_greedy():
     """Each generated token is the largest logit of the position before it."""
     for entry in stored(DEFAULT_MODEL)["prompts"].values():
         tops = [position["top"] for position in entry["positions"]]
@@ -84,9 +82,7 @@ def test_stored_continuations_are_greedy() -> None:
             assert values == sorted(values, reverse=True)
 
 
-def test_changed_digest_is_named(
-    default_model_path: Path, changed: Callable[[str, dict[str, Any]], Path]
-) -> None:
+def test_changed_digest_is_named(default_model_path, changed):
     """Negative control: prompt and position of a wrong digest, with both top logits."""
     golden = stored(DEFAULT_MODEL)
     golden["prompts"] = {name: golden["prompts"][name] for name in ("fact", "code")}
@@ -98,15 +94,13 @@ def test_changed_digest_is_named(
     assert problem.count(f"{token}:{float.fromhex(value):.9g} ") == 2
 
 
-def test_another_model_file_is_named(tiny_model_path: Path) -> None:
+def test_another_model_file_is_named(tiny_model_path):
     (problem,) = check_default_model(FOLDER, tiny_model_path)
     assert str(tiny_model_path) in problem
 
 
 @pytest.mark.parametrize("part", ["file", "graph"])
-def test_changed_part_of_a_synthetic_golden_is_named(
-    changed: Callable[[str, dict[str, Any]], Path], part: str
-) -> None:
+def test_changed_part_of_a_synthetic_golden_is_named(changed, part):
     """Negative control: a wrong file or graph digest, of one model only."""
     golden = stored(SYNTHETIC)
     golden["models"] = golden["models"][:2]
@@ -115,7 +109,7 @@ def test_changed_part_of_a_synthetic_golden_is_named(
     assert problem.startswith(f"synthetic llama {SYNTHETIC_SPECS[1].quant} seed 1: {part} is ")
 
 
-def test_another_arithmetic_is_found(changed: Callable[[str, dict[str, Any]], Path]) -> None:
+def test_another_arithmetic_is_found(changed):
     """Negative control: a tier that sums norms in the library's order fails the check."""
     golden = stored(SYNTHETIC)
     golden["models"] = golden["models"][:1]
@@ -124,7 +118,7 @@ def test_another_arithmetic_is_found(changed: Callable[[str, dict[str, Any]], Pa
     assert "is the first of" in problem
 
 
-def test_version_change_is_named(changed: Callable[[str, dict[str, Any]], Path]) -> None:
+def test_version_change_is_named(changed):
     golden = stored(SYNTHETIC)
     golden["models"] = []
     golden["arithmetic"] += 1
@@ -132,9 +126,7 @@ def test_version_change_is_named(changed: Callable[[str, dict[str, Any]], Path])
     assert f"arithmetic version {ARITHMETIC_VERSION + 1}" in problem
 
 
-def test_update_without_a_reason_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_update_without_a_reason_is_refused(tmp_path, capsys):
     with pytest.raises(ConfigError, match="--reason"):
         update_synthetic(tmp_path, "  ")
     assert main(["update", "--only", "synthetic", "--folder", str(tmp_path)]) == 2
@@ -142,9 +134,7 @@ def test_update_without_a_reason_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_update_writes_what_is_stored(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_update_writes_what_is_stored(tmp_path, capsys, monkeypatch):
     """One command regenerates the goldens: the lines of the committed file but for the reason."""
     monkeypatch.setattr(goldens, "SYNTHETIC_SPECS", SYNTHETIC_SPECS[:FEW])
     arguments = ["--only", "synthetic", "--folder", str(tmp_path)]
@@ -165,6 +155,6 @@ def test_update_writes_what_is_stored(
     assert "position 3 is the first of 1" in capsys.readouterr().out
 
 
-def test_missing_goldens_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_goldens_are_one_line(tmp_path, capsys):
     assert main(["check", "--only", "synthetic", "--folder", str(tmp_path)]) == 2
     assert capsys.readouterr().err.count("\n") == 1

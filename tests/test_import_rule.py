@@ -1,8 +1,6 @@
 """Which package may import which: contract <- reference, accel <- harness <- zinc_rt, and no way
 around."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Iterator
@@ -64,7 +62,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("package", FILES)
-def test_imports_follow_the_rule(package: str) -> None:
+def test_imports_follow_the_rule(package):
     found = {relative(path): violations(package, trees()[path]) for path in FILES[package]}
     assert found
     assert {path: lines for path, lines in found.items() if lines} == {}
@@ -89,6 +87,6 @@ def test_imports_follow_the_rule(package: str) -> None:
         ("zinc_rt", "from zinc_rt.llm import LLM\nimport accel", ["2: accel"]),
     ],
 )  # fmt: skip
-def test_the_check_finds_what_it_should(package: str, source: str, found: list[str]) -> None:
+def test_the_check_finds_what_it_should(package, source, found):
     """Negative control: made-up sources with and without forbidden imports."""
     assert violations(package, ast.parse(source)) == found

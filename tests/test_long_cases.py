@@ -1,7 +1,5 @@
 """What ``ci/test`` leaves to ``ci/test --all``."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 from tests.long_cases import EACH_VALUE_ONCE, covering, each_value_once, in_share, mark_combinations
 
 
-def test_every_value_stays() -> None:
+def test_every_value_stays():
     """Of all pairs as few stay as have each value of both, the same in any order."""
     cases = {f"{a}-{b}": {("a", a), ("b", b)} for a in range(7) for b in "xyz"}
     kept = covering(cases)
@@ -33,7 +31,7 @@ class Case:
 
 
 @pytest.mark.parametrize("marker", ["device", "soak", "long"])
-def test_a_case_that_does_not_run_covers_nothing(marker: str) -> None:
+def test_a_case_that_does_not_run_covers_nothing(marker):
     """Whatever it has, another case with the same values stays in ``ci/test``."""
     for number in range(8):
         cases = [Case(number), Case(number, marker)]
@@ -42,7 +40,7 @@ def test_a_case_that_does_not_run_covers_nothing(marker: str) -> None:
         assert "long" not in cases[0].markers
 
 
-def test_parameters_that_count() -> None:
+def test_parameters_that_count():
     """All, those that are named, or none."""
     found = each_value_once("\na/test_b: every some:x,y\na/test_c: one: other\n")
     assert found == {
@@ -53,7 +51,7 @@ def test_parameters_that_count() -> None:
     }
 
 
-def test_shares_are_the_whole() -> None:
+def test_shares_are_the_whole():
     """Each file is in one of them, and in all where none is named."""
     files = [f"tests/folder/test_{number}.py" for number in range(40)]
     found = [[name for name in files if in_share(f"{name}::test", f"{n}/4")] for n in range(4)]

@@ -1,7 +1,5 @@
 """A proof goes missing only where the machine cannot hold it, and never under CI."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

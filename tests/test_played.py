@@ -1,7 +1,5 @@
 """What ``ci/test`` keeps of devices that a processor plays."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys
@@ -54,7 +52,7 @@ def kept(cases: Iterable[Case]) -> list[str]:
         ("cuda/test_a.py::test_b", ["plain", "odd"], ["plain", "odd"]),
     ],
 )  # fmt: skip
-def test_what_stays(test: str, ways: list[str], stay: list[str]) -> None:
+def test_what_stays(test, ways, stay):
     """Cases elsewhere; one where there are none; of a smoke the plainest way of each device."""
     assert kept(Case(test, way) for way in ways) == stay
 
@@ -64,7 +62,7 @@ def test_what_stays(test: str, ways: list[str], stay: list[str]) -> None:
     [("engine", ["cpu-a", "cpu-longer", "late-a", "native-b"]),
      ("memory", ["cpu-a", "cpu-b", "cpu-longer", "late-a", "native-b"])],
 )  # fmt: skip
-def test_what_stays_of_the_cpu_tier(folder: str, stay: list[str]) -> None:
+def test_what_stays_of_the_cpu_tier(folder, stay):
     """A case of each test, and what no quicker tier has."""
     ways = ("cpu-a", "cpu-b", "cpu-longer", "late-a", "native-b")
     cases = [Case(f"{folder}/test_a.py::test_b", way) for way in ways]
@@ -73,14 +71,14 @@ def test_what_stays_of_the_cpu_tier(folder: str, stay: list[str]) -> None:
     assert kept(cases) == stay
 
 
-def test_what_stays_of_emulated_blocks() -> None:
+def test_what_stays_of_emulated_blocks():
     """A case of each test; none of those that another test stands for."""
     assert kept(Case("cuda/test_a.py::test_b", way, fixture="folder") for way in "xyz") == ["x"]
     assert kept(Case(next(iter(NONE_KEPT)), way, fixture="folder") for way in "xyz") == []
 
 
 @pytest.mark.parametrize("marker", ["device", "soak", "long"])
-def test_a_case_that_does_not_run_stands_for_none(marker: str) -> None:
+def test_a_case_that_does_not_run_stands_for_none(marker):
     """Neither as the only one nor as the one on another tier."""
     for other in ("cpu", "cuda"):
         cases = [Case("tiers/test_a.py::test_b", "opencl"), Case("tiers/test_a.py::test_b", other)]
@@ -88,7 +86,7 @@ def test_a_case_that_does_not_run_stands_for_none(marker: str) -> None:
         assert kept(cases) == ["opencl"]
 
 
-def test_shares_and_every_run_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_and_every_run_are_the_whole(monkeypatch):
     """What ``ci/test`` runs is in each share; everything else in one of them."""
     ways = ("cpu", "opencl", "vulkan-own-memory")
     names = [f"engine/test_{file}.py::test_b" for file in range(12)]
@@ -103,7 +101,7 @@ def test_shares_and_every_run_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("table", [ONCE, SMOKES, BESIDE], ids=["once", "smokes", "beside"])
-def test_every_test_of_a_table_is_there(table: str) -> None:
+def test_every_test_of_a_table_is_there(table):
     """One that has been renamed would run with all its cases, or with none."""
     missing = []
     for entry in each_value_once(table):
@@ -114,7 +112,7 @@ def test_every_test_of_a_table_is_there(table: str) -> None:
     assert not missing
 
 
-def test_every_device_keeps_its_proofs() -> None:
+def test_every_device_keeps_its_proofs():
     """A sample of the conformance list and an answer of a model on each tier; and each file of
     tests with emulated blocks something."""
     smoke, sample = "tiers/test_model.py", "harness/test_conformance.py"

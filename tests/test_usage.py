@@ -1,7 +1,5 @@
 """The counters of usage have what was counted, and its percentiles are as exact as they say."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 
@@ -30,14 +28,12 @@ def filled(durations: list[tuple[float, int]]) -> Histogram:
 
 
 @given(DURATIONS, st.sampled_from((0.0, 0.01, 0.5, 0.99, 1.0)) | st.floats(0, 1))
-def test_a_percentile_is_within_the_stated_error(
-    durations: list[tuple[float, int]], part: float
-) -> None:
+def test_a_percentile_is_within_the_stated_error(durations, part):
     exact = nearest_rank(durations, part)
     assert filled(durations).percentile(part) == pytest.approx(exact, rel=ERROR, abs=0)
 
 
-def test_the_stated_error_is_no_smaller_than_it_must_be() -> None:
+def test_the_stated_error_is_no_smaller_than_it_must_be():
     """Negative control: half the stated error would be missed."""
     seconds = 1.0
     found = filled([(seconds, 1)]).percentile(0.5)
@@ -45,7 +41,7 @@ def test_the_stated_error_is_no_smaller_than_it_must_be() -> None:
     assert ERROR / 2 < found - seconds <= ERROR
 
 
-def test_a_histogram_stays_small() -> None:
+def test_a_histogram_stays_small():
     histogram = Histogram()
     seconds = 1e-9
     while seconds < 1e9:
@@ -59,15 +55,13 @@ def test_a_histogram_stays_small() -> None:
     ("seconds", "least", "most"),
     [(0.0, 0, 2e-6), (-1.0, 0, 2e-6), (5e-324, 0, 2e-6), (1e9, 2.0**19, 2.0**20)],
 )
-def test_durations_out_of_range_count_as_the_nearest(
-    seconds: float, least: float, most: float
-) -> None:
+def test_durations_out_of_range_count_as_the_nearest(seconds, least, most):
     found = filled([(seconds, 1)]).percentile(0.5)
     assert found is not None
     assert least <= found <= most
 
 
-def test_without_durations_there_is_no_percentile() -> None:
+def test_without_durations_there_is_no_percentile():
     assert Histogram().percentile(0.5) is None
 
 
@@ -82,7 +76,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS)
-def test_counters_are_the_sums_of_what_was_told(events: list[tuple[int, str, int]]) -> None:
+def test_counters_are_the_sums_of_what_was_told(events):
     usage = UsageCounters()
     sums: Counter[tuple[int, str]] = Counter()
     for tenant, kind, amount in events:
@@ -107,7 +101,7 @@ def test_counters_are_the_sums_of_what_was_told(events: list[tuple[int, str, int
         assert sum(entry.requests_finished.values()) == sums[tenant, "finished"]
 
 
-def test_an_entry_shows_times_in_milliseconds() -> None:
+def test_an_entry_shows_times_in_milliseconds():
     usage = UsageCounters()
     for _ in range(99):
         usage.first_token(4, 0.1)
@@ -122,7 +116,7 @@ def test_an_entry_shows_times_in_milliseconds() -> None:
     assert entry.tokens_generated == 0
 
 
-def test_the_hit_rate_follows_the_latest_requests() -> None:
+def test_the_hit_rate_follows_the_latest_requests():
     usage = UsageCounters()
     assert usage.of(1).prefix_hit_rate == 0
     usage.looked_up(1, asked=100, hit=25)
@@ -134,14 +128,14 @@ def test_the_hit_rate_follows_the_latest_requests() -> None:
     assert usage.of(2).prefix_hit_rate == 0
 
 
-def test_the_most_pages_held_are_remembered() -> None:
+def test_the_most_pages_held_are_remembered():
     usage = UsageCounters()
     for pages in (3, 9, 2):
         usage.holds(1, pages)
     assert usage.of(1).kv_pages_peak == 9
 
 
-def test_a_forgotten_tenant_begins_anew_and_others_stay() -> None:
+def test_a_forgotten_tenant_begins_anew_and_others_stay():
     usage = UsageCounters()
     usage.generated(1, 5)
     usage.generated(2, 7)

@@ -5,12 +5,13 @@ kernels for the convolution, the recurrence and the norm."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 from accel.cuda.device import Device
 from accel.cuda.runs import (
     are_unread,
+    decodes,
     operand_indices,
     operand_of,
     reads_prompts,
@@ -20,7 +21,9 @@ from accel.cuda.runs import (
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.step import Op, Tensor
 
-FEW_TOKENS = 64
+FEW_TOKENS, DECODING_TOKENS = 64, 512
+"""Most tokens for which the states of slots pass through the blocks in any step, and of sequences
+that decode."""
 STATE_SIZES = (32, 64, 128)
 """Keys of a row, which eight lanes hold in registers."""
 MAX_HISTORY = 7
@@ -48,11 +51,17 @@ FACTOR_BYTES = 12
 RESERVED_BYTES = 1024
 """Shared memory that the device reserves for each block."""
 CONV_THREADS = 256
-CONV_TOKENS = 32
+CONV_TOKENS, FEW_CONV_TOKENS = 32, 8
+"""Tokens of a block of the convolution, and where most are of different slots."""
 ROW_WARPS, ROW_LANES, ROW_SETS = 8, 8, 1
 """Warps of a block of the recurrence, lanes of a row, and sets of rows of each warp."""
 ROW_TOKENS, ROW_STAGES = 8, 3
 """Tokens of a stage of shared memory, and stages."""
+PARTS = 4
+"""Parts of the slots, whose tokens different blocks compute in steps of at most DECODING_TOKENS.
+More parts are more blocks that have nothing to do in steps without prompts."""
+ALL_STEPS, DECODING_STEPS, PROMPT_STEPS = range(3)
+"""The steps that a launch is for, as kernels get it: all, those without a prompt, the others."""
 AROUND_WARPS = 8
 """Warps of a block that computes heads of a token before or after the recurrence."""
 AROUND_BLOCKS = 2
@@ -64,7 +73,8 @@ CONV_EXTRAS = ("bias", "input_gate", "output_gate")
 
 
 def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces convolution, recurrence and gated norm of few tokens."""
+    """Replaces convolution, recurrence and gated norm of few tokens, and of sequences that
+    decode."""
     if tuple(op.name for op in ops[: len(RUN)]) != RUN or not _are_chained(ops):
         return None
     conv, net, norm = ops[CONV], ops[NET], ops[NORM]
@@ -74,7 +84,9 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
     if tokens > ALONE_TOKENS and reads_prompts(ops, tokens):
         # A pass over the states of a slot computes few of its tokens.
         return None
-    if tokens > FEW_TOKENS or size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
+    if tokens > FEW_TOKENS and not (tokens <= DECODING_TOKENS and decodes(ops, tokens)):
+        return None
+    if size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
         return None
     heads = 2 * sizes["key_heads"] + sizes["value_heads"]
     if any(operand_of(conv, name) is not None for name in CONV_EXTRAS):
@@ -85,10 +97,24 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         return None
     if not are_unread(ops, len(RUN), [result(norm), *map(_state, (conv, net))]):
         return None
-    if tokens > ALONE_TOKENS:
-        passing = _passing(ops, device)
+    if tokens <= ALONE_TOKENS:
+        standing = _standing(ops, device)
+        return Replacement(len(RUN), (standing,), 4 * tokens * sizes["key_heads"])
+    if tokens <= FEW_TOKENS:
+        passing = _passing(ops, device, ALL_STEPS)
         return None if passing is None else Replacement(len(RUN), (passing,))
-    return Replacement(len(RUN), (_standing(ops, device),), 4 * tokens * sizes["key_heads"])
+    return _by_step(ops, device)
+
+
+def _by_step(ops: Remaining, device: Device) -> Replacement | None:
+    """Launches for steps without prompts and for others, of which each leaves out the other steps:
+    a slot passes through one block, where a prompt would take long."""
+    passing = _passing(ops, device, DECODING_STEPS)
+    makers = (_conv, _inputs, _recurrence, _gated_norm)
+    made = [make(ops, number, device, PROMPT_STEPS) for number, make in enumerate(makers)]
+    if passing is None or not all(made):
+        return None
+    return Replacement(len(RUN), (passing, *(launch for launches in made for launch in launches)))
 
 
 def _standing(ops: Remaining, device: Device) -> KernelLaunch:
@@ -109,9 +135,9 @@ def _standing(ops: Remaining, device: Device) -> KernelLaunch:
     return KernelLaunch("delta_step", (heads, tokens), 32 * warps, nbytes, macros)
 
 
-def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
-    """The launch with as many blocks as run at once, which compute the states in turn; None where
-    shared memory is too small."""
+def _passing(ops: Remaining, device: Device, steps: int) -> KernelLaunch | None:
+    """The launch, for ``steps``, with as many blocks as run at once, which compute the states in
+    turn; None where shared memory is too small."""
     sizes = ops[NET].max_sizes()
     size, tokens, key_heads = sizes["state_size"], sizes["tokens"], sizes["key_heads"]
     warps = min(SLOTS_WARPS, size // ROWS_AT_ONCE)
@@ -122,7 +148,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
     for at_once, slots, group in product(BLOCKS_AT_ONCE, SLOTS, groups):
         of_token = 4 * (2 + 2 * sharers) * size + FACTOR_BYTES * sharers
         ring = warps * slots * (4 * rows * size + 8)
-        nbytes = ring + 2 * group * of_token + 4 * (3 * tokens + 1)
+        nbytes = ring + 2 * group * of_token + 4 * (3 * tokens + -(-tokens // 32) + 1)
         if at_once * (nbytes + RESERVED_BYTES) <= device.shared_bytes + RESERVED_BYTES:
             break
     else:
@@ -137,6 +163,7 @@ def _passing(ops: Remaining, device: Device) -> KernelLaunch | None:
         "STATES": sizes["states"],
         "SLOTS": slots,
         "CHUNK_SETS": rows // ROWS_AT_ONCE,
+        "STEPS": steps,
         **_operand_macros(ops),
     }
     return KernelLaunch(
@@ -180,64 +207,93 @@ def _state(op: Op) -> Tensor | None:
 
 def conv_rule(ops: Remaining, device: Device) -> Replacement | None:
     """Replaces the convolution of many tokens."""
-    op = ops[0]
-    if op.name != "ssm_conv1d":
-        return None
-    sizes = op.max_sizes()
+    return _alone(_conv, "ssm_conv1d", ops, device)
+
+
+def inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces what stands before the recurrence of many tokens."""
+    return _alone(_inputs, "ssm_delta_inputs", ops, device)
+
+
+def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces the recurrence of many tokens."""
+    return _alone(_recurrence, "ssm_delta_net", ops, device)
+
+
+def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
+    """Replaces the gated norm after the recurrence of many tokens."""
+    return _alone(_gated_norm, "ssm_gated_norm", ops, device)
+
+
+Launches = tuple[KernelLaunch, ...]
+
+
+def _alone(
+    make: Callable[[Remaining, int, Device, int], Launches],
+    name: str,
+    ops: Remaining,
+    device: Device,
+) -> Replacement | None:
+    """Replaces the first op by what ``make`` makes of it."""
+    launches = make(ops, 0, device, ALL_STEPS) if ops[0].name == name else ()
+    return Replacement(1, launches) if launches else None
+
+
+def _conv(ops: Remaining, number: int, device: Device, steps: int) -> Launches:
+    """The launches, for ``steps``, of op ``number``, as of the three below; empty where they do not
+    support it."""
+    sizes = ops[number].max_sizes()
     if sizes["tokens"] <= 1 or not 0 < sizes["history"] <= MAX_HISTORY:
-        return None
+        return ()
     if 1 < sizes["states"] < sizes["history"]:
         # A token would read values that the second launch has replaced.
-        return None
+        return ()
+    each = FEW_CONV_TOKENS if decodes(ops, sizes["tokens"]) else CONV_TOKENS
     macros = {
         "HISTORY": sizes["history"],
         "THREADS": CONV_THREADS,
-        "CONV_TOKENS": CONV_TOKENS,
+        "CONV_TOKENS": each,
         "STATES": sizes["states"],
-        **operand_indices(ops, 0, "x weight query state y"),
-        **operand_indices(ops, 0, " ".join(CONV_EXTRAS)),
-        "CONV": 0,
+        "STEPS": steps,
+        **operand_indices(ops, number, "x weight query state y"),
+        **operand_indices(ops, number, " ".join(CONV_EXTRAS)),
+        "CONV": number,
         **size_indices("ssm_conv1d", "channels"),
     }
-    columns, rows = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // CONV_TOKENS)
-    nbytes = 4 * CONV_TOKENS * sizes["history"]
-    launches = tuple(
+    columns, rows = -(-sizes["channels"] // CONV_THREADS), -(-sizes["tokens"] // each)
+    nbytes = 4 * each * sizes["history"]
+    return tuple(
         KernelLaunch("delta_conv", grid, CONV_THREADS, nbytes, {**macros, "STORES": stores})
         for stores, grid in enumerate(
             ((columns, rows), (columns, 1 if sizes["states"] > 1 else rows))
         )
     )
-    return Replacement(1, launches)
 
 
-def inputs_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces what stands before the recurrence of many tokens."""
-    op = ops[0]
-    if op.name != "ssm_delta_inputs" or op.max_sizes()["state_size"] not in STATE_SIZES:
-        return None
-    return _by_tokens(
-        ops,
-        device,
-        "delta_inputs",
-        2 * op.max_sizes()["key_heads"],
-        {
-            "STATE_SIZE": op.max_sizes()["state_size"],
-            "INPUTS_OP": 0,
-            **operand_indices(ops, 0, "x alpha beta decay dt_bias qk gates"),
-            **size_indices("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
-        },
-    )
+def _inputs(ops: Remaining, number: int, device: Device, steps: int) -> Launches:
+    sizes = ops[number].max_sizes()
+    if sizes["state_size"] not in STATE_SIZES:
+        return ()
+    names = "x alpha beta decay dt_bias qk gates"
+    macros = {
+        "STATE_SIZE": sizes["state_size"],
+        "STEPS": steps,
+        "INPUTS_OP": number,
+        **operand_indices(ops, number, names),
+        **size_indices("ssm_delta_inputs", "key_heads", "value_heads", "eps", "query_scale"),
+    }
+    heads = 2 * sizes["key_heads"]
+    return _by_tokens(sizes["tokens"], device, "delta_inputs", heads, macros)
 
 
-def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces the recurrence of many tokens."""
-    op = ops[0]
-    if op.name != "ssm_delta_net":
-        return None
+def _recurrence(ops: Remaining, number: int, device: Device, steps: int) -> Launches:
+    op = ops[number]
     sizes = op.max_sizes()
     size, rows = sizes["state_size"], ROW_WARPS * ROW_SETS * 32 // ROW_LANES
     if size not in STATE_SIZES or size % rows or not _aligned(op):
-        return None
+        return ()
+    tokens, many = sizes["tokens"], decodes(ops, sizes["tokens"])
+    parts = PARTS if tokens <= DECODING_TOKENS else 1
     held = size // ROW_LANES
     token_floats = 2 * ROW_LANES * (held + 4 if held > 4 else held) + rows + 4
     macros = {
@@ -248,47 +304,44 @@ def recurrence_rule(ops: Remaining, device: Device) -> Replacement | None:
         "GROUP_TOKENS": ROW_TOKENS,
         "STAGES": ROW_STAGES,
         "STATES": sizes["states"],
-        **operand_indices(ops, 0, "x qk gates query state y"),
-        "NET": 0,
+        "PARTS": parts,
+        "MAX_TOKENS": tokens if parts > 1 else 0,
+        "STEPS": steps,
+        **operand_indices(ops, number, "x qk gates query state y"),
+        "NET": number,
         **size_indices("ssm_delta_net", "key_heads", "value_heads", "grouped"),
     }
-    # More than half of a multiprocessor's memory: blocks that start while the launch before this
-    # one ends would else share the multiprocessors that are free first.
-    nbytes = max(4 * ROW_STAGES * ROW_TOKENS * token_floats, device.shared_bytes // 2)
-    grid = (sizes["value_heads"], size // rows)
-    launch = KernelLaunch("delta_rows", grid, 32 * ROW_WARPS, nbytes, macros)
-    return Replacement(1, (launch,))
+    nbytes = 4 * (ROW_STAGES * ROW_TOKENS * token_floats + (parts > 1) * (tokens + ROW_WARPS))
+    if not many:
+        # More than half of a multiprocessor's memory: blocks that start while the launch before
+        # this one ends would else share the multiprocessors that are free first.
+        nbytes = max(nbytes, device.shared_bytes // 2)
+    grid = (sizes["value_heads"], size // rows * parts)
+    return (KernelLaunch("delta_rows", grid, 32 * ROW_WARPS, nbytes, macros),)
 
 
-def gated_norm_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces the gated norm after the recurrence of many tokens."""
-    op = ops[0]
-    if op.name != "ssm_gated_norm" or op.max_sizes()["width"] not in STATE_SIZES:
-        return None
-    return _by_tokens(
-        ops,
-        device,
-        "delta_norm",
-        op.max_sizes()["heads"],
-        {
-            "STATE_SIZE": op.max_sizes()["width"],
-            "NORM": 0,
-            **operand_indices(ops, 0, "x gate weight y"),
-            **size_indices("ssm_gated_norm", "heads", "eps"),
-        },
-    )
+def _gated_norm(ops: Remaining, number: int, device: Device, steps: int) -> Launches:
+    sizes = ops[number].max_sizes()
+    if sizes["width"] not in STATE_SIZES:
+        return ()
+    macros = {
+        "STATE_SIZE": sizes["width"],
+        "STEPS": steps,
+        "NORM": number,
+        **operand_indices(ops, number, "x gate weight y"),
+        **size_indices("ssm_gated_norm", "heads", "eps"),
+    }
+    return _by_tokens(sizes["tokens"], device, "delta_norm", sizes["heads"], macros)
 
 
 def _by_tokens(
-    ops: Remaining, device: Device, entry: str, heads: int, macros: dict[str, int]
-) -> Replacement:
+    tokens: int, device: Device, entry: str, heads: int, macros: dict[str, int]
+) -> Launches:
     """A launch with a block for every token, or several where that leaves multiprocessors idle."""
-    tokens = ops[0].max_sizes()["tokens"]
     sharers = AROUND_BLOCKS * device.multiprocessors // tokens
     grid = tokens, max(1, min(sharers, -(-heads // AROUND_WARPS)))
     macros = {"WARPS": AROUND_WARPS, **macros}
-    launch = KernelLaunch(entry, grid, 32 * AROUND_WARPS, 0, macros)
-    return Replacement(1, (launch,))
+    return (KernelLaunch(entry, grid, 32 * AROUND_WARPS, 0, macros),)
 
 
 def _aligned(op: Op) -> bool:

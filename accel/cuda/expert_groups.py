@@ -43,7 +43,7 @@ FOUR_ROWS = 4
 CHUNK_WORDS = 4
 ORDER_THREADS = 1024
 TOTAL_THREADS = 256
-FOUR_ROWS_TOKENS = 64
+FOUR_ROWS_TOKENS = 256
 """Most tokens of a step whose chunks have FOUR_ROWS, if those fit."""
 CHUNK_TOKENS = 24
 """Tokens of other chunks."""

@@ -23,11 +23,12 @@ from accel.cuda.gated_spans import gated_spans_rule
 from accel.cuda.gathers import gather_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
-from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule
+from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule, scaled_rows_rule
 from accel.cuda.packed_tiles import UNITS, embed_rule, unit_layout
 from accel.cuda.products import product_rule
 from accel.cuda.runs import PROMPT_TOKENS_A_ROW
 from accel.cuda.sampling import largest_rule, sampling_rule
+from accel.cuda.selective_scan import scan_rule
 from accel.cuda.tuned import ArrangedLayout, LayoutRule, Rule
 from accel.cuda.unpacked_pages import unpack_rule
 from accel.packets.layouts import WeightLayout
@@ -50,6 +51,7 @@ RULES: tuple[Rule, ...] = (
     inputs_rule,
     recurrence_rule,
     gated_norm_rule,
+    scan_rule,
     expert_rule,
     expert_product_rule,
     gated_spans_rule,
@@ -57,6 +59,7 @@ RULES: tuple[Rule, ...] = (
     product_rule,
     gated_rows_rule,
     norm_rows_rule,
+    scaled_rows_rule,
     largest_rule,
     sampling_rule,
 )

@@ -49,10 +49,10 @@ class PlaneArranger(Generic[A]):
         matrices: int,
         allocate: Callable[[str, int], A] | None = None,
     ) -> ArrangedMatrix[A]:
-        """Copy uint8[rows, row_bytes], ``matrices`` matrices one after the other, to memory from
-        ``allocate``, for None to the device's own.
+        """Copy uint8[rows, row_bytes], the rows of ``matrices`` matrices, to memory that
+        ``allocate`` makes; without it, to memory of the device.
 
-        Float matrices stay as they are. Raises OutOfMemory naming the buffer, and DeviceLost."""
+        Float matrices are not rearranged. Raises OutOfMemory naming the buffer, and DeviceLost."""
         if dtype.storage is StorageClass.FLOAT:
             stored = (
                 self._memory.adopt(name, data) if allocate is None else allocate(name, data.nbytes)

@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import resources
 
+from accel.kernels import matrix_tiles
 from accel.kernels.accessors import op_struct, packet_constants, packet_struct, pushed_macros
-from accel.kernels.matrix_tiles import (
-    EXPANDED_FORMATS,
-    FEW_PRODUCT,
-    PRODUCT_FORMATS,
-    WIDE_FORMATS,
-    WIDE_PRODUCTS,
-)
 from accel.packets.device_op import DeviceOp, DeviceOperand, pieces
 from accel.packets.fused_ops import FUSED
 from accel.packets.layouts import TILE_ROWS, UNIT_COLUMNS
@@ -69,10 +63,10 @@ STORED = {
     "norm_row": QUANTIZED,
     "gate_row": QUANTIZED,
     "matmul_tiles": QUANTIZED,
-    FEW_PRODUCT: QUANTIZED,
-    **dict.fromkeys(WIDE_PRODUCTS, WIDE_FORMATS),
-    "expand_weight": EXPANDED_FORMATS,
-    "matmul_planes": PRODUCT_FORMATS,
+    matrix_tiles.FEW_PRODUCT: QUANTIZED,
+    **dict.fromkeys(matrix_tiles.WIDE_PRODUCTS, matrix_tiles.WIDE_FORMATS),
+    "expand_weight": matrix_tiles.EXPANDED_FORMATS,
+    "matmul_planes": matrix_tiles.PRODUCT_FORMATS,
     "kv_write_batched": KV_DTYPES,
     "flash_attn_part": KV_DTYPES,
     "flash_attn_batched": KV_DTYPES,
@@ -92,7 +86,7 @@ REPEATING_OPS = (*ATTENTION_ROWS, "norm_row", "gate_row")
 """Ops of ``packets/repeated.py``, which not every tier with these kernels uses."""
 
 ATTENTION_TILES = "flash_attn_tiles"
-VULKAN_MATRIX_OPS = (*WIDE_PRODUCTS, FEW_PRODUCT, ATTENTION_TILES)
+VULKAN_MATRIX_OPS = (*matrix_tiles.WIDE_PRODUCTS, matrix_tiles.FEW_PRODUCT, ATTENTION_TILES)
 """Ops for matrix units that only Vulkan uses."""
 MATRIX_OPS = ("matmul_tiles", *VULKAN_MATRIX_OPS)
 """Ops whose kernels are fast only where the device has matrix units."""

@@ -10,13 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from accel.metal.signatures import (
-    DECLARATIONS,
-    METAL_DECLARATIONS,
-    SIGNATURES,
-    declared_kinds,
-    kinds_of,
-)
+from accel.metal import signatures
 from contract.errors import TierError, TierUnavailable
 from contract.extras import install_command
 
@@ -135,7 +129,7 @@ class ObjectiveC:
             method = self.runtime.class_getInstanceMethod(kind, name)
             if method != self.ffi.NULL:
                 encoding = self.ffi.string(self.runtime.method_getTypeEncoding(method)).decode()
-                if kinds_of(encoding) != declared_kinds(selector):
+                if signatures.kinds_of(encoding) != signatures.declared_kinds(selector):
                     raise MetalError(selector, f"its types here are {encoding}, not the known ones")
             self._checked.add((kind, selector))
 
@@ -165,7 +159,7 @@ class ObjectiveC:
             self.runtime.objc_autoreleasePoolPop(pool)
 
     def _message(self, selector: str) -> tuple[Any, Any]:
-        gives, *takes = SIGNATURES[selector]
+        gives, *takes = signatures.SIGNATURES[selector]
         types = ", ".join(["id", "SEL", *takes])
         function = self.ffi.cast(f"{gives} (*)({types})", self.runtime.objc_msgSend)
         return function, self.runtime.sel_registerName(selector.encode())
@@ -185,7 +179,7 @@ def load_metal() -> ObjectiveC:
     if sys.platform != "darwin":
         raise TierUnavailable(TIER, NO_METAL, NO_METAL_HINT)
     ffi = import_cffi().FFI()
-    ffi.cdef(DECLARATIONS + METAL_DECLARATIONS)
+    ffi.cdef(signatures.DECLARATIONS + signatures.METAL_DECLARATIONS)
     try:
         runtime = ffi.dlopen(RUNTIME)
         frameworks = [ffi.dlopen(path) for path in FRAMEWORKS]

@@ -29,79 +29,46 @@ void objc_msgSend(void);
 METAL_DECLARATIONS = "void *MTLCreateSystemDefaultDevice(void);"
 
 NATURAL, INTEGER, TRUTH = "uint64_t", "int64_t", "_Bool"
-SIZE, RANGE, ERROR = "MTLSize", "NSRange", "id *"
+SIZE, RANGE = "MTLSize", "NSRange"
 
+_METHODS = """
+id = new localizedDescription name newCommandQueue newSharedEvent commandBuffer
+id = computeCommandEncoder blitCommandEncoder error
+id,char * = stringWithUTF8String:
+char * = UTF8String
+_Bool,SEL = respondsToSelector:
+_Bool,int64_t = supportsFamily:
+_Bool = hasUnifiedMemory
+uint64_t = recommendedMaxWorkingSetSize currentAllocatedSize maxBufferLength
+uint64_t = maxThreadgroupMemoryLength gpuAddress maxTotalThreadsPerThreadgroup status signaledValue
+id,uint64_t,uint64_t = newBufferWithLength:options:
+id,void *,uint64_t,uint64_t,void * = newBufferWithBytesNoCopy:length:options:deallocator:
+id,id,id,id * = newLibraryWithSource:options:error:
+id,id,uint64_t,id *,id * = newComputePipelineStateWithDescriptor:options:reflection:error:
+id,id,uint64_t,uint64_t = newIndirectCommandBufferWithDescriptor:maxCommandCount:options:
+void * = contents
+void,uint64_t = setLanguageVersion: setMaxTotalThreadsPerThreadgroup: setCommandTypes:
+void,uint64_t = setMaxKernelBufferBindCount:
+void,int64_t = setMathMode: setMathFloatingPointFunctions:
+void,_Bool = setFastMathEnabled: setSupportIndirectCommandBuffers: setInheritBuffers:
+void,_Bool = setInheritPipelineState:
+id,id = newFunctionWithName:
+void,id = setComputeFunction: setComputePipelineState:
+id,uint64_t = indirectComputeCommandAtIndex:
+void,id,uint64_t,uint64_t = setKernelBuffer:offset:atIndex: setBuffer:offset:atIndex:
+void,MTLSize,MTLSize = concurrentDispatchThreadgroups:threadsPerThreadgroup:
+void,MTLSize,MTLSize = dispatchThreadgroups:threadsPerThreadgroup:
+void = setBarrier endEncoding commit
+void,id *,uint64_t,uint64_t = useResources:count:usage:
+void,id,NSRange = executeCommandsInBuffer:withRange:
+void,id,uint64_t,id,uint64_t,uint64_t = copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:
+void,id,uint64_t = encodeSignalEvent:value:
+_Bool,uint64_t,uint64_t = waitUntilSignaledValue:timeoutMS:
+"""
 SIGNATURES: Mapping[str, tuple[str, ...]] = {
-    "new": ("id",),
-    "stringWithUTF8String:": ("id", "char *"),
-    "UTF8String": ("char *",),
-    "localizedDescription": ("id",),
-    "respondsToSelector:": (TRUTH, "SEL"),
-    # MTLDevice
-    "name": ("id",),
-    "supportsFamily:": (TRUTH, INTEGER),
-    "hasUnifiedMemory": (TRUTH,),
-    "recommendedMaxWorkingSetSize": (NATURAL,),
-    "currentAllocatedSize": (NATURAL,),
-    "maxBufferLength": (NATURAL,),
-    "maxThreadgroupMemoryLength": (NATURAL,),
-    "newCommandQueue": ("id",),
-    "newSharedEvent": ("id",),
-    "newBufferWithLength:options:": ("id", NATURAL, NATURAL),
-    "newBufferWithBytesNoCopy:length:options:deallocator:": (
-        *("id", "void *", NATURAL, NATURAL),
-        "void *",
-    ),
-    "newLibraryWithSource:options:error:": ("id", "id", "id", ERROR),
-    "newComputePipelineStateWithDescriptor:options:reflection:error:": (
-        *("id", "id", NATURAL, ERROR, ERROR),
-    ),
-    "newIndirectCommandBufferWithDescriptor:maxCommandCount:options:": (
-        *("id", "id", NATURAL, NATURAL),
-    ),
-    # MTLBuffer
-    "contents": ("void *",),
-    "gpuAddress": (NATURAL,),
-    # MTLCompileOptions
-    "setLanguageVersion:": ("void", NATURAL),
-    "setMathMode:": ("void", INTEGER),
-    "setMathFloatingPointFunctions:": ("void", INTEGER),
-    "setFastMathEnabled:": ("void", TRUTH),
-    # MTLLibrary and pipelines
-    "newFunctionWithName:": ("id", "id"),
-    "setComputeFunction:": ("void", "id"),
-    "setMaxTotalThreadsPerThreadgroup:": ("void", NATURAL),
-    "setSupportIndirectCommandBuffers:": ("void", TRUTH),
-    "maxTotalThreadsPerThreadgroup": (NATURAL,),
-    # MTLIndirectCommandBuffer
-    "setCommandTypes:": ("void", NATURAL),
-    "setInheritBuffers:": ("void", TRUTH),
-    "setInheritPipelineState:": ("void", TRUTH),
-    "setMaxKernelBufferBindCount:": ("void", NATURAL),
-    "indirectComputeCommandAtIndex:": ("id", NATURAL),
-    "setKernelBuffer:offset:atIndex:": ("void", "id", NATURAL, NATURAL),
-    "concurrentDispatchThreadgroups:threadsPerThreadgroup:": ("void", SIZE, SIZE),
-    "setBarrier": ("void",),
-    # MTLCommandQueue and what is encoded
-    "commandBuffer": ("id",),
-    "computeCommandEncoder": ("id",),
-    "useResources:count:usage:": ("void", "id *", NATURAL, NATURAL),
-    "setComputePipelineState:": ("void", "id"),
-    "setBuffer:offset:atIndex:": ("void", "id", NATURAL, NATURAL),
-    "dispatchThreadgroups:threadsPerThreadgroup:": ("void", SIZE, SIZE),
-    "executeCommandsInBuffer:withRange:": ("void", "id", RANGE),
-    "blitCommandEncoder": ("id",),
-    "copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:": (
-        *("void", "id", NATURAL, "id", NATURAL, NATURAL),
-    ),
-    "endEncoding": ("void",),
-    "encodeSignalEvent:value:": ("void", "id", NATURAL),
-    "commit": ("void",),
-    "status": (NATURAL,),
-    "error": ("id",),
-    # MTLSharedEvent
-    "signaledValue": (NATURAL,),
-    "waitUntilSignaledValue:timeoutMS:": (TRUTH, NATURAL, NATURAL),
+    selector: tuple(types.split(","))
+    for types, selectors in re.findall("(.+) = (.+)", _METHODS)
+    for selector in selectors.split()
 }
 """For each selector the method's result, then its arguments after receiver and selector."""
 

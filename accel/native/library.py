@@ -15,7 +15,15 @@ from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, TIER, Target, libra
 from accel.native.variants import VARIANTS, WORDS, Variant, machine, usable
 from accel.packets.build import Progress
 from accel.user_folders import user_folder
-from contract.cached_files import PARTIAL, has_writer, partial_file, partial_name, remove_abandoned
+from contract.cached_files import (
+    PARTIAL,
+    CachedFile,
+    has_writer,
+    least_used,
+    partial_file,
+    partial_name,
+    remove_abandoned,
+)
 from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
 
@@ -204,15 +212,16 @@ def _store(path: Path, data: bytes) -> bool:
 
 
 def _remove_old(path: Path) -> None:
-    """Remove the oldest libraries of the same variant, so that CACHED_BUILDS remain."""
+    """Remove the oldest libraries of the same variant, so that CACHED_BUILDS remain: ``path``,
+    whatever the clock says, and others."""
     name = path.stem.rpartition("-")[0]
     digest = "[0-9a-f]" * DIGEST_CHARACTERS
     with contextlib.suppress(OSError):
         found = path.parent.glob(f"{name}-{digest}{path.suffix}")
-        by_age = sorted(found, key=lambda other: other.stat().st_mtime, reverse=True)
-        for other in by_age[CACHED_BUILDS:]:
-            other.unlink()
-            Path(f"{other}.lock").unlink(missing_ok=True)
+        others = [CachedFile(one, 0, one.stat().st_mtime_ns) for one in found if one != path]
+        for other in least_used(others, 0, CACHED_BUILDS - 1):
+            other.path.unlink()
+            Path(f"{other.path}.lock").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

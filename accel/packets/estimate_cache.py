@@ -100,7 +100,7 @@ def entry_name(graph: Graph, *others: object) -> str:
         (
             node.name,
             int(node.opcode),
-            [(name, view.buffer, view.columns) for name, view in node.operands.items()],
+            [(name, view.buffer, view.columns, view.rows) for name, view in node.operands.items()],
             list(node.params.items()),
         )
         for node in graph.nodes

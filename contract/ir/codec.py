@@ -28,8 +28,8 @@ from contract.spec import Dim, Scalar, Stage
 
 MAGIC = b"ZIRG"
 ALIGNMENT = 8
-WHOLE = -1
-"""The start and stop of an operand that is a whole buffer."""
+WHOLE, FIRST_ROWS = -1, -2
+"""The start of an operand that is a whole buffer, as its stop is, or its first ``stop`` rows."""
 INTEGER, REAL = 0, 1
 
 Item = TypeVar("Item")
@@ -171,6 +171,8 @@ class _Writer:
             view = node.operands.get(operand.name)
             if view is not None:
                 start, stop = view.columns or (WHOLE, WHOLE)
+                if view.rows is not None:
+                    start, stop = FIRST_ROWS, view.rows
                 operands.append((self.string(operand.name), indices[view.buffer], start, stop))
         for param in spec.params:
             value = node.params[param.name]
@@ -287,8 +289,9 @@ class _Reader:
         name, buffer, start, stop = self._sections["operands"][row].item()
         if buffer >= len(decls):
             raise self._error("operands", row, f"buffer {buffer} does not exist")
-        columns = None if start == stop == WHOLE else (start, stop)
-        return self._named("operands", row, name), View(decls[buffer].name, columns)
+        columns = None if start == stop == WHOLE or start == FIRST_ROWS else (start, stop)
+        rows = stop if start == FIRST_ROWS else None
+        return self._named("operands", row, name), View(decls[buffer].name, columns, rows)
 
     def _param(self, row: int) -> tuple[str, Scalar]:
         name, kind, bits = self._sections["params"][row].item()

@@ -136,6 +136,7 @@ def _node_fields(node: Node, node_cost: Cost) -> dict[str, Any]:
         "opcode": node.opcode.name,
         "operands": {
             name: {"buffer": view.buffer, "columns": view.columns and list(view.columns)}
+            | ({} if view.rows is None else {"rows": view.rows})
             for name, view in node.operands.items()
         },
         "params": dict(node.params),

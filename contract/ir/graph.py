@@ -131,9 +131,7 @@ class GraphBuilder:
         decl = self._buffers.get(view.buffer)
         if decl is None:
             raise ShapeMismatch(f"{view.buffer} is not declared")
-        if view.columns is None:
-            return decl.shape
-        return (*decl.shape[:-1], view.columns[1] - view.columns[0])
+        return view.shape(decl.shape)
 
     def _unique(self, label: str) -> str:
         count = self._names.get(label, 0)

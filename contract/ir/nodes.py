@@ -58,10 +58,18 @@ class BufferDecl:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A whole buffer, or columns ``[start, stop)`` of its last axis."""
+    """A whole buffer, columns ``[start, stop)`` of its last axis, or the first ``rows`` rows of a
+    weight matrix."""
 
     buffer: str
     columns: tuple[int, int] | None = None
+    rows: int | None = None
+
+    def shape(self, whole: tuple[Dim, ...]) -> tuple[Dim, ...]:
+        """The shape of what the view shows of a buffer of shape ``whole``."""
+        if self.rows is not None:
+            return (self.rows, *whole[1:])
+        return whole if self.columns is None else (*whole[:-1], self.columns[1] - self.columns[0])
 
     def __getitem__(self, columns: slice) -> View:
         """Columns [start, stop) of a view of the whole buffer."""
@@ -91,10 +99,7 @@ class Graph:
 
     def shape(self, view: View) -> tuple[Dim, ...]:
         """The shape of the data a view shows."""
-        shape = self.buffers[view.buffer].shape
-        if view.columns is None:
-            return shape
-        return (*shape[:-1], view.columns[1] - view.columns[0])
+        return view.shape(self.buffers[view.buffer].shape)
 
     def of_kind(self, *kinds: BufferKind) -> tuple[BufferDecl, ...]:
         """The declarations of the given kinds, in order of declaration."""

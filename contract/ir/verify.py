@@ -46,6 +46,9 @@ WRITABLE: Mapping[Access, tuple[BufferKind, ...]] = {
     Access.WRITE: (BufferKind.SCRATCH, BufferKind.OUTPUT),
     Access.UPDATE: (BufferKind.SCRATCH, BufferKind.OUTPUT, BufferKind.STATE),
 }
+SLICES_ROWS = (Opcode.MATMUL, Opcode.LM_HEAD)
+"""The opcodes that can read the first rows of a matrix: tiers store matrices in groups of rows, so
+their beginning is that of a smaller matrix."""
 PERSISTENT = (BufferKind.WEIGHT, BufferKind.CONSTANT, BufferKind.STATE)
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.OUTPUT)
 
@@ -63,6 +66,7 @@ class Rule(StrEnum):
     PARAMS = "params"
     DECLARED_BUFFERS = "declared buffers"
     VIEW_COLUMNS = "view columns"
+    VIEW_ROWS = "view rows"
     SHAPE_RULE = "shape rule"
     CONSTRAINT = "constraint"
     DTYPE = "dtype"
@@ -181,7 +185,8 @@ def _signature(graph: Graph, node: Node) -> Hashable:
         decl = graph.buffers.get(view.buffer)
         if decl is None:
             return None
-        operands.append((name, decl.kind, id(decl.dtype), decl.shape, view.columns))
+        shown = decl.shape, view.columns, view.rows
+        operands.append((name, decl.kind, id(decl.dtype), shown))
     # True equals 1, which equals 1.0.
     params = [(name, type(value), value) for name, value in node.params.items()]
     buffers = len({view.buffer for view in node.operands.values()})
@@ -199,7 +204,10 @@ def _node_problems(graph: Graph, node: Node) -> Problems:
         yield Rule.STAGE, served
     for operand in spec.operands:
         if operand.name in node.operands:
-            yield from _operand_problems(graph, operand, node.operands[operand.name])
+            view = node.operands[operand.name]
+            yield from _operand_problems(graph, operand, view)
+            if view.rows is not None and node.opcode not in SLICES_ROWS:
+                yield Rule.VIEW_ROWS, f"{spec.name} reads whole matrices, {operand.name} is a part"
     count = len({view.buffer for view in node.operands.values()})
     if count > MAX_BINDINGS:
         yield Rule.BINDINGS, f"touches {count} buffers, at most {MAX_BINDINGS} can be bound"
@@ -220,6 +228,15 @@ def _operand_problems(graph: Graph, operand: Operand, view: View) -> Problems:
         yield Rule.WRITABLE_BUFFER, f"{written} is {view.buffer}, a {decl.kind.name} buffer"
     if problem := _view_problem(decl, view):
         yield Rule.VIEW_COLUMNS, f"{operand.name}: {problem}"
+    if view.rows is not None and not _has_rows(decl, view):
+        yield Rule.VIEW_ROWS, f"{operand.name}: {view.rows} rows of {decl.name} {decl.shape}"
+
+
+def _has_rows(decl: BufferDecl, view: View) -> bool:
+    """Whether the view is the first rows of a weight matrix."""
+    rows, matrix = decl.shape[0], decl.kind is BufferKind.WEIGHT and len(decl.shape) == 2
+    fits = isinstance(rows, int) and view.rows is not None and 0 < view.rows <= rows
+    return matrix and fits and view.columns is None
 
 
 def _view_problem(decl: BufferDecl, view: View) -> str:

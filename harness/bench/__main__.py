@@ -1,7 +1,5 @@
 """``python -m harness.bench``: measure speed and memory of engines and servers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,8 +1,6 @@
 """Measures drafted tokens: how many are right, the speed against plain decoding, and whether every
 answer is the same."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -22,7 +20,7 @@ from harness.bench.serving.plan import DRAFT_TOKENS, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.tiers import TierOptions
-from reference.engine.drafter import SpeculationStatistics
+from reference.engine.drafter import FREQUENT_TOKENS, SpeculationStatistics
 
 SEQUENCES = (1, 4)
 """Numbers of sequences that decode together."""
@@ -174,8 +172,9 @@ def tokens_a_step(counts: SpeculationStatistics) -> float:
 
 
 def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> TimedAnswers:
-    """The answers to ``sequences`` prompts: greedy in even turns, sampled in odd ones."""
-    engine, vocab = session.engine, session.model.config.vocab
+    """The answers to ``sequences`` prompts of frequent tokens: greedy in even turns, sampled in odd
+    ones."""
+    engine, vocab = session.engine, min(session.model.config.vocab, FREQUENT_TOKENS)
     sampling = SAMPLED if turn % 2 else GREEDY
     for number, prompt in enumerate(random_prompts(turn, vocab, sequences, plan.prompt_tokens)):
         request = Request(

@@ -1,8 +1,6 @@
 """Facts about this machine: processor, memory bandwidth, and how busy its cores are; and processes
 that keep cores busy during a measurement."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

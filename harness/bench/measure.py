@@ -1,7 +1,5 @@
 """Interleaved measurements of several engines, their medians, spreads and ratios."""
 
-from __future__ import annotations
-
 import statistics
 import tempfile
 import time

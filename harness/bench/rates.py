@@ -1,7 +1,5 @@
 """Rates of tiers: prompts of several lengths, decoding behind each, many sequences at once."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

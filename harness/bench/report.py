@@ -1,7 +1,5 @@
 """Renders a benchmark's report as text for a terminal and as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 

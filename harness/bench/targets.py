@@ -1,7 +1,5 @@
 """Targets of benchmarks: bounds that measured medians are compared with."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -6,10 +6,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from contract.errors import ConfigError, RequestError, system_words
+from contract.lazy_dataclass import dataclass
 from harness.cli.prompt import MAX_PROMPT_BYTES, Messages, thinking_fields
 
 if TYPE_CHECKING:

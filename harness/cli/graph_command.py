@@ -19,7 +19,7 @@ from harness.settings import Settings, add_flags, group_of, resolve
 
 if TYPE_CHECKING:
     from contract.ir.nodes import Graph
-    from harness.report.document import Assumptions
+    from harness.report.render import Assumptions
 
 NAMES = (*MODEL_SETTINGS, "context", "kv_dtype")
 FORMATS = ("json", "dot", "html")
@@ -86,7 +86,7 @@ def graph(args: argparse.Namespace) -> int:
         check_output("--out", args.out)
     from contract.ir.analysis import Machine
     from contract.shape_key import ShapeKey
-    from harness.report.document import Assumptions
+    from harness.report.render import Assumptions
 
     graphs, architectures, context = _graphs(paths, settings)
     assumptions = Assumptions(ShapeKey(args.tokens, 1), context, Machine(*rates))
@@ -162,8 +162,7 @@ def _text(
         from contract.ir.export import to_dot
 
         return to_dot(graphs, assumptions.key, assumptions.context)
-    from harness.report.document import model_document
-    from harness.report.render import render_html, render_json
+    from harness.report.render import model_document, render_html, render_json
 
     documents = [
         model_document(label, architectures[label], ir, assumptions) for label, ir in graphs.items()

@@ -8,6 +8,8 @@ from typing import Any
 
 from contract.dtypes import DType
 from reference.model.config.records import ModelConfig, Rope
+from reference.model.dflash import DFlashHead
+from reference.model.draft_head import EMBEDDING, DraftHead
 from reference.model.gguf.tensors import TensorInfo
 from reference.model.open import Model
 
@@ -131,3 +133,20 @@ def _feed_forward(model: Model, layer: int) -> dict[str, Any]:
         facts["expert_width"] = mixture.widths[layer]
         facts["shared_expert_width"] = mixture.shared_width
     return facts
+
+
+def head_facts(head: DraftHead) -> dict[str, Any]:
+    """The widths and layers of a head; ``tokens`` None are those of its model, ``block`` None means
+    that it drafts one token at a time."""
+    return {
+        "kind": head.KIND,
+        "layers": head.config.layers,
+        "block": head.block_size if isinstance(head, DFlashHead) else None,
+        "target_hidden": head.target_hidden,
+        "target_layers": list(head.layers),
+        "hidden": head.hidden,
+        "tokens": None if head.tokens is None else len(head.tokens),
+        "own_embedding": head.has(EMBEDDING),
+        "own_output": head.owns_output,
+        "weights": sum(tensor.nbytes for tensor in head.file.tensors.values()),
+    }

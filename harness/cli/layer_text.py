@@ -57,6 +57,8 @@ def _drafts(drafts: Mapping[str, Any]) -> str:
         f"by its draft block: {format_bytes(drafts['total'])} more memory",
         f"{format_bytes(drafts['weights'])} of it weights",
         f"{drafts['kv_per_token']:,} bytes a token",
+        f"a draft reads {format_bytes(drafts['read'])} for one of the first "
+        f"{drafts['frequent']:,} tokens, {format_bytes(drafts['read_for_all'])} for one of all",
     )
     return ", ".join(parts)
 

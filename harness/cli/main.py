@@ -31,7 +31,7 @@ from harness.console import DISK_ERRORS, complain, note, silence
 from harness.extras import missing_module
 from harness.interrupts import INTERRUPTED, is_interrupt
 from harness.settings import misspelt_variables
-from harness.startup import prepare_process
+from harness.startup import finish_process, prepare_process
 
 COMMANDS: Mapping[str, str] = {
     "run": "run_command",
@@ -112,6 +112,7 @@ def entry() -> int:
     except OSError:
         # Data still buffered for an output that fails would raise again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finish_process()
     return code
 
 

@@ -20,8 +20,7 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from contract.spec import KV
 from contract.tier import Tier
-from harness.cli.head_facts import head_facts
-from harness.cli.layer_facts import active_parameters, layer_facts
+from harness.cli.layer_facts import active_parameters, head_facts, layer_facts
 from harness.host.drafting import plan_block
 from harness.memory import (
     check_storage,
@@ -35,6 +34,7 @@ from harness.memory import (
 from harness.residency import Residency, longest_beyond, plan_residency
 from harness.settings_table import SETTINGS
 from reference.engine.draft_block import drafting_limits
+from reference.engine.drafter import FREQUENT_TOKENS
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
 from reference.model.adapters import NO_ADAPTERS, Adapters
@@ -370,7 +370,9 @@ def _draft_facts(
 ) -> dict[str, Any]:
     """``blocks`` is the number of draft blocks in the file. ``problem`` is why the first cannot be
     used, None where it can; then ``total`` is the memory that drafting with it adds for a context,
-    and ``weights`` and ``kv_per_token`` are parts of it, all in bytes."""
+    and ``weights`` and ``kv_per_token`` are parts of it, all in bytes. ``frequent`` is how many
+    tokens it drafts of, ``read`` and ``read_for_all`` are the bytes that a draft of these and of
+    all tokens reads."""
     facts: dict[str, Any] = {"blocks": model.config.draft_blocks, "problem": None}
     if not model.config.draft_blocks:
         return facts
@@ -379,10 +381,18 @@ def _draft_facts(
     limits = drafting_limits(limits_at(context), SETTINGS["draft"].default_value())
     block = plan_block(model, limits, footprint, True).plan
     plain = plans_of(model, limits_at, footprint)(context)
+
+    def read_by(frequent: int) -> int:
+        graph = model.draft_graph(replace(limits, frequent_tokens=frequent))
+        return graph_cost(graph, ShapeKey(1, 1), 1).bytes_read
+
     drafting = plans_of(model, lambda _: limits, footprint)(context)
     return {
         **facts,
         "weights": sum(block.weights.values()),
         "kv_per_token": block.kv_per_token,
         "total": block.total + drafting.total - plain.total,
+        "frequent": min(FREQUENT_TOKENS, model.config.vocab),
+        "read": read_by(FREQUENT_TOKENS),
+        "read_for_all": read_by(0),
     }

@@ -147,8 +147,8 @@ def serve(args: argparse.Namespace) -> int:
 
 def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
     """Open the model and serve it; returns the exit code."""
+    from harness.host.heap import freeze_heap
     from harness.progress import progress_on
-    from harness.serve.heap import freeze_heap
     from harness.serve.presence import announced
     from harness.serve.run import running
     from harness.serve.signals import notify_supervisor

@@ -11,6 +11,7 @@ from typing import NoReturn
 from contract.errors import ConfigError
 from harness.cli.foreign_flags import flag_hint
 from harness.cli.parser import flags_of, nearest
+from harness.other_programs import advice
 
 PATH = re.compile(r"(?:\.{0,2}|~)/|\.{1,2}$")
 """How a path begins that is no name: ``/``, ``./``, ``../`` or ``~/``; or a folder, ``.``."""
@@ -39,48 +40,6 @@ SAME_COMMANDS: Mapping[str, tuple[str, ...]] = {
     "model show": ("inspect",),
 }
 """Commands of other programs that mean the same as ours, and ours."""
-A_FILE_IS_ENOUGH = "a GGUF file is used as it is: zinc-rt run --model FILE.gguf"
-DETOKENIZE = "zinc-rt serve answers at /detokenize, and LLM.detokenize in Python"
-EMBED = "zinc-rt serve answers at /v1/embeddings, and LLM.embed in Python"
-COMMAND_ADVICE: Mapping[str, str] = {
-    **dict.fromkeys(("create", "cp", "import", "push", "convert"), A_FILE_IS_ENOUGH),
-    **dict.fromkeys(("quantize", "llama-quantize"), A_FILE_IS_ENOUGH),
-    **dict.fromkeys(("update", "upgrade", "self"), "a new version is installed with pip"),
-    **dict.fromkeys(("completion", "generate-shell-completion"), "zinc-rt --help lists all"),
-    **dict.fromkeys(("perplexity", "ppl", "llama-perplexity"), "use zinc-rt score"),
-    **dict.fromkeys(("cache", "clean", "prune"), "zinc-rt model rm deletes a model"),
-    **dict.fromkeys(("llama-cli", "cli", "ask", "prompt", "query"), "use zinc-rt run"),
-    **dict.fromkeys(("compare", "diff"), "equal digests of zinc-rt logits are equal logits"),
-    **dict.fromkeys(("eval", "lm-eval", "lm_eval"), "lm_eval asks a server, see docs/serving.md"),
-    **dict.fromkeys(("train", "finetune", "lora"), "adapters are used, not made: see --lora"),
-    **dict.fromkeys(("tokens", "llama-tokenize"), "use zinc-rt tokenize"),
-    "detokenize": DETOKENIZE,
-    **dict.fromkeys(("gguf", "llama-gguf", "metadata"), "use zinc-rt inspect"),
-    "launch": "give a program the address of zinc-rt serve",
-    "load": "a server loads models when asked: zinc-rt serve --beside",
-    "get": "use zinc-rt model pull",
-    "env": "use zinc-rt check",
-    "rerank": "zinc-rt serve answers at /v1/rerank",
-    "llama-server": "use zinc-rt serve",
-    "llama-bench": "use zinc-rt bench",
-    "status": "use zinc-rt ps",
-    "logs": "a server logs to its standard error",
-    "install": "use zinc-rt model pull",
-    "signin": "no account is needed",
-    "download": "use zinc-rt model pull",
-    "models": "use zinc-rt model list",
-    "info": "use zinc-rt inspect",
-    "generate": "use zinc-rt run",
-    "complete": "use zinc-rt run --raw",
-    "server": "use zinc-rt serve",
-    "start": "use zinc-rt serve",
-    "doctor": "use zinc-rt check",
-    "benchmark": "use zinc-rt bench",
-    "settings": "use zinc-rt config init",
-    "login": "models of the hub that need an account are not fetched; download the file",
-    **dict.fromkeys(("embed", "embedding", "embeddings"), EMBED),
-}
-"""Commands of other programs, and what does the same here."""
 
 
 def translated(words: list[str]) -> list[str]:
@@ -172,8 +131,8 @@ def refuse_command(
     if words[0] != word and words[0] not in flags_of(root):
         hint = f"name a command before {words[0]}, such as zinc-rt run {words[0]} {word} ..."
         raise ConfigError(f"{hint}; see zinc-rt --help")
-    if word in COMMAND_ADVICE:
-        hint = COMMAND_ADVICE[word]
+    if word in advice("commands"):
+        hint = advice("commands")[word]
     elif near is not None:
         hint = f"did you mean zinc-rt {near}?"
     else:

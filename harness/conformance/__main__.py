@@ -1,7 +1,5 @@
 """``python -m harness.conformance``: run the must-pass list on a device, or verify a package."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import sys

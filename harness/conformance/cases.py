@@ -4,8 +4,6 @@ A case id is a path: ``parity/...`` compares one opcode with its definition, ``v
 op of a model, ``goldens/...`` logits with their stored digests, ``tier/...`` checks what the tier
 claims."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict

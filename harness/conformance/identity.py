@@ -1,7 +1,5 @@
 """Facts about a run: source revision, definitions, device and machine."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from collections.abc import Iterable

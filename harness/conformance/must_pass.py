@@ -4,8 +4,6 @@ The stored file has a line for each group of cases: its name, its number of case
 of their sorted names. The groups are ``parity/OPCODE`` and the other kinds of cases, such as
 ``goldens``."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources

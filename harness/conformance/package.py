@@ -3,8 +3,6 @@
 ``manifest.json`` holds the size and SHA-256 of every other member. Apart from the compression,
 given members have exactly one archive, so any change to a file is detected."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import io

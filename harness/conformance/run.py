@@ -1,7 +1,5 @@
 """Runs cases on a device one after another, and makes the package of a run."""
 
-from __future__ import annotations
-
 import json
 import time
 import traceback

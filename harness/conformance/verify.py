@@ -1,7 +1,5 @@
 """Verifies a package: complete, made with these definitions, and without a failure."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

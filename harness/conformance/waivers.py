@@ -3,8 +3,6 @@
 A TOML file of tables ``[[waiver]]``, each with ``case`` and ``device`` (patterns with ``*`` and
 ``?``, of case ids and of the device's name) and a ``reason``."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass

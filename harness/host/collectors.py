@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from contract.arrays import Ints
@@ -41,10 +39,6 @@ class PromptScores:
                 self.tokens.append(
                     TokenEvent(self._request.id, prompt[position], position, None, log, listed)
                 )
-
-    def note(self, tokens: Sequence[TokenEvent]) -> None:
-        """Set all tokens, as a replica computed them."""
-        self.tokens = list(tokens)
 
 
 class ExpertChoices:

@@ -11,10 +11,12 @@ from pathlib import Path
 from contract.arithmetic import PAGE_TOKENS
 from contract.dtypes import DEFAULT_KV
 from contract.lazy_dataclass import dataclass
+from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
 from harness.memory import plans_of, storage_problem, weight_bytes_of
 from harness.progress import Progress
+from reference.engine import drafter
 from reference.engine.drafter import Drafter, PromptLookup
 from reference.engine.drafters import drafter_limits, drafter_of
 from reference.hidden_rows import shared_names
@@ -24,7 +26,7 @@ from reference.model.config import read_config
 from reference.model.gguf.file import open_gguf
 from reference.model.heads import check_head, is_head, read_head
 from reference.model.open import Model
-from reference.runner import LOG_PROBABILITIES, NOTHING_SHARED, ModelRunner
+from reference.runner import LOG_PROBABILITIES, LOGITS, NOTHING_SHARED, ModelRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,26 +118,40 @@ def load_drafter(
     from reference.engine.draft_model import DraftModel
     from reference.warm_up import warm_up
 
-    model, limits, tier = drafting.model, drafting.limits, target.tier
-    graph = model.draft_graph(limits) if drafting.block else model.graph(limits)
-    shared = target.shared_buffers(graph) if drafting.block else NOTHING_SHARED
-    progress.start("loading", weight_bytes_of(graph, shared), "B")
-    try:
-        runner = owned.enter_context(
-            ModelRunner(model, tier, limits, progress.advance, graph=graph, shared=shared)
-        )
-    finally:
-        progress.close()
+    limits, runner = drafting.limits, owned.enter_context(_runner(drafting, target, progress))
     runner.prepare()
     target.recurrent.prepare()
     listed = [LOG_PROBABILITIES] if target.limits.top_log_probabilities else []
     few = 1 + drafts_of(target, most)
     for tokens in (1, few, *_prompts(target, few)):
-        warm_up(runner, tokens, min(tokens, limits.step_rows // limits.slots), block=drafting.block)
+        sampled = min(tokens, limits.step_rows // limits.slots)
+        for frequent in (True, False)[not runner.frequent_tokens :]:
+            warm_up(runner, tokens, sampled, block=drafting.block, frequent=frequent)
         rows = tokens if tokens <= few else 1
         for requested, plain in product(((), *listed), (False, True)):
             warm_up(target, tokens, rows, requested=requested, plain=plain)
     return drafter_of(runner) if drafting.block else DraftModel(runner, target.model)
+
+
+def _runner(drafting: Drafting, target: ModelRunner, progress: Progress) -> ModelRunner:
+    """The runner of a draft model, block or head on the tier of ``target``, with a second graph
+    that samples frequent tokens only if that reads less."""
+    model, limits, tier = drafting.model, drafting.limits, target.tier
+    build = model.draft_graph if drafting.block else model.graph
+    graph, frequent = build(limits), None
+    shared = target.shared_buffers(graph) if drafting.block else NOTHING_SHARED
+    own_tokens = Opcode.MAP_TOKENS in graph.opcodes
+    fewer = int(graph.buffers[LOGITS].shape[-1]) > drafter.FREQUENT_TOKENS and not own_tokens
+    # A matrix that is divided among devices has no first rows on each.
+    if fewer and tier.info.devices == 1:
+        frequent = build(replace(limits, frequent_tokens=drafter.FREQUENT_TOKENS))
+    progress.start("loading", weight_bytes_of(graph, shared), "B")
+    try:
+        return ModelRunner(
+            model, tier, limits, progress.advance, graph=graph, shared=shared, frequent=frequent
+        )
+    finally:
+        progress.close()
 
 
 def _prompts(target: ModelRunner, few: int) -> list[int]:

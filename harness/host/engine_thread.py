@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
-from typing import NoReturn, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
 from contract.types import LOCAL_TENANT, Tenant, TokenEvent
-from harness.host.driver import BUFFERED_EVENTS, STALLED_STEP_SECONDS, EngineDriver, EventStream
+from harness.host.driver import STALLED_STEP_SECONDS, EngineDriver
 from harness.host.faults import log_fault
 from harness.host.live_memory import POLL_SECONDS, LiveMemory
+from harness.host.memory_state import MemoryState
+from harness.host.stream_driver import BUFFERED_EVENTS, EventStream, SharedDriver, wait_for_first
 from harness.host.submissions import EndMessages, EngineStopped, Submission
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
@@ -32,12 +34,10 @@ from reference.observer import Observer
 from reference.sched.tenants import Tenants
 
 T = TypeVar("T")
+P = ParamSpec("P")
 log = logging.getLogger("zinc_rt.serve")
 MIN_FLUSH_SECONDS = 1.0
 """Least time for writing the disk cache when a driver closes."""
-FIRST_SECONDS = 0.25
-"""How long ``begin`` waits for the first event before it checks whether the request was
-accepted."""
 STATISTICS_SECONDS = 0.02
 """Seconds between two updates of the statistics of a working engine."""
 FORKED = (
@@ -46,7 +46,7 @@ FORKED = (
 )
 
 
-class ThreadedDriver(EngineDriver):
+class ThreadedDriver(EngineDriver, SharedDriver):
     """A driver whose engine ``thread`` steps. Thread-safe."""
 
     def __init__(
@@ -71,6 +71,10 @@ class ThreadedDriver(EngineDriver):
         return self._statistics
 
     @property
+    def memory_state(self) -> MemoryState | None:
+        return None if self.memory is None else self.memory.state
+
+    @property
     def posted(self) -> bool:
         """Whether posted work waits for the thread."""
         return bool(self._commands)
@@ -80,16 +84,18 @@ class ThreadedDriver(EngineDriver):
         """Whether all requests are stalled or wait for late work."""
         late = self._background.late
         streams = self._streams.items()
-        return bool(streams) and all(s._stalled or number in late for number, s in streams)
+        return bool(streams) and all(
+            number in late or self._is_stalled(stream, number) for number, stream in streams
+        )
 
     def owns(self, event: TokenEvent) -> bool:
         """Whether the event belongs to a request of this driver."""
         return event.request_id in self._streams
 
-    def call(self, work: Callable[[Engine], T]) -> T:
-        """The result of ``work``, called with the engine between two steps. Raises what it raises,
-        and EngineStopped."""
-        wait, carry_out = _answering(lambda: work(self._engine))
+    def call(
+        self, work: Callable[Concatenate[Engine, P], T], /, *more: P.args, **named: P.kwargs
+    ) -> T:
+        wait, carry_out = _answering(lambda: work(self._engine, *more, **named))
         self._post_or_raise(carry_out)
         return wait()
 
@@ -114,17 +120,9 @@ class ThreadedDriver(EngineDriver):
                 stream._events.fail(error)
 
         self._post_or_raise(begin)
-        try:
-            while not (stream.wait(FIRST_SECONDS) or accepted):
-                pass
-        except Exception as error:
-            if not accepted:
-                raise
-            # The request was accepted, so the stream reports the error.
-            stream._events.fail(error)
+        wait_for_first(stream, accepted)
 
     def advance(self) -> bool:
-        """Do nothing: the engine's thread computes the steps."""
         return False
 
     def carry_out(self) -> None:
@@ -156,8 +154,6 @@ class ThreadedDriver(EngineDriver):
         self._ended = reason
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Let running requests end for up to ``drain_seconds``, end the rest, and stop stepping the
-        engine."""
         deadline = time.monotonic() + drain_seconds
         while self._ended is None and self._streams and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -185,13 +181,15 @@ class EngineThread(ContextManager):
     thread-safe.
 
     All engines share its ``tenants``, so quotas hold for all models together. ``words`` are the
-    messages for clients after its end. ``forget`` is called for a removed scope."""
+    messages for clients after its end. ``forget`` is called for a removed scope. ``driver_of``
+    makes drivers."""
 
     def __init__(
         self,
         tenants: Iterable[Tenant] = (LOCAL_TENANT,),
         words: EndMessages | None = None,
         forget: Callable[[Scope], None] = lambda scope: None,
+        driver_of: Callable[..., ThreadedDriver] = ThreadedDriver,
     ) -> None:
         self.tenants = Tenants(tenants, clock=time.monotonic, forget=forget)
         # Ctrl-C raises an exception in the main thread between any two lines of Python code. An
@@ -201,6 +199,7 @@ class EngineThread(ContextManager):
         self.changed = threading.Condition(self.lock)
         self.ids = itertools.count(1)
         self._words = words or EndMessages()
+        self._driver_of = driver_of
         self._models = Models(no_loader, time.monotonic)
         self._drivers: dict[str, ThreadedDriver] = {}
         self._keys = itertools.count()
@@ -220,7 +219,7 @@ class EngineThread(ContextManager):
         """Step one more engine; returns its driver. ``memory`` watches the device's memory between
         steps. Raises EngineStopped."""
         key = str(next(self._keys))
-        driver = ThreadedDriver(self, key, make_engine, buffered_events, memory)
+        driver = self._driver_of(self, key, make_engine, buffered_events, memory)
 
         def add(models: Models) -> None:
             models.add(driver.key, Loaded(driver.engine, 0, lambda: None))
@@ -234,16 +233,22 @@ class EngineThread(ContextManager):
 
         self.call(lambda models: self._take_out(models, driver, self._words.closed))
 
-    def call(self, work: Callable[[Models], T]) -> T:
-        """The result of ``work``, called with the models between two steps. Raises what it raises,
-        and EngineStopped."""
-        wait, carry_out = _answering(lambda: work(self._models))
+    def call(
+        self, work: Callable[Concatenate[Models, P], T], /, *more: P.args, **named: P.kwargs
+    ) -> T:
+        """The result of ``work``, called with the models between two steps, and with what else is
+        given. Raises what it raises, and EngineStopped."""
+        wait, carry_out = _answering(lambda: work(self._models, *more, **named))
         with self.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(carry_out)
             self.changed.notify_all()
         return wait()
+
+    def wait(self) -> None:
+        """Wait for the end of the thread."""
+        self._thread.join()
 
     @property
     def is_current(self) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Protocol, Self
 
-from harness.host.driver import BUFFERED_EVENTS
-from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.engine_thread import EngineThread
 from harness.host.live_memory import live_memory_of
 from harness.host.open import Prepared, load_model
 from harness.host.options import SessionOptions
+from harness.host.stream_driver import BUFFERED_EVENTS, SharedDriver
 from harness.host.structured.grammars import Grammars
 from harness.progress import SILENT, Progress
-from harness.trace.record import TracedTier
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.memory.planner import MemoryPlan
@@ -25,51 +25,78 @@ from reference.model.tokenizer import Tokenizer
 from reference.observer import Observer
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostedModel:
-    """A loaded model, planned within ``budget`` bytes. ``driver`` accepts its requests,
-    ``grammars`` makes token masks. Penalties of a request may look back at ``penalty_window``
-    tokens. ``traced`` is the tier that writes a trace, if any."""
+class Trace(Protocol):
+    """What records a model."""
 
-    model: Model
-    template: ChatTemplate | None
-    driver: ThreadedDriver
-    grammars: Grammars
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be written; None while it can."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """Where a model is: its sizes, planned within ``budget`` bytes, its tier and the device."""
+
     limits: Limits
-    penalty_window: int
     plan: MemoryPlan
     budget: int
     tier: str
     device: str
-    traced: TracedTier | None = None
 
     @classmethod
-    def of(
+    def of(cls, prepared: Prepared) -> Self:
+        """The placement of a prepared model."""
+        return cls(
+            limits=prepared.limits,
+            plan=prepared.plan,
+            budget=prepared.budget,
+            tier=prepared.tier.info.name,
+            device=prepared.tier.info.device,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostedModel(Placement):
+    """A loaded model. ``driver`` accepts its requests, ``grammars`` makes token masks. Penalties of
+    a request may look back at ``penalty_window`` tokens. ``traced`` is what records it, if
+    anything."""
+
+    model: Model
+    template: ChatTemplate | None
+    driver: SharedDriver
+    grammars: Grammars
+    penalty_window: int
+    traced: Trace | None = None
+
+    @classmethod
+    def behind(
         cls,
-        prepared: Prepared,
-        driver: ThreadedDriver,
+        driver: SharedDriver,
+        model: Model,
+        template: ChatTemplate | None,
+        placed: Placement,
         options: SessionOptions,
         owned: ExitStack,
-        traced: TracedTier | None = None,
+        traced: Trace | None = None,
     ) -> HostedModel:
         """The model behind ``driver``; ``owned`` closes the driver."""
         owned.callback(driver.close)
-        model, info = prepared.model, prepared.tier.info
         grammars = Grammars(model.tokenizer, model.config.vocab)
         owned.callback(grammars.close)
         return cls(
+            **{one.name: getattr(placed, one.name) for one in fields(Placement)},
             model=model,
-            template=prepared.template,
+            template=template,
             driver=driver,
             grammars=grammars,
-            limits=prepared.limits,
-            penalty_window=options.penalty_window(prepared.limits.context),
-            plan=prepared.plan,
-            budget=prepared.budget,
-            tier=info.name,
-            device=info.device,
+            penalty_window=options.penalty_window(placed.limits.context),
             traced=traced,
         )
+
+    @property
+    def placement(self) -> Placement:
+        """Where it is."""
+        return Placement(**{one.name: getattr(self, one.name) for one in fields(Placement)})
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -103,4 +130,7 @@ def host_model(
         return loaded.engine(observer=observer, tenants=thread.tenants, clock=time.monotonic)
 
     driver = thread.add(engine, buffered_events, live_memory_of(loaded))
-    return HostedModel.of(loaded.prepared, driver, options, owned, loaded.traced)
+    found = loaded.prepared
+    return HostedModel.behind(
+        driver, found.model, found.template, Placement.of(found), options, owned, loaded.traced
+    )

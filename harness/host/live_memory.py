@@ -16,6 +16,7 @@ from contract.amounts import format_bytes
 from contract.errors import DoesNotFit, ModelFileError, OutOfMemory
 from contract.tier import StreamsWeights
 from contract.types import Clock
+from harness.host.memory_state import MemoryState
 from harness.host.open import LoadedModel
 from harness.memory import budget_of
 from harness.residency import Residency, refit_residency
@@ -59,6 +60,11 @@ class LiveMemory:
     def __post_init__(self) -> None:
         self.now = self.first
         self._free = min(self._free_and_margin())
+
+    @property
+    def state(self) -> MemoryState:
+        """What is known now."""
+        return MemoryState(self.now.plan, self.given_back, self.changes)
 
     def look(self, engine: Engine) -> None:
         """Give memory back or take it again, if it is time to. Raises OutOfMemory or DoesNotFit if

@@ -1,7 +1,5 @@
 """Generates parity cases: opcode x format x shape x kind of values, each with its own seed."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Runs one case: on a tier through a one-node graph, and by the opcode's definition."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from copy import deepcopy

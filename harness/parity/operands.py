@@ -1,7 +1,5 @@
 """Draws the contents of a case's operands from its seed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

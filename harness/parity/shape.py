@@ -1,7 +1,5 @@
 """One shape of an opcode's cases, and functions that several opcodes' shape lists share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

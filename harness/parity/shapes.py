@@ -4,8 +4,6 @@ A shape names every dimension of the opcode's table row that its parameters do n
 lists the tokens of the step as (slot, first position, count); the numbers of tokens and slots and
 the page-table size follow from it. Names after the sizes of a row are operands that are absent."""
 
-from __future__ import annotations
-
 from contract.arithmetic import digest_words
 from contract.dtypes import DType
 from contract.opcodes import Opcode

@@ -1,7 +1,5 @@
 """Sizes and parameters of the opcodes that multiply by stacks of matrices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from contract.dtypes import F32, DType, StorageClass

@@ -1,7 +1,5 @@
 """The sizes and parameters that opcodes of recurrent layers are tested with."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from contract.opcodes import Opcode

@@ -1,7 +1,5 @@
 """Activation values for tests: ordinary, extreme and broken ones."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import numpy as np

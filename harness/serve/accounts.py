@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,6 +17,9 @@ from contract.types import LOCAL_TENANT, Tenant
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
+from reference.engine import Engine
+from reference.sched.tenants import Usage
+from reference.usage import TenantStatistics
 
 POLL_SECONDS = 1.0
 """Fewest seconds between two checks of the file."""
@@ -121,14 +125,14 @@ class Accounts:
     def send_to(self, call: CallEngine) -> None:
         """Replace the tenants of an engine by the current ones."""
         with self._lock:
-            call(_replacing_tenants(self._file.accounts))
+            call(_replacing(self._file.accounts))
 
     def _reload(self, path: Path, call: CallEngine) -> None:
         try:
             if _digest(path) == self._file.digest:
                 return
             fresh = _read(path)
-            call(_replacing_tenants(fresh.accounts))
+            call(_replacing(fresh.accounts))
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
@@ -155,11 +159,16 @@ def _digest(path: Path) -> bytes:
         return hashlib.sha256(path.read_bytes()).digest()
 
 
-def _replacing_tenants(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:
+def usage_in(engine: Engine, tenant: int) -> tuple[TenantStatistics, Usage]:
+    """What an engine has counted for a tenant, and what the tenant uses now."""
+    return engine.usage.of(tenant), engine.tenants.usage(tenant)
+
+
+def _replacing(accounts: Mapping[int, Account]) -> Callable[[HasTenants], None]:
     """A function that replaces an engine's tenants by those of these accounts, all or none. A
     removed tenant stays until its requests have ended; without a key it cannot send new ones."""
+    return partial(_replace_tenants, tenants=[account.tenant for account in accounts.values()])
 
-    def replace(engine: HasTenants) -> None:
-        engine.replace_tenants([account.tenant for account in accounts.values()])
 
-    return replace
+def _replace_tenants(engine: HasTenants, tenants: Sequence[Tenant]) -> None:
+    engine.replace_tenants(tenants)

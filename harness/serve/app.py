@@ -15,7 +15,7 @@ from urllib.parse import quote
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
 from harness.serve.errors import ApiError, as_api_error, internal_error
-from harness.serve.gate import KEYLESS_PATHS, HostCheck
+from harness.serve.gate import KEYLESS_PATHS, READY, HostCheck
 from harness.serve.http_answer import HttpAnswer, as_answer
 from harness.serve.http_request import HttpRequest, ServerParts
 from harness.serve.page import HEADERS, PageFile
@@ -154,6 +154,8 @@ class App:
             raise _no_route(incoming)
         if route.admin and not incoming.account.admin:
             raise ApiError(403, "this is for admins; ask with the key of one", code="admin_only")
+        if route.generates or incoming.path == READY:
+            self._reopen(incoming)
         given: tuple[Any, ...] = ()
         if route.body is not None:
             raw = incoming.body(self._options.max_body)
@@ -166,6 +168,14 @@ class App:
                 return as_answer(answered, route, incoming)
             given = (route.decoded(raw, incoming.ignored),)
         return as_answer(route.function(incoming, *given, **incoming.arguments), route, incoming)
+
+    def _reopen(self, incoming: HttpRequest) -> None:
+        """Open the model again for this request if the process of its engine ended."""
+        failed = incoming.service.model.driver.failure is not None
+        if failed and self._models.reopen():
+            before, incoming.lease = incoming.lease, self._models.lease()
+            if before is not None:
+                before.release()
 
     def _choose_model(self, incoming: HttpRequest, raw: bytes) -> None:
         """Let the model answer that a body names. Raises ApiError."""

@@ -11,7 +11,8 @@ from urllib.parse import urlsplit
 
 from harness.serve.errors import ApiError
 
-KEYLESS_PATHS = ("/health", "/ready")
+READY = "/ready"
+KEYLESS_PATHS = ("/health", READY)
 """The API paths that need no key: probes and load balancers have none."""
 JSON_TYPE = "application/json"
 FORM_TYPE = "application/x-www-form-urlencoded"

@@ -11,8 +11,8 @@ from contract.types import FinishReason, Request, TokenEvent
 from harness.digest import RowDigests, RunningDigest
 from harness.host.answer_text import AnswerText, Piece, joined_pieces
 from harness.host.collectors import ExpertChoices, PromptScores
-from harness.host.driver import EventStream
 from harness.host.event_queue import TimedEvent
+from harness.host.stream_driver import EventStream
 from harness.host.structured.grammars import GrammarBroke
 from harness.host.submissions import joined_sinks
 from harness.host.watch import RequestFacts

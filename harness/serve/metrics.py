@@ -21,8 +21,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from contract.types import QosClass, Tenant
-from harness.host.engine_thread import ThreadedDriver
-from harness.host.live_memory import LiveMemory
+from harness.host.memory_state import MemoryState
+from harness.host.stream_driver import SharedDriver
 from harness.host.submissions import EngineStopped
 from harness.serve.generation import Generation
 from reference.engine import Engine, EngineStatistics
@@ -49,7 +49,7 @@ MemoryBytes = Callable[[], Mapping[str, int]]
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
+    def __init__(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._engine = _EngineGauges()
         self._engine.follow(model, driver, memory)
@@ -72,12 +72,12 @@ class Metrics:
         self._tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
         driver.listen(self)
 
-    def follow(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
+    def follow(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
         """Add the gauges and counters of a loaded model."""
         self._engine.follow(model, driver, memory)
         driver.listen(self)
 
-    def leave(self, driver: ThreadedDriver) -> None:
+    def leave(self, driver: SharedDriver) -> None:
         """Remove the gauges and counters of an unloaded model."""
         self._engine.leave(driver)
 
@@ -173,14 +173,14 @@ DISK_COUNTERS: tuple[tuple[str, str, Callable[[DiskStatistics], float]], ...] = 
     ("disk_cache_ignored", "Files that were not valid.", lambda disk: disk.ignored),
 )
 """The metrics of every model with a disk cache."""
-MEMORY_GAUGES: tuple[tuple[str, str, Callable[[LiveMemory], int]], ...] = (
+MEMORY_GAUGES: tuple[tuple[str, str, Callable[[MemoryState], int]], ...] = (
     (
         "memory_given_back_bytes",
         "Device memory that the model does without, since other programs need it.",
         lambda memory: memory.given_back,
     ),
 )
-MEMORY_COUNTERS: tuple[tuple[str, str, Callable[[LiveMemory], int]], ...] = (
+MEMORY_COUNTERS: tuple[tuple[str, str, Callable[[MemoryState], int]], ...] = (
     (
         "memory_changes",
         "How often device memory was given back or taken again.",
@@ -211,19 +211,20 @@ class _EngineGauges(Collector):
     """Gauges of the engines, from the latest statistics of their drivers."""
 
     def __init__(self) -> None:
-        self._models: tuple[tuple[str, ThreadedDriver, MemoryBytes], ...] = ()
+        self._models: tuple[tuple[str, SharedDriver, MemoryBytes], ...] = ()
 
-    def follow(self, model: str, driver: ThreadedDriver, memory: MemoryBytes) -> None:
+    def follow(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
         """Add the gauges of one more driver."""
         self._models = (*self._models, (model, driver, memory))
 
-    def leave(self, driver: ThreadedDriver) -> None:
+    def leave(self, driver: SharedDriver) -> None:
         """Remove the gauges of a driver."""
         self._models = tuple(one for one in self._models if one[1] is not driver)
 
     def collect(self) -> Iterable[Metric]:
         now = [(model, driver.statistics) for model, driver, _ in self._models]
-        memories = [(model, one.memory) for model, one, _ in self._models if one.memory is not None]
+        states = [(model, one.memory_state) for model, one, _ in self._models]
+        memories = [(model, state) for model, state in states if state is not None]
         disks = [(model, here.disk) for model, here in now if here.disk is not None]
         yield from _families(GaugeMetricFamily, GAUGES, now)
         pages = GaugeMetricFamily(

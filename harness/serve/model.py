@@ -18,10 +18,11 @@ from harness.console import text_of_name
 from harness.file_digests import adapted_fingerprint, file_digests, system_fingerprint
 from harness.host.dialect import Dialect
 from harness.host.disk import function_name
-from harness.host.driver import BUFFERED_EVENTS
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import HostedModel, host_model
 from harness.host.options import SessionOptions
+from harness.host.remote.process import EngineProcess
+from harness.host.stream_driver import BUFFERED_EVENTS
 from harness.host.template_dialect import tried_dialect
 from harness.named_adapters import NamedAdapter, Scales
 from harness.progress import SILENT, Progress
@@ -30,12 +31,16 @@ from harness.serve.chat import ChatPlan, plan_chat
 from harness.serve.errors import ApiError, model_refused
 from harness.serve.storage import ProblemLog, StorageProblem
 from harness.serve.wire import ChatRequest, LoraScale
+from harness.trace.record import TracedTier
+from reference.engine import Engine
 from reference.model.adapters import Adapters
 from reference.model.chat_template import ChatTemplate, RenderedChat
 from reference.model.open import Model
 from reference.model.spoken_turns import encode_spoken
 
 Json = dict[str, Any]
+Engines = EngineThread | EngineProcess
+"""What steps the engines of a server."""
 
 
 @dataclass(eq=False)
@@ -149,8 +154,8 @@ class ServedModel(HostedModel):
 
     def memory(self) -> dict[str, int]:
         """Bytes of memory by part: total, weights, context, runtime, and the budget."""
-        live = self.driver.memory
-        plan = self.plan if live is None else live.now.plan
+        live = self.driver.memory_state
+        plan = self.plan if live is None else live.plan
         weights, context = sum(plan.weights.values()), plan.kv + plan.recurrent
         return {
             "total_bytes": plan.total,
@@ -201,7 +206,7 @@ class ServedModel(HostedModel):
         traced = self.traced
         if traced is None or traced.problem is None:
             return
-        problem = self.driver.call(lambda engine: traced.retry())
+        problem = self.driver.call(_retry_trace)
         self.trace_log.note(problem)
         if problem is not None:
             raise StorageProblem(f"the trace {self.trace} cannot be written: {problem}", full=True)
@@ -301,6 +306,13 @@ class ServedModel(HostedModel):
         return min(self.context, tenant.max_context, pages * PAGE_TOKENS)
 
 
+def _retry_trace(engine: Engine) -> str | None:
+    """Try to write the trace of a traced engine; returns the problem that remains."""
+    tier = engine.runner.tier
+    assert isinstance(tier, TracedTier)
+    return tier.retry()
+
+
 def other_names(path: Path) -> tuple[str, ...]:
     """The names of a model besides its own: its file name with and without the extension, and the
     catalog id."""
@@ -327,18 +339,15 @@ def served_session(session: SessionOptions) -> SessionOptions:
 def open_model(
     path: Path,
     options: ModelOptions,
-    thread: EngineThread,
+    engines: Engines,
     owned: ExitStack,
     progress: Progress = SILENT,
 ) -> ServedModel:
-    """Load a model. ``thread`` steps its engine until ``owned`` closes. Raises what
+    """Load a model. ``engines`` steps its engine until ``owned`` closes. Raises what
     ``harness.host.open.load_model`` raises."""
-    hosted = host_model(
-        path,
-        served_session(options.session),
-        thread,
-        owned,
-        progress,
-        buffered_events=options.buffered_events,
-    )
+    session, buffered = served_session(options.session), options.buffered_events
+    if isinstance(engines, EngineThread):
+        hosted = host_model(path, session, engines, owned, progress, buffered_events=buffered)
+    else:
+        hosted = engines.open(path, session, owned, progress, buffered)
     return ServedModel.named(hosted, path, options)

@@ -7,49 +7,20 @@ from typing import Any
 
 import msgspec
 
-from harness.serve.answer_schemas import ANSWERS, NAMED_EVENTS, STREAMED
+from harness.serve.answer_schemas import REFERENCE, Schema, answer_schemas
 from harness.serve.route import EVENT_STREAM, Route
 from harness.serve.strict_json import known_type
 
 NULL = {"type": "null"}
-REFERENCE = "#/components/schemas/{name}"
-ERROR_SCHEMA = {
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"]},
-                "code": {"type": "string"},
-            },
-        }
-    },
-}
-
-ERROR_SCHEMAS = {
-    "Error": ERROR_SCHEMA,
-    "AnthropicError": {
-        "type": "object",
-        "required": ["type", "error"],
-        "properties": {
-            "type": {"const": "error"},
-            "error": {
-                "type": "object",
-                "required": ["type", "message"],
-                "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
-            },
-        },
-    },
-    "OllamaError": {
-        "type": "object",
-        "required": ["error"],
-        "properties": {"error": {"type": "string"}},
-    },
-}
+STREAMED = frozenset(
+    (
+        *("chat", "complete", "infill", "continue_text", "respond", "message", "pull_model"),
+        *("ollama_chat", "ollama_generate", "ollama_pull"),
+    )
+)
+"""Routes that answer with events when asked to."""
+NAMED_EVENTS = frozenset({"respond", "message"})
+"""Those of them whose events have names."""
 EVENT_SCHEMA = {
     "type": "object",
     "required": ["data"],
@@ -67,7 +38,8 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
     """The OpenAPI document of a server with these routes."""
     routes = list(routes)
     bodies = [route.body for route in routes if route.body is not None]
-    kinds = [known_type(kind) for kind in dict.fromkeys([*bodies, *ANSWERS.values()])]
+    kinds = [known_type(kind) for kind in dict.fromkeys(bodies)]
+    answer_components, answers = answer_schemas()
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     strict = {route.body.__name__ for route in routes if route.strict and route.body is not None}
     for name in _reachable(components, [body.__name__ for body in bodies]):
@@ -82,7 +54,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
             "operationId": route.name,
             "summary": route.summary,
             "responses": {
-                "200": {"description": "done", "content": _content(route, schema_of)},
+                "200": {"description": "done", "content": _content(route, answers.get(route.name))},
                 "default": {
                     "description": "refused",
                     "content": {"application/json": {"schema": error}},
@@ -104,7 +76,7 @@ def openapi_document(routes: Iterable[Route], version: str) -> dict[str, Any]:
         "security": [{"key": []}],
         "paths": paths,
         "components": {
-            "schemas": {**components, **ERROR_SCHEMAS},
+            "schemas": {**components, **answer_components},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
@@ -137,10 +109,9 @@ def _accept(schema: dict[str, Any], *, strict: bool) -> None:
             schema["properties"][name] = plain | default
 
 
-def _content(route: Route, schema_of: Mapping[type[Any], Any]) -> dict[str, Any]:
+def _content(route: Route, answer: Schema | None) -> dict[str, Any]:
     """The content of a route's successful answers, by content type."""
-    kind = ANSWERS.get(route.name)
-    content: dict[str, Any] = {route.produces: {} if kind is None else {"schema": schema_of[kind]}}
+    content: dict[str, Any] = {route.produces: {} if answer is None else {"schema": answer}}
     if route.name in STREAMED:
         named = route.name in NAMED_EVENTS
         events = route.streams == EVENT_STREAM

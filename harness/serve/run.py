@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
@@ -19,6 +20,7 @@ from harness import catalog
 from harness.host.disk import forgetting
 from harness.host.engine_thread import EngineThread
 from harness.host.options import Recording
+from harness.host.remote.process import EngineProcess
 from harness.progress import SILENT, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.app import App, AppOptions
@@ -27,7 +29,7 @@ from harness.serve.ledger_store import LedgerStore
 from harness.serve.listen import HttpServer, ListenOptions
 from harness.serve.llama_cpp.slot_files import SlotFolder
 from harness.serve.llama_cpp.slots import SlotTable
-from harness.serve.model import ModelOptions, ServedModel, open_model
+from harness.serve.model import Engines, ModelOptions, ServedModel, open_model
 from harness.serve.page import read_page
 from harness.serve.pulls import Pulls
 from harness.serve.receipts.store import ReceiptStore
@@ -47,6 +49,7 @@ class ServeOptions:
 
     ``beside``: models loaded when a request names them, by name. ``record``: folder for a trace of
     each loaded model. ``replicas``: number of Ray Serve replicas, 0 for this process.
+    ``engine_process``: engines run in a child process.
     ``reject_unknown``: refuse unknown fields. ``cors``: origins whose pages may send requests, "*"
     for all. ``receipts``: folder of receipts. ``slot_save_path``: folder for saved slots.
     ``state``: file of stored responses."""
@@ -62,6 +65,7 @@ class ServeOptions:
     allowed_hosts: tuple[str, ...] = ()
     drain_seconds: float = 30.0
     replicas: int = 0
+    engine_process: bool = False
     record: Path | None = None
     reject_unknown: bool = False
     cors: tuple[str, ...] = ()
@@ -171,8 +175,15 @@ def _open_models(
     if options.replicas:
         open_them, first = _replicas(options), options.model.name
         return ServerModels(options.path, first, open_them, accounts, ledger, receipts=receipts)
-    forget = forgetting(options.model.session.disk_cache)
-    thread = owned.enter_context(EngineThread(accounts.tenants, forget=forget))
+    cached = options.model.session.disk_cache
+    thread: Engines
+    if options.engine_process:
+        if sys.platform == "win32":
+            raise ConfigError("--engine-process does not work on Windows")
+        thread = EngineProcess(lambda: accounts.tenants, cached)
+    else:
+        thread = EngineThread(accounts.tenants, forget=forgetting(cached))
+    owned.enter_context(thread)
 
     def open_it(path: Path, name: str, owned: ExitStack, taken: int) -> ServedModel:
         recording = Recording(None if options.record is None else _new_trace(options.record, name))
@@ -222,6 +233,7 @@ def _replicas(options: ServeOptions) -> Opener:
         ("--slot-save-path", options.slot_save_path, "save no slots"),
         ("--beside", options.beside, "have one model"),
         ("--lora", options.model.session.lora, "have no adapters"),
+        ("--engine-process", options.engine_process, "are processes of their own"),
     ):
         if given:
             raise ConfigError(f"{flag} is for a server without --ray: replicas {lack}")

@@ -16,17 +16,17 @@ from pathlib import Path
 from typing import Self
 
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
-from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.heap import refreeze_heap
+from harness.host.remote.process import EngineProcess
 from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
-from harness.serve.heap import refreeze_heap
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
-from harness.serve.model import ServedModel
+from harness.serve.model import Engines, ServedModel
 from harness.serve.model_names import ModelNames
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.service import Service
-from reference.engine.models import load_with_room
+from reference.engine.models import Models, load_with_room
 
 Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model of a file under a name. Closing the stack unloads it. The last argument is the
@@ -86,7 +86,7 @@ class ServerModels:
         ledger: LedgerStore,
         began_with: tuple[str, Path] | None = None,
         on_demand: Mapping[str, Path] = NO_OTHERS,
-        thread: EngineThread | None = None,
+        thread: Engines | None = None,
         receipts: ReceiptStore | None = None,
     ) -> None:
         self.began_with = began_with or (name, path)
@@ -209,6 +209,28 @@ class ServerModels:
         finally:
             self.activating.release()
 
+    def reopen(self) -> bool:
+        """Open the active model again if the process of its engine ended. Returns whether it was.
+        Raises ApiError and EngineStopped if it cannot be opened."""
+        if not isinstance(self._thread, EngineProcess) or self.service.draining.is_set():
+            return False
+        with self._loading:
+            before = self._active
+            if not before.failed:
+                return True
+            self._unload_failed(but=before)
+            name, path = before.service.model.name, before.service.model.model.file.path
+            try:
+                loaded = self._load(path, name, (before,))
+            except (DoesNotFit, OutOfMemory) as error:
+                raise _no_room(name, error) from error
+            with self._changed:
+                self._active = loaded
+            log.info("%s is opened again", name)
+            if not before.retiring:
+                self._unload_later(before)
+        return True
+
     def close(self, seconds: float) -> None:
         """Accept no more requests, let running ones end for up to ``seconds``, and cancel the
         rest."""
@@ -252,7 +274,7 @@ class ServerModels:
         reason."""
         self.service.check_accepting(receipt=False, engine=self._thread is None)
         if self._thread is not None:
-            self._thread.call(lambda models: None)
+            self._thread.call(Models.longest_idle, ())
 
     def _unload_later(self, loaded: _LeasedModel) -> None:
         """Unload a model, in a thread, after its last request."""
@@ -296,10 +318,7 @@ class ServerModels:
     def _load_in_background(self, name: str) -> _LeasedModel:
         """Load a model that a request names. Raises ApiError."""
         self._check_accepting()
-        with self._changed:
-            failed = [one for one in self._in_memory if one.failed and not one.retiring]
-        for one in failed:
-            self._unload_later(one)
+        self._unload_failed()
         try:
             loaded = self._load(self.names.files[name], name)
         except (DoesNotFit, OutOfMemory) as error:
@@ -308,6 +327,14 @@ class ServerModels:
             raise _refusal(name, error) from error
         log.info("%s is loaded", name)
         return loaded
+
+    def _unload_failed(self, but: _LeasedModel | None = None) -> None:
+        """Unload the models whose engines ended, except one."""
+        with self._changed:
+            failed = [one for one in self._in_memory if one.failed and not one.retiring]
+        for one in failed:
+            if one is not but:
+                self._unload_later(one)
 
     def _unload_one(self) -> bool:
         """Unload the model that has been unused for longest. Returns False if requests use all of
@@ -319,9 +346,9 @@ class ServerModels:
                 loaded.service.model.driver.key: loaded
                 for loaded in self._in_memory
                 if loaded is not self._active and not loaded.leases and not loaded.retiring
-                if isinstance(loaded.service.model.driver, ThreadedDriver)
+                if not loaded.failed
             }
-        oldest = self._thread.call(lambda models: models.longest_idle(spare))
+        oldest = self._thread.call(Models.longest_idle, tuple(spare))
         if oldest is None:
             return False
         loaded = spare[oldest]

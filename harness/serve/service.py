@@ -12,7 +12,7 @@ from typing import Any
 from contract.errors import RequestError
 from contract.types import Request, Tenant
 from harness.host.submissions import EngineStopped
-from harness.serve.accounts import Accounts
+from harness.serve.accounts import Accounts, usage_in
 from harness.serve.answer_grammar import TextPlan
 from harness.serve.answers import Answer, AnswerShape, ChatShape, Json, ShapeOf
 from harness.serve.caller import Caller
@@ -225,8 +225,7 @@ class Service:
         """Answer ``GET /v1/tenants/{id}/usage``: stored counts, counts since the start, and current
         use."""
         tenant = account.tenant.id
-        since = self.model.driver.call(lambda engine: engine.usage.of(tenant))
-        now = self.model.driver.call(lambda engine: engine.tenants.usage(tenant))
+        since, now = self.model.driver.call(usage_in, tenant)
         running = asdict(since) | {
             "requests_finished": {
                 reason.value: count for reason, count in since.requests_finished.items()

@@ -18,6 +18,7 @@ from harness.serve.routes import ROUTES
 from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
 from harness.serve.wire import MAX_SEED, NO_SEEDS
+from reference.engine import Engine
 
 Json = dict[str, Any]
 NOTHING = object()
@@ -67,7 +68,7 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
     if window is not None:
         model = replace(model, penalty_window=window)
     tenant = LOCAL_TENANT if not context else replace(LOCAL_TENANT, max_context=context)
-    model.driver.call(lambda engine: engine.replace_tenants([tenant]))
+    model.driver.call(Engine.replace_tenants, [tenant])
     now = _comparable(_answer(model, fields, response, tenant))
     for name in now:
         if name == "usage" and tells_no_usage(response):

@@ -19,61 +19,46 @@ MAX_UNKNOWN = 64
 LONGEST_NAME = 64
 """Longest name in characters that is checked for a misspelling."""
 UNSERVED: Mapping[str, tuple[Any, ...]] = {
-    "_debug_render_only": (False,),
-    "allowed_token_ids": (),
-    "audio": (),
-    "bad_words": ([],),
+    **{
+        name: values
+        for values, names in (
+            (
+                (),
+                "allowed_token_ids audio chat_template compaction conversation guided_json "
+                "json_schema kv_transfer_params logit_gate logprob_token_ids output_format "
+                "prompt_embeds prompt_token_ids repetition_detection thread",
+            ),
+            (
+                (False,),
+                "_debug_render_only echo include_stop_str_in_output packed_top_logprobs "
+                "post_sampling_probs return_tokens_as_token_ids use_beam_search",
+            ),
+            (("",), "ebnf format grammar guided_grammar guided_regex regex suffix"),
+            (([],), "bad_words functions guided_choice logits_processors previous_input_messages"),
+            (
+                (True,),
+                "include_reasoning normalize parse_tool_calls separate_reasoning use_activation",
+            ),
+            (
+                (-1,),
+                "reasoning_budget_tokens thinking_budget_tokens thinking_token_budget "
+                "truncate_prompt_tokens",
+            ),
+        )
+        for name in names.split()
+    },
     "best_of": (1,),
-    "chat_template": (),
+    "n_cmpl": (1,),
     "chat_template_kwargs": ({},),
-    "compaction": (),
-    "conversation": (),
-    "echo": (False,),
-    "ebnf": ("",),
+    "structured_outputs": ({},),
     "embed_dtype": ("float32",),
     "endianness": ("native", "little"),
-    "format": ("",),
     "function_call": ("none",),
-    "functions": ([],),
-    "grammar": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "include_reasoning": (True,),
-    "include_stop_str_in_output": (False,),
-    "json_schema": (),
-    "kv_transfer_params": (),
-    "logit_gate": (),
-    "logits_processors": ([],),
-    "logprob_token_ids": (),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "n_cmpl": (1,),
-    "normalize": (True,),
-    "output_format": (),
-    "packed_top_logprobs": (False,),
-    "parse_tool_calls": (True,),
-    "post_sampling_probs": (False,),
-    "previous_input_messages": ([],),
     "prompt": ("", []),
-    "prompt_embeds": (),
-    "prompt_token_ids": (),
-    "reasoning_budget_tokens": (-1,),
     "reasoning_format": ("auto", "deepseek"),
-    "regex": ("",),
-    "repetition_detection": (),
     "response_format": ({"type": "text"},),
-    "return_tokens_as_token_ids": (False,),
-    "separate_reasoning": (True,),
-    "structured_outputs": ({},),
-    "suffix": ("",),
-    "thinking_budget_tokens": (-1,),
-    "thinking_token_budget": (-1,),
-    "thread": (),
-    "truncate_prompt_tokens": (-1,),
-    "use_activation": (True,),
-    "use_beam_search": (False,),
 }
 """Unsupported fields that would change the answer, each with the values that change nothing."""
 INSTEAD: Mapping[str, str] = {

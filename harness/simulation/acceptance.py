@@ -1,7 +1,5 @@
 """Rules by which an engine accepts requests, derived from the documentation alone."""
 
-from __future__ import annotations
-
 from contract.types import Request
 from reference.limits import Limits, pages_for
 from reference.sched.tenants import Tenants

@@ -1,7 +1,5 @@
 """Counts of what clients and observers saw, to be compared with the engine's usage."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Container
 

@@ -1,8 +1,6 @@
 """The actions of adversaries in a schedule: clients and operators that try to break the engine's
 rules."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """The invariants of an engine's state, as functions of plain data that do not depend on engines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -55,9 +53,11 @@ class State(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """The first of a tenant's waiting requests that ask for the same class: its number in the order
-    of arrival, whether its tenant is aged, since when its line is aged (None if it is not), the
-    class of its turn, and the tenant's dominant share and recent slots by weight."""
+    """The first of the waiting requests of a tenant that ask for the same class. ``order`` is its
+    number in the order of arrival. ``aged`` says that the tenant waits without a slot for too long;
+    ``since`` is the time since which these requests do, None if that is not too long. ``qos`` is
+    the class by which it is chosen; ``share`` and ``recent`` are the tenant's dominant share and
+    recent slots by weight."""
 
     order: int
     tenant: int

@@ -1,7 +1,5 @@
 """The clients: the events that each request should get, and those it got."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 

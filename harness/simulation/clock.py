@@ -1,7 +1,5 @@
 """Virtual time, which passes only when the simulation advances it."""
 
-from __future__ import annotations
-
 
 class VirtualClock:
     """Seconds since the start of a simulation; call it to read it."""

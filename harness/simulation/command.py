@@ -1,8 +1,6 @@
 """The command line of ``python -m harness.sched_test``, ``harness.mem_test`` and
 ``harness.adversary_test``."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import textwrap

@@ -1,7 +1,5 @@
 """A contest with adversaries: how long a flood delays a request."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

@@ -1,7 +1,5 @@
 """Tenants that always have requests, in an engine of virtual time, and the tokens they get."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from random import Random

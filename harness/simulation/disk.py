@@ -1,7 +1,5 @@
 """A disk cache without a disk and without threads, of which writes and reads fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any

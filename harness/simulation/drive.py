@@ -1,7 +1,5 @@
 """Plays one schedule on a real engine, and checks the invariants after every step."""
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A contest of equal tenants that always have requests: their shares of any five seconds."""
 
-from __future__ import annotations
-
 from random import Random
 
 from contract.types import QosClass, Request, SamplingParams, Tenant

@@ -4,8 +4,6 @@ Each schedule leaves out about half of all features (swarm testing, Groce et al.
 that features also occur without each other. Pages are scarce, lengths cluster at page boundaries,
 and steps may take so long that requests age."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from random import Random
 

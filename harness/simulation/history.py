@@ -8,8 +8,6 @@ tokens after it, and the answer of a request is known without running an engine.
 All numbers are Python integers: for the few tokens of a simulated step numpy takes ten times as
 long."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Raises a KeyboardInterrupt before a chosen line of the product."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable

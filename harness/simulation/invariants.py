@@ -1,7 +1,5 @@
 """The invariants of every schedule. A check that finds one broken raises ``Violation``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 

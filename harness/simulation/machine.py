@@ -1,7 +1,5 @@
 """The models of a schedule: memory has room for some of them, and they take turns."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import partial

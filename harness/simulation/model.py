@@ -1,7 +1,5 @@
 """A world with a real model: a tiny synthetic one on the CPU tier, in the same virtual time."""
 
-from __future__ import annotations
-
 import tempfile
 from contextlib import ExitStack
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Clients that save what is cached of a request's tokens, load it later, and drop it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import partial

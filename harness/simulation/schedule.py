@@ -1,7 +1,5 @@
 """Schedules: what happens to an engine and when; and how part of one is written in a line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

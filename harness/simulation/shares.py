@@ -1,7 +1,5 @@
 """A contest of shares: of tenants that always have requests, one tries to hold more slots."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil

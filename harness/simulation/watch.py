@@ -2,8 +2,6 @@
 
 This is the only module of the simulation that uses an engine's private parts."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Container, Iterable
 from typing import Any

@@ -1,8 +1,6 @@
 """The world of a simulated engine: a runner that can be watched and made to fail, and the right
 answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, Protocol
 

@@ -2,8 +2,10 @@
 
 The embedding is so large that a layer changes the residual stream little, and row s(u) of the
 output matrix is the embedding of u. So the likeliest token after u is s(u), where s is one cycle
-through the vocabulary. The block copies its token's embedding to its own stream. Its embedding of a
-token for which it shall be wrong is that of the next token in the vocabulary."""
+through the frequent tokens, which drafters prefer, and one through those behind them: an answer to
+a prompt of frequent tokens has no others, as real text nearly does. The block copies its token's
+embedding to its own stream. Its embedding of a token for which it shall be wrong is that of the
+next token in the vocabulary."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from contract.arrays import Bytes
 from contract.dtypes import Q8_0, DType
 from harness.synth.draw import draw_matrix
 from harness.synth.spec import SynthSpec
+from reference.engine.drafter import FREQUENT_TOKENS
 from reference.quant import FORMATS
 
 EMBEDDING_DEVIATION = 64.0
@@ -80,10 +83,17 @@ def right_drafts(spec: SynthSpec) -> NDArray[np.bool_]:
 
 def output_rows(spec: SynthSpec) -> NDArray[np.int64]:
     """The token of which each row of the output matrix is the embedding."""
-    step = int(spec.vocab * FRACTION)
-    while math.gcd(step, spec.vocab) > 1:
+    frequent = min(spec.vocab, FREQUENT_TOKENS)
+    rare = _before_in_cycle(spec.vocab - frequent) + frequent
+    return np.concatenate([_before_in_cycle(frequent), rare])
+
+
+def _before_in_cycle(size: int) -> NDArray[np.int64]:
+    """For each of ``size`` numbers the one before it in a cycle through all."""
+    step = int(size * FRACTION)
+    while math.gcd(step, size) > 1:
         step += 1
-    return (np.arange(spec.vocab) - step) % spec.vocab
+    return (np.arange(size) - step) % max(1, size)
 
 
 def _block_rows(spec: SynthSpec) -> NDArray[np.int64]:

@@ -13,6 +13,7 @@ from contract.dtypes import DType
 from contract.ir.codec import decode
 from contract.ir.graph import BufferDecl, BufferKind, Graph
 from contract.ir.inputs import step_of
+from contract.ir.scratch import buffer_bytes
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
@@ -246,14 +247,18 @@ class _Player:
         return known.lowered[bucket]
 
     def _check_bound(self, batch: records.BatchRecord) -> None:
-        """Raise TraceError when a buffer differs from the graph's buffer of its name."""
+        """Raise TraceError when a buffer differs from the graph's buffer of its name. Graphs that
+        copy rows take those of any type as words of 32 bits, so of states the size counts."""
         for decl in self._graphs[batch.graph].buffers.values():
             number = batch.buffers.get(decl.name)
             if number is None:
                 continue
             made = self._made[number]
-            of_model = {made.kind, decl.kind} & {BufferKind.WEIGHT, BufferKind.CONSTANT}
-            if made.dtype is not decl.dtype or (of_model and made.name != decl.name):
+            if {made.kind, decl.kind} & {BufferKind.WEIGHT, BufferKind.CONSTANT}:
+                same = made.dtype is decl.dtype and made.name == decl.name
+            else:
+                same = self._buffer(number)[0].nbytes >= buffer_bytes(decl, batch.bucket)
+            if not same:
                 raise TraceError(f"buffer {number} is {made.name!r}, the graph has {decl.name!r}")
 
     def _compare(self, payload: memoryview) -> None:

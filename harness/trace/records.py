@@ -40,7 +40,9 @@ def digest(data: Bytes, dtype: DType) -> bytes:
     """The BLAKE2b digest, 16 bytes, of a buffer's elements; in binary32 -0 counts as +0 (rule R0)
     and all NaNs as equal."""
     if dtype is F32:
-        values = data.reshape(-1).view("<f4") + np.float32(0.0)
+        # Words of copied pages may be any bits, also a signalling NaN's.
+        with np.errstate(invalid="ignore"):
+            values = data.reshape(-1).view("<f4") + np.float32(0.0)
         values[np.isnan(values)] = np.nan
         data = values.view(np.uint8)
     return hashlib.blake2b(np.ascontiguousarray(data).data, digest_size=DIGEST_BYTES).digest()

@@ -1,8 +1,6 @@
 """``python -m harness.validate``: compare every op of a model on every tier with the
 definitions."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

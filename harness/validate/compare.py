@@ -1,7 +1,5 @@
 """Compares two arrays under rule R0, down to the bits."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -123,9 +121,7 @@ def _operands(
     found = []
     for name, view in node.operands.items():
         decl = graph.buffers[view.buffer]
-        shape = concrete_shape(decl, key)
-        if view.columns is not None:
-            shape = (*shape[:-1], view.columns[1] - view.columns[0])
+        shape = tuple(map(int, view.shape(concrete_shape(decl, key))))
         found.append((name, decl.dtype.name, shape))
     return tuple(found)
 

@@ -1,7 +1,5 @@
 """Histograms of the sign and exponent of hidden-state elements, accumulated over steps."""
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

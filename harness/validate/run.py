@@ -1,7 +1,5 @@
 """Runs the same steps on the definitions and on tiers, and compares every result."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 Scratch buffers share memory, so most are overwritten within the step. A graph that declares them
 OUTPUT computes the same bits, and every tier can return them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -72,7 +72,10 @@ class PreparedMatrices:
         self.experts = PreparedExperts()
 
     def prepare(self, matrix: Matrix) -> PreparedWeight:
-        """The prepared form of ``matrix``, computed on first use."""
+        """The prepared form of ``matrix``, computed on first use; of the first rows of one it is a
+        view."""
+        if matrix.whole is not None:
+            return self.prepare(matrix.whole).first_rows(matrix.shape[0])
         key = _memory_of(matrix)
         if key not in self._prepared:
             self._prepared[key] = prepare_weight(matrix.dtype, matrix.blocks)

@@ -348,6 +348,8 @@ def _operand(node: Node, name: str, view: View, arrays: Mapping[str, Bound]) -> 
     bound = arrays[view.buffer]
     if isinstance(bound, Matrix) and TABLE[node.opcode].operand(name).dtypes == (F32,):
         bound = bound.blocks.reshape(-1).view("<f4").reshape(bound.shape)
+    if isinstance(bound, Matrix) and view.rows is not None:
+        return bound.first_rows(view.rows)
     if view.columns is None:
         return bound
     if isinstance(bound, Matrix):

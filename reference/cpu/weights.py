@@ -84,6 +84,11 @@ class RowTile:
         """One past the last output row."""
         return self.first + int(self.plane.shape[1])
 
+    def first_rows(self, rows: int) -> RowTile:
+        """The tile without what is behind the first ``rows`` rows of the matrix."""
+        left = max(0, rows - self.first)
+        return replace(self, plane=self.plane[:, :left], scales=self.scales.of_rows(0, left))
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedWeight:
@@ -96,6 +101,12 @@ class PreparedWeight:
     columns: int
     tiles: tuple[RowTile, ...]
     scales: Scales
+
+    def first_rows(self, rows: int) -> PreparedWeight:
+        """Views of the first ``rows`` rows."""
+        tiles = tuple(tile.first_rows(rows) for tile in self.tiles if tile.first < rows)
+        scales = self.scales.of_rows(0, rows)
+        return replace(self, rows=rows, tiles=tiles, scales=scales)
 
     @property
     def wide(self) -> bool:

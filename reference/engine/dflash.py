@@ -11,7 +11,7 @@ import numpy as np
 from contract.arithmetic import PAGE_TOKENS
 from contract.records import QUERY_TOKEN
 from reference.engine.draft_block import block_limits
-from reference.engine.drafter import DraftRequest, Tokens, sound_drafts
+from reference.engine.drafter import DraftRequest, Tokens, are_frequent, sound_drafts
 from reference.engine.sequence import Sequence
 from reference.limits import Limits, with_drafts
 from reference.model.dflash import DFlashHead
@@ -114,4 +114,5 @@ class DFlashDrafter:
             self._table.page_table,
             page_versions=self._table.page_versions,
             block_ends=ends,
+            frequent=are_frequent(active, self._runner.frequent_tokens),
         )

@@ -14,7 +14,14 @@ import numpy as np
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN
-from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens, sound_drafts
+from reference.engine.drafter import (
+    ChainedDrafts,
+    ChainedStep,
+    DraftRequest,
+    Tokens,
+    are_frequent,
+    sound_drafts,
+)
 from reference.engine.sequence import Sequence
 from reference.hidden_rows import HiddenRows, Indices
 from reference.limits import RING_STEPS, Limits, with_drafts
@@ -275,19 +282,24 @@ class DraftBlock:
             parts = [self._part(one) for one in active]
         for part in parts if ahead else ():
             part.own.filled = part.stop
+        frequent = are_frequent(active, self._runner.frequent_tokens)
         if active and not ahead:
             ends = np.array([*accumulate(part.stop - part.first for part in parts)], np.int32) - 1
             query, hidden = self._query(parts)
             for part in parts:
                 part.own.filled = part.stop
-            everyone = list(range(len(active)))
-            yield ChainedStep(self._input(query, hidden, active, 0, ends, unread), everyone)
+            first = self._input(query, hidden, active, 0, ends)
+            first = replace(first, unread=unread, frequent=frequent)
+            yield ChainedStep(first, list(range(len(active))))
         for number in range(max(1, ahead), max((one.limit for one in active), default=0)):
             indices = [n for n, one in enumerate(active) if one.limit > number]
             left = [active[n] for n in indices]
-            yield ChainedStep(self._next_step(left, number, unread), indices)
+            inputs = self._next_step(left, number)
+            if (inputs.unread, inputs.frequent) != (unread, frequent):
+                inputs = replace(inputs, unread=unread, frequent=frequent)
+            yield ChainedStep(inputs, indices)
 
-    def _next_step(self, left: list[DraftRequest], number: int, unread: bool) -> StepInput:
+    def _next_step(self, left: list[DraftRequest], number: int) -> StepInput:
         """The step that continues with the tokens that the step before it sampled."""
         positions = [len(one.tokens) - 1 + number for one in left]
         again = self._again
@@ -295,16 +307,14 @@ class DraftBlock:
             inputs = again.inputs
             # Whoever submits a step has copied its inputs.
             inputs.query["position"], inputs.sampling["position"] = positions[0], positions[0] + 1
-            return inputs if inputs.unread == unread else replace(inputs, unread=unread)
+            return inputs
         query = np.zeros(len(left), QUERY_TOKEN)
-        query["token"] = LAST_TOKEN
+        query["token"], query["position"] = LAST_TOKEN, positions
         query["slot"] = [one.slot for one in left]
-        query["position"] = positions
         hidden = np.array([self._rows.drafted(one.slot) for one in left], np.int32)
         rows = np.arange(len(left), dtype=np.int32)
-        inputs = self._input(query, hidden, left, number, rows, unread)
-        if len(left) == 1:
-            self._again = _Again(left[0].key, inputs)
+        inputs = self._input(query, hidden, left, number, rows)
+        self._again = _Again(left[0].key, inputs) if len(left) == 1 else self._again
         return inputs
 
     def _input(
@@ -314,7 +324,6 @@ class DraftBlock:
         drafted: list[DraftRequest],
         number: int,
         rows: Indices,
-        unread: bool,
     ) -> StepInput:
         """A step over ``query`` that samples draft ``number`` of each sequence in ``drafted``."""
         assert self._table is not None
@@ -329,7 +338,8 @@ class DraftBlock:
             page_versions=self._table.page_versions,
             hidden_rows=hidden,
             hidden_pairs=np.array(pairs, np.int32).reshape(-1, 2),
-            unread=unread,
+            unread=True,
+            frequent=True,
         )
 
     def _query(self, parts: list[_Part]) -> tuple[np.ndarray, Indices]:
@@ -373,9 +383,8 @@ class DraftBlock:
 
     def _submit(self, parts: list[_Part]) -> None:
         if parts:
-            query, hidden = self._query(parts)
             none = np.zeros(0, np.int32)
-            self._runner.submit(self._input(query, hidden, [], 0, none, unread=True))
+            self._runner.submit(self._input(*self._query(parts), [], 0, none))
 
 
 @cache

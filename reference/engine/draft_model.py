@@ -13,7 +13,7 @@ from contract.errors import RequestError
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, QUERY_TOKEN
 from contract.types import SamplingParams
-from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens
+from reference.engine.drafter import ChainedDrafts, ChainedStep, DraftRequest, Tokens, are_frequent
 from reference.limits import Limits, whole_contexts
 from reference.model.gguf.strings import StringArray
 from reference.model.open import Model
@@ -138,12 +138,13 @@ class DraftModel:
     ) -> Iterator[ChainedStep]:
         """The steps that draft ``limit`` tokens of each sequence, one in each step."""
         limit = [one.limit for one in sequences]
+        frequent = are_frequent(sequences, self._runner.frequent_tokens)
         for number in range(max(limit, default=0)):
             active = [i for i, count in enumerate(limit) if number < count]
             chunks = [(followed[i].slot, len(sequences[i].tokens) - 1 + number) for i in active]
             first = [int(sequences[i].tokens[-1]) for i in active]
             tokens = first if number == 0 else [LAST_TOKEN] * len(active)
-            yield ChainedStep(self._step(chunks, tokens), active)
+            yield ChainedStep(replace(self._step(chunks, tokens), frequent=frequent), active)
 
     def _follow(self, one: DraftRequest) -> _Followed:
         own = self._followed.get(one.key)
@@ -166,7 +167,8 @@ class DraftModel:
         query["token"], query["slot"] = tokens, slot
         query["position"] = start + np.arange(len(tokens))
         none = np.zeros(0, np.int32)
-        return StepInput(query, none, sampling_record(GREEDY, slot)[None][:0], self._page_table)
+        sampling = sampling_record(GREEDY, slot)[None][:0]
+        return StepInput(query, none, sampling, self._page_table, frequent=True)
 
     def _step(self, chunks: list[tuple[int, int]], tokens: list[int]) -> StepInput:
         """A step that computes one token for each (slot, position) and samples the next."""

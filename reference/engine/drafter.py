@@ -21,6 +21,13 @@ from reference.runner import ModelRunner, StepInput, Submission
 
 Tokens = Ints
 
+FREQUENT_TOKENS = 96 * 1024
+"""A drafter computes the logits of so many tokens, from id 0 on, where it can. Vocabularies list
+tokens as they were merged, so these are 97 to 100 % of European languages and code."""
+RECENT_TOKENS = 256
+MOST_RARE = 16
+"""It computes all logits while more than 1 / MOST_RARE of the latest RECENT_TOKENS tokens of a
+sequence have other ids, as in Chinese texts."""
 LOOKUP_TOKENS = 3
 """Number of consecutive tokens that must have occurred before for prompt lookup to draft."""
 
@@ -61,6 +68,12 @@ class ReadsTokens(Protocol):
 def nothing_unread(key: int, known: int) -> int:
     """``unread`` of a drafter that computes nothing."""
     return 0
+
+
+def are_frequent(sequences: Iterable[DraftRequest], frequent: int) -> bool:
+    """Whether ids below ``frequent`` are nearly all that the sequences have lately had."""
+    recent = [one.tokens[-RECENT_TOKENS:] for one in sequences]
+    return all(np.count_nonzero(few >= frequent) * MOST_RARE <= len(few) for few in recent)
 
 
 class ChainedStep(NamedTuple):

@@ -26,9 +26,15 @@ from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.limits import Limits, pages_for
 from reference.observer import Observer
-from reference.sched.budget import prefill_tokens
 from reference.sched.cost import StepCost
-from reference.sched.planner import Chunk, Pending, plan_step, remaining_tokens, split_by_phase
+from reference.sched.planner import (
+    Chunk,
+    Pending,
+    plan_step,
+    prefill_tokens,
+    remaining_tokens,
+    split_by_phase,
+)
 from reference.sched.quantum import end_of_quantum
 from reference.sched.tenants import Tenants
 from reference.sched.wait_queue import RunningRequest, WaitingRequest, WaitQueue, choose_victim

@@ -7,16 +7,17 @@ are still in flight."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from contract.arithmetic import PAGE_TOKENS
+from reference.memory.cached_pages import CachedPages
 from reference.memory.kv_check import check_holders, check_trees
 from reference.memory.page_copies import Copies
-from reference.memory.pages import PagePool
+from reference.memory.pages import PagePool, Reservations
 from reference.memory.prefix import (
     NO_TREE_OBSERVER,
     Node,
@@ -27,7 +28,6 @@ from reference.memory.prefix import (
     TreeObserver,
     sharers,
 )
-from reference.memory.reservations import Reservations
 from reference.memory.state_slots import StateSlots
 
 MIN_COPIED_TOKENS = PAGE_TOKENS // 2
@@ -86,7 +86,7 @@ class KvMemory:
     @property
     def cached(self) -> int:
         """Pages that no sequence holds and the prefix cache can find."""
-        return len(self._cached)
+        return len(self._cached.on_device)
 
     def held(self, tenant: int, leaving: Sequence[tuple[int, Sequence[int]]] = ()) -> int:
         """Pages charged to the tenant now, or after ``leaving`` was released: see ``available``."""
@@ -113,7 +113,7 @@ class KvMemory:
         if count > self.available(tenant):
             return None
         while self.free < count:
-            self._evict(next(iter(self._cached)))
+            self._cached.evict()
         return self._pool.take(count, slot, tenant)
 
     def path(self, scope: Hashable, tokens: NDArray[np.int32], limit: int) -> list[Node]:
@@ -141,17 +141,19 @@ class KvMemory:
         pages."""
         known, room = self._trees.find(scope, tokens, limit), self.available(tenant)
         path = self._usable(known, room)
-        held = sum([node.page is not None and node not in self._cached for node in path])
+        held = sum([node.page is not None and node not in self._cached.on_device for node in path])
         if needed - held > room:
             return None
         difference = self._trees.difference(scope, known, tokens, tenant)
         resident = [node.page for node in path if node.page is not None]
         self._pool.hold(resident, slot, tenant)
         for node in path:
-            self._cached.pop(node, None)
-            self._spilled.pop(node, None)
+            self._cached.remove(node)
         if len(resident) < len(path):
-            self._restore([node for node in path if node.page is None], tenant, slot)
+            absent = [node for node in path if node.page is None]
+            loaded = self.take(len(absent), tenant, slot)
+            assert loaded is not None, "there was room"
+            self._cached.restore(absent, loaded)
         pages = [node.page for node in path if node.page is not None]
         covered = len(path) * PAGE_TOKENS
         partial = self._partial_match(scope, path, tokens, limit)
@@ -185,7 +187,7 @@ class KvMemory:
             return end
         for number, node in self._trees.extend(scope, tokens, whole, end, tenant):
             page = pages[number]
-            if node.page != page and (node.page is None or node in self._cached):
+            if node.page != page and (node.page is None or node in self._cached.on_device):
                 self._replace(node, page)
         return PublishedPrefix(node, whole)
 
@@ -197,7 +199,7 @@ class KvMemory:
             if self._state_slots is not None:
                 self._state_slots.forget(node)
             if node.page in pages and node.parent is not None:
-                self._drop(node)
+                self._cached.drop(node)
 
     def release(self, pages: Sequence[int], tenant: int) -> None:
         """Drop the tenant's references to a sequence's pages, given in order. Published pages stay
@@ -207,12 +209,13 @@ class KvMemory:
         nodes = [node for _, node in unheld if node is not None]
         # The end of a path is evicted first: a page above it serves more sequences, and those below
         # are found only through it.
+        cached = self._cached
         for node in reversed(nodes):
-            self._cached[node] = None
+            cached.on_device[node] = None
         if nodes:
-            self._touch(nodes[-1])
-        while len(self._cached) > self._max_cached:
-            self._evict(next(iter(self._cached)))
+            cached.touch(nodes[-1])
+        while len(cached.on_device) > self._max_cached:
+            cached.evict()
 
     def save_state_slot(self, gain: int | None = None) -> int | None:
         """A state slot for a recurrent state, which the caller must attach or drop; None if there
@@ -243,7 +246,7 @@ class KvMemory:
         self._trees.forget_tenants(tenants)
         for scope in [scope for scope, _ in self._trees.scopes() if sharers(scope) not in scopes]:
             for node in self._trees.below(scope):
-                self._drop(node)
+                self._cached.drop(node)
 
     def forget(self, scope: Hashable, tokens: NDArray[np.int32], tenant: int) -> list[Node]:
         """Drop the last cached pages of ``tokens``, except those that sequences hold or other
@@ -251,11 +254,11 @@ class KvMemory:
         first."""
         dropped: list[Node] = []
         for node in reversed(self._trees.find(scope, tokens, len(tokens))):
-            held = node not in self._cached and node not in self._spilled
+            held = node not in self._cached.on_device and node not in self._cached.in_host
             if node.children or held or not node.tenants <= {tenant}:
                 break
             dropped.append(node)
-            self._drop(node)
+            self._cached.drop(node)
         return dropped
 
     def resize(self, pages: int, copies: Copies | None) -> None:
@@ -268,10 +271,10 @@ class KvMemory:
         """Forget everything except reservations and statistics: no page is held or cached."""
         self._trees = PrefixTrees(self._observer)
         self._pool = PagePool(self.total, [page for page in self._order if page < self.total])
-        self._cached: OrderedDict[Node, None] = OrderedDict()
-        self._spilled: OrderedDict[Node, None] = OrderedDict()
         states = self._states
         self._state_slots = None if states is None else StateSlots(states, self._observer)
+        parts = self._trees, self._pool, self._state_slots
+        self._cached = CachedPages(*parts, self._copies, self._host_pages, self._counts)
 
     def check(
         self,
@@ -288,7 +291,7 @@ class KvMemory:
         held = check_holders(self._pool, self.total, holders)
         pages = self.free, held, self.cached
         assert sum(pages) == self.total, f"free, held, cached are {pages} pages of {self.total}"
-        cached, spilled = self._cached.keys(), self._spilled.keys()
+        cached, spilled = self._cached.on_device.keys(), self._cached.in_host.keys()
         check_trees(self._trees, self._pool, self._state_slots, cached, spilled, scope_of)
         assert len(spilled) <= self._host_pages
         assert len(cached) <= self._max_cached
@@ -298,7 +301,7 @@ class KvMemory:
         the model has recurrent layers."""
         end = 0
         for length, node in enumerate(path, 1):
-            if room is not None and (node.page is None or node in self._cached):
+            if room is not None and (node.page is None or node in self._cached.on_device):
                 room -= 1
                 if room < 0:
                     break
@@ -316,18 +319,6 @@ class KvMemory:
             return None
         return self._trees.child(scope, path, tokens)
 
-    def _restore(self, nodes: list[Node], tenant: int, slot: int) -> None:
-        """Load pages from host memory."""
-        pages = self.take(len(nodes), tenant, slot)
-        assert pages is not None, "there was room"
-        for node, page in zip(nodes, pages, strict=True):
-            assert self._copies is not None
-            self._copies.load(node.saved, page)
-            node.saved = None
-            self._trees.set_page(node, page)
-            self._pool.mark_whole(page)
-        self._counts.update(restored=len(nodes))
-
     def _copy_for_slot(self, node: Node, tenant: int, slot: int) -> int | None:
         """Copy the node's page to a page of the sequence itself; None if there is no room."""
         assert self._copies is not None
@@ -335,7 +326,7 @@ class KvMemory:
         if source is not None:
             # It is held while room is made, so that it is not evicted.
             self._pool.hold([source], slot, tenant)
-            self._cached.pop(node, None)
+            self._cached.remove(node)
         pages = self.take(1, tenant, slot)
         if pages is not None and source is not None:
             self._copies.copy(source, pages[0])
@@ -349,52 +340,9 @@ class KvMemory:
     def _replace(self, node: Node, page: int) -> None:
         """Store a node's tokens in ``page``, which is held, instead of a page that nobody holds."""
         old = node.page
-        self._cached.pop(node, None)
-        self._spilled.pop(node, None)
+        self._cached.remove(node)
         node.saved = None
         self._trees.set_page(node, page)
         self._pool.mark_whole(page)
         if old is not None:
             self._pool.give_back([old])
-
-    def _touch(self, node: Node) -> None:
-        """Make the node and those above it the most recently used ones."""
-        for used in node.upward():
-            for recency in (self._cached, self._spilled):
-                if used in recency:
-                    recency.move_to_end(used)
-
-    def _evict(self, node: Node) -> None:
-        """Free the page of a node that no sequence holds. If it is not saved in host memory, free
-        those of the nodes below it too, which can no longer be found."""
-        if not self._host_pages:
-            self._drop(node)
-            return
-        while len(self._spilled) >= self._host_pages:
-            self._drop(next(iter(self._spilled)))
-        # The page dropped to make room may have been above the node.
-        if node.parent is not None:
-            self._spill(node)
-
-    def _spill(self, node: Node) -> None:
-        """Move a page to host memory."""
-        assert self._copies is not None
-        page = node.page
-        assert page is not None
-        node.saved = self._copies.save(page)
-        self._trees.set_page(node, None)
-        del self._cached[node]
-        self._spilled[node] = None
-        self._pool.give_back([page])
-        self._counts.update(evicted=1, spilled=1)
-
-    def _drop(self, node: Node) -> None:
-        for gone in self._trees.drop(node):
-            if gone in self._cached:
-                del self._cached[gone]
-                assert gone.page is not None
-                self._pool.give_back([gone.page])
-                self._counts.update(evicted=1)
-            self._spilled.pop(gone, None)
-            if self._state_slots is not None:
-                self._state_slots.forget(gone)

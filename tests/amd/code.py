@@ -1,7 +1,5 @@
 """Code of the package's kernels, and instructions put together by hand."""
 
-from __future__ import annotations
-
 import shutil
 import struct
 from collections.abc import Iterator

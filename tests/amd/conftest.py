@@ -1,7 +1,5 @@
 """Tiers on a simulated GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -41,12 +39,12 @@ def open_amd() -> Iterator[OpenTier]:
 
 
 @pytest.fixture(params=DRIVERS)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request) -> str:
     """One of the tiers."""
     return DRIVERS[request.param]
 
 
 @pytest.fixture
-def tier(open_amd: OpenTier, kernel: FakeKernel, name: str) -> AmdTier:
+def tier(open_amd, kernel, name) -> AmdTier:
     """A tier as a user gets it, reads checked."""
     return open_amd(kernel, name)

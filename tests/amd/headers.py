@@ -1,7 +1,5 @@
 """Structures of C headers, for comparison with the literals of the package."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection
 from pathlib import Path

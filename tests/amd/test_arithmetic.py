@@ -1,7 +1,5 @@
 """The functions of the table of semantics against exact arithmetic."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from math import isfinite
 
@@ -41,7 +39,7 @@ def _odd(value: np.float32) -> int:
 
 
 @given(FLOATS, FLOATS, FLOATS)
-def test_a_fused_product_is_rounded_once(x: float, y: float, z: float) -> None:
+def test_a_fused_product_is_rounded_once(x, y, z):
     exact = Fraction(x) * Fraction(y) + Fraction(z)
     with np.errstate(all="ignore"):
         found = float(a.fused(single(x), single(y), single(z))[0, 0])
@@ -49,7 +47,7 @@ def test_a_fused_product_is_rounded_once(x: float, y: float, z: float) -> None:
         assert found == rounded(exact)
 
 
-def test_rounding_twice_is_noticed() -> None:
+def test_rounding_twice_is_noticed():
     """Negative control: a product and a sum that binary64 cannot hold."""
     x, z = 1 + 2.0**-12, 2.0**-60
     exact = rounded(Fraction(x) ** 2 + Fraction(z))
@@ -70,7 +68,7 @@ def quotient(x: NDArray[np.float32], y: NDArray[np.float32], ulps: int) -> NDArr
     return a.fixed_up(q, y, x)
 
 
-def test_the_division_is_correctly_rounded_with_an_inexact_reciprocal() -> None:
+def test_the_division_is_correctly_rounded_with_an_inexact_reciprocal():
     """As the hardware's may be: its last bit is not published."""
     x, y = sample_pairs()
     with np.errstate(all="ignore"):
@@ -78,7 +76,7 @@ def test_the_division_is_correctly_rounded_with_an_inexact_reciprocal() -> None:
             assert np.array_equal(quotient(x, y, ulps), x / y)
 
 
-def test_the_division_covers_all_exponents() -> None:
+def test_the_division_covers_all_exponents():
     """Normal quotients of any normal numbers, and the special ones."""
     rng = np.random.default_rng(5)
     bits = rng.integers(1 << 23, 255 << 23, (2, 1 << 14), dtype=np.uint32)
@@ -92,7 +90,7 @@ def test_the_division_covers_all_exponents() -> None:
 
 
 @given(U32, U32, st.booleans())
-def test_bits_and_carries(x: int, y: int, carry: bool) -> None:
+def test_bits_and_carries(x, y, carry):
     """What few kernels have, for rare operands."""
     c = np.array([[carry]])
     assert bool(a.carried(word(x), word(y), c)[0, 0]) == (x + y + carry > 2**32 - 1)
@@ -103,7 +101,7 @@ def test_bits_and_carries(x: int, y: int, carry: bool) -> None:
 
 @given(FLOATS, FLOATS)
 @example(float(np.finfo(np.float32).max), float(np.finfo(np.float32).max))
-def test_the_larger_of_zeros_is_positive(x: float, y: float) -> None:
+def test_the_larger_of_zeros_is_positive(x, y):
     assert float(a.larger(single(x), single(y))[0, 0]) == max(x, y)
     zero = a.larger(single(-0.0), single(0.0))
     assert not np.signbit(zero[0, 0])

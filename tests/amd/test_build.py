@@ -1,7 +1,5 @@
 """The kernels of the package are those of the texts beside them."""
 
-from __future__ import annotations
-
 import struct
 import subprocess
 from dataclasses import replace
@@ -9,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.amd.generation import GENERATIONS, Generation
+from accel.amd.generation import GENERATIONS
 from accel.amd.isa.code_object import kernel_of, read_code_object
 from accel.amd.kernel_files import FOLDER, folder_of
 from accel.amd.program import LoadedKernel, Modules
@@ -33,7 +31,6 @@ from contract.opcodes import Opcode
 from harness.parity.cases import all_cases
 from harness.parity.execute import compare
 from tests.amd.code import SAMPLE, need_program
-from tests.amd.conftest import OpenTier
 from tests.needs import machine_lacks
 
 RMS_NORM = Build(Module("rms_norm"), True)
@@ -50,7 +47,7 @@ by_gpu = pytest.mark.parametrize("gpu", GENERATIONS, ids=lambda gpu: gpu.cpu)
 
 
 @by_gpu
-def test_every_kernel_was_built_from_the_text_of_now(gpu: Generation) -> None:
+def test_every_kernel_was_built_from_the_text_of_now(gpu):
     """And the package has no other; those without integers instead have one file."""
     known = {build.name: digest_of(build.text) for build in builds(gpu)}
     assert read_digests(folder_of(gpu)).modules == known, "run python -m accel.amd.tools.build"
@@ -65,7 +62,7 @@ def test_every_kernel_was_built_from_the_text_of_now(gpu: Generation) -> None:
     [pytest.param(6 * SAMPLE, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)],
 )
 @pytest.mark.timeout(3600)
-def test_building_again_gives_the_same_files(gpu: Generation, step: int) -> None:
+def test_building_again_gives_the_same_files(gpu, step):
     """Byte for byte, with the compiler they were made with."""
     need_program(COMPILER)
     if compiler_version() != read_digests(folder_of(gpu)).compiler:
@@ -75,14 +72,14 @@ def test_building_again_gives_the_same_files(gpu: Generation, step: int) -> None
         assert compiled_file(build) == (path.read_bytes() if path.is_file() else None), build.name
 
 
-def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_text_is_noticed(monkeypatch):
     """Negative control: one more comment."""
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "// more\n")
     assert read_digests(FOLDER).modules["rms_norm"] != digest_of(RMS_NORM.text)
 
 
-def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
     need_program(COMPILER)
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
@@ -90,9 +87,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
         make_kernel(RMS_NORM)
 
 
-def test_contraction_makes_other_numbers(
-    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_contraction_makes_other_numbers(open_amd, monkeypatch):
     """Negative control: a kernel compiled with fused products differs from the definition."""
     need_program(COMPILER)
     rope = Build(Module("rope"), True)
@@ -113,7 +108,7 @@ def test_contraction_makes_other_numbers(
     assert any(compare(tier, case) for case in cases)
 
 
-def test_what_is_no_code_object(code_object: bytes) -> None:
+def test_what_is_no_code_object(code_object):
     for data, problem in (
         (b"", "not a little-endian ELF64"),
         (Path("/bin/sh").read_bytes(), "not an AMD GPU's"),
@@ -125,7 +120,7 @@ def test_what_is_no_code_object(code_object: bytes) -> None:
             read_code_object(data)
 
 
-def test_a_kernel_that_wants_more_than_a_launch_gives(code_object: bytes) -> None:
+def test_a_kernel_that_wants_more_than_a_launch_gives(code_object):
     """Scratch memory, other arguments, another wave size, another float mode."""
     symbol = RMS_NORM.module.entry
     code = read_code_object(code_object)
@@ -145,7 +140,7 @@ def test_a_kernel_that_wants_more_than_a_launch_gives(code_object: bytes) -> Non
         kernel_of(code, "other", "other", 128)
 
 
-def test_a_kernel_as_it_is_stored(code_object: bytes) -> None:
+def test_a_kernel_as_it_is_stored(code_object):
     """The descriptor's register with the size of group memory put in."""
     kernel = kernel_of(read_code_object(code_object), "rms_norm", RMS_NORM.module.entry, 128)
     granules = -(-kernel.lds_bytes // 512)
@@ -156,7 +151,7 @@ def test_a_kernel_as_it_is_stored(code_object: bytes) -> None:
     assert "DTYPE 12" in matmul.text
 
 
-def test_the_compiler_is_told_nothing_else(code_object: bytes) -> None:
+def test_the_compiler_is_told_nothing_else(code_object):
     """The same text gives the same bytes."""
     assert compiled(RMS_NORM.text) == code_object
     done = subprocess.run([COMPILER, "--version"], capture_output=True, text=True, check=True)

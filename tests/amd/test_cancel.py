@@ -1,7 +1,5 @@
 """Steps that are left before they end: by a word that packets look at, by a timeout, by a reset."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest
@@ -12,7 +10,6 @@ from accel.amd.sim.fake_machine import Behaviour
 from accel.amd.tier import AmdFence, AmdTier
 from contract.errors import DeviceLost
 from harness.parity.execute import compare
-from tests.amd.conftest import OpenTier
 from tests.amd.test_tier import DEPENDENT
 
 
@@ -62,14 +59,14 @@ class Slow:
 
 
 @pytest.fixture
-def slow(open_amd: OpenTier, name: str, monkeypatch: pytest.MonkeyPatch) -> Slow:
+def slow(open_amd, name, monkeypatch) -> Slow:
     """Looks at the word before every level."""
     monkeypatch.setattr(launcher, "GUARDED_LEVELS", 1)
     kernel = FakeKernel(Behaviour(checked=True))
     return Slow(open_amd(kernel, name), kernel, monkeypatch)
 
 
-def test_a_step_is_cancelled_at_any_point(slow: Slow) -> None:
+def test_a_step_is_cancelled_at_any_point(slow):
     """The launches of the level that was begun still run, the others do not; the fence comes, and
     the next step is whole and right."""
     assert compare(slow.tier, DEPENDENT) == {}
@@ -81,7 +78,7 @@ def test_a_step_is_cancelled_at_any_point(slow: Slow) -> None:
     assert compare(slow.tier, DEPENDENT) == {}
 
 
-def test_long_levels_are_looked_into(open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_levels_are_looked_into(open_amd, monkeypatch):
     """COND_EXEC leaves out 2^14 words at most; shorter here."""
     tier = open_amd(FakeKernel(Behaviour(checked=True)))
     guarded: list[int] = []
@@ -99,7 +96,7 @@ def test_long_levels_are_looked_into(open_amd: OpenTier, monkeypatch: pytest.Mon
     assert max(guarded) < 100
 
 
-def test_without_a_look_everything_runs(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_look_everything_runs(slow, monkeypatch):
     """Negative control."""
     whole = slow.interrupted(80)[1]
     monkeypatch.setattr(pm4.Writer, "guard", lambda self, first, address: len(self.words))
@@ -107,7 +104,7 @@ def test_without_a_look_everything_runs(slow: Slow, monkeypatch: pytest.MonkeyPa
     assert slow.interrupted(8)[1] == whole
 
 
-def test_a_tier_closed_in_the_midst_of_a_step(slow: Slow, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tier_closed_in_the_midst_of_a_step(slow, monkeypatch):
     """It does not wait for what nobody wants, and gives all back."""
     launches = slow.launches
     free = AmdTier.free
@@ -126,9 +123,7 @@ def test_a_tier_closed_in_the_midst_of_a_step(slow: Slow, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_a_step_that_takes_too_long(
-    open_amd: OpenTier, name: str, monkeypatch: pytest.MonkeyPatch, hangs: bool
-) -> None:
+def test_a_step_that_takes_too_long(open_amd, name, monkeypatch, hangs):
     """What had not begun is left out, or the queue does not move at all: the device is lost either
     way, everything comes back, and the next one works."""
     kernel = FakeKernel()

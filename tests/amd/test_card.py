@@ -1,7 +1,5 @@
 """``zinc-rt card-test``: what it finds, what it keeps, and its archive."""
 
-from __future__ import annotations
-
 import errno
 import tarfile
 from collections.abc import Callable
@@ -21,7 +19,7 @@ Told = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Told:
+def told(capsys, tmp_path) -> Told:
     """``told(*words)`` is the command's exit code and what it printed, of one case."""
     (tmp_path / "list.txt").write_text("tier/opcodes\nparity/barrier\n")
 
@@ -44,7 +42,7 @@ def members(folder: Path) -> dict[str, bytes]:
         return found
 
 
-def test_everything_in_one_archive(told: Told, tmp_path: Path) -> None:
+def test_everything_in_one_archive(told, tmp_path):
     """Of both tiers: report, trace that replays, conformance package."""
     code, out = told()
     assert code == 0
@@ -61,9 +59,7 @@ def test_everything_in_one_archive(told: Told, tmp_path: Path) -> None:
     assert replay(load_trace(tmp_path / "t1.trace")) is None
 
 
-def test_a_packet_that_fails_ends_its_tier(
-    told: Told, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packet_that_fails_ends_its_tier(told, tmp_path, monkeypatch):
     """Its trace is there, a conformance package is not; no model meets such a queue."""
 
     def fails(bench: Bench) -> bool:
@@ -77,7 +73,7 @@ def test_a_packet_that_fails_ends_its_tier(
     assert set(members(tmp_path)) == {"report.txt", "t2/packets.trace"}
 
 
-def test_a_case_that_fails_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_case_that_fails_is_told(told, monkeypatch):
     monkeypatch.setattr("harness.amd_card.conformance", lambda words: 1)
     code, out = told("--tier", "t1")
     assert (code, "not everything passed" in out) == (1, True)
@@ -93,14 +89,7 @@ def test_a_case_that_fails_is_told(told: Told, monkeypatch: pytest.MonkeyPatch) 
     ],
     ids=["no driver", "no permission", "no slots", "small window"],
 )
-def test_what_is_missing_is_said_and_written(
-    told: Told,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    behaviour: Behaviour,
-    tier: str,
-    problem: str,
-) -> None:
+def test_what_is_missing_is_said_and_written(told, tmp_path, monkeypatch, behaviour, tier, problem):
     kernel = FakeKernel(behaviour)
     monkeypatch.setattr(amd_card, "simulated_kernel", lambda: kernel)
     code, out = told("--tier", tier)
@@ -119,18 +108,18 @@ def test_what_is_missing_is_said_and_written(
     ],
     ids=["Linux", "parameter", "firmware", "nothing is said"],
 )
-def test_what_the_system_says(behaviour: Behaviour, remedy: str) -> None:
+def test_what_the_system_says(behaviour, remedy):
     """One remedy for each thing that is too old."""
     found = [finding.remedy for finding in findings(FakeKernel(behaviour), "t2") if finding.remedy]
     assert len(found) == (1 if remedy else 0)
     assert all(remedy in said for said in found)
 
 
-def test_amdkfd_needs_less() -> None:
+def test_amdkfd_needs_less():
     for release, fits in (("6.12.0", True), ("6.9.3-arch1", False), ("7.1", True)):
         (finding,) = findings(FakeKernel(Behaviour(release=release)), "t1")
         assert (finding.remedy == "") is fits
 
 
-def test_a_folder_that_is_not_there(told: Told, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there(told, tmp_path):
     assert told("--out", tmp_path / "none" / "card.tar.gz")[0] == 2

@@ -1,14 +1,12 @@
 """What code is refused for, and that nothing shipped is; waits taken away one at a time."""
 
-from __future__ import annotations
-
 import re
 import struct
 from dataclasses import replace
 
 import pytest
 
-from accel.amd.generation import GENERATIONS, GFX11, GFX12, Generation
+from accel.amd.generation import GENERATIONS, GFX11, GFX12
 from accel.amd.isa.checks import check_code
 from accel.amd.isa.decode import instructions, isa_of
 from accel.amd.isa.semantics import VECTOR_OFFSET, access
@@ -28,7 +26,7 @@ STORE_LDS = (0xD8340000, 0x00000100)
 
 @pytest.mark.parametrize("gpu", GENERATIONS, ids=lambda gpu: gpu.cpu)
 @pytest.mark.parametrize("step", [2 * SAMPLE, pytest.param(1, marks=pytest.mark.soak)])
-def test_what_is_shipped_passes(gpu: Generation, step: int) -> None:
+def test_what_is_shipped_passes(gpu, step):
     """As it did when it was built: known instructions, branches to code, no missing wait."""
     for kernel in some_shipped(step, gpu):
         check_code(kernel)
@@ -44,7 +42,7 @@ def test_what_is_shipped_passes(gpu: Generation, step: int) -> None:
     ],
     ids=["none", "too weak", "two writes", "barrier"],
 )
-def test_a_missing_wait_is_found(code: tuple[int, ...], counter: str) -> None:
+def test_a_missing_wait_is_found(code, counter):
     found = missing_waits(words(*code, S_ENDPGM))
     assert [missing.counter for missing in found] == [counter]
 
@@ -54,7 +52,7 @@ def test_a_missing_wait_is_found(code: tuple[int, ...], counter: str) -> None:
     [(*LOAD_S4, WAIT_KM, USE_S4), (*STORE_LDS, WAIT_DS, SIGNAL, BARRIER)],
     ids=["load", "barrier"],
 )
-def test_a_wait_that_is_there_is_enough(code: tuple[int, ...]) -> None:
+def test_a_wait_that_is_there_is_enough(code):
     assert missing_waits(words(*code, S_ENDPGM)) == []
 
 
@@ -81,7 +79,7 @@ LOAD_V1, USE_V1 = (0xDC520000, 0x01040000), 0x7E040301
         ((*STORE_LDS, waitcnt(other=0), S_BARRIER), ""),
     ],
 )
-def test_waits_of_gfx11(code: tuple[int, ...], counter: str) -> None:
+def test_waits_of_gfx11(code, counter):
     """One counter of scalar loads and group memory, one of loads of vectors, which end in order: a
     register may be loaded anew, but not be where the next one is loaded from."""
     found = missing_waits(words(*code, S_ENDPGM), isa_of(GFX11.target))
@@ -91,7 +89,7 @@ def test_waits_of_gfx11(code: tuple[int, ...], counter: str) -> None:
 @pytest.mark.parametrize(
     ("name", "gpu"), [("add", GFX12), ("rope", GFX12), ("stream_out", GFX12), ("rope", GFX11)]
 )
-def test_taking_away_any_wait_is_noticed(name: str, gpu: Generation) -> None:
+def test_taking_away_any_wait_is_noticed(name, gpu):
     """Negative control on compiled code: all but waits for stores, which guard no register."""
     code, isa = shipped(name, gpu).code, isa_of(gpu.target)
     waits = [i for i in instructions(code, isa) if WAITS.match(i.name)]
@@ -119,12 +117,12 @@ def test_taking_away_any_wait_is_noticed(name: str, gpu: Generation) -> None:
     ],
     ids=["gpu", "branch", "unknown", "wait", "scratch", "registers", "group memory", "beyond"],
 )
-def test_refused(change: dict[str, object], problem: str) -> None:
+def test_refused(change, problem):
     with pytest.raises(CodecError, match=problem):
         check_code(replace(shipped("add"), **change))  # type: ignore[arg-type]
 
 
-def test_vector_register_124_is_no_null() -> None:
+def test_vector_register_124_is_no_null():
     """Only among scalar registers does the number mean none."""
     moved = next(instructions(words(0x7E000300 | 124 << 17)))
     assert moved.name == "v_mov_b32"

@@ -1,7 +1,5 @@
 """What the simulated queue refuses; each packet as the tier sends it, one thing changed."""
 
-from __future__ import annotations
-
 import mmap
 
 import numpy as np
@@ -63,7 +61,7 @@ class Machine:
         return writer.words
 
 
-def test_a_launch_and_its_fence() -> None:
+def test_a_launch_and_its_fence():
     machine = Machine()
     words = [pm4.PADDING, *machine.packets()]
     assert machine.queue.run(words) == len(words)
@@ -72,7 +70,7 @@ def test_a_launch_and_its_fence() -> None:
     assert machine.queue.launches == 1
 
 
-def test_a_queue_waits_until_memory_says_so() -> None:
+def test_a_queue_waits_until_memory_says_so():
     machine = Machine()
     words = [*wait_memory(machine.base + FENCE, 1), *machine.packets()]
     assert machine.queue.run(words) == 0
@@ -90,20 +88,17 @@ REFUSED = {
     "opcode": (0xC0031500, 0xC0031600, "opcode 0x16 is unknown"),
     "type": (0xC0031500, 0x80000000, "not of type 3"),
     "count": (0xC0064900, 0xC0054900, "RELEASE_MEM has a count of 5"),
-    "wave64": (pm4.WAVE32, 0x0005, "waves of 32"),
-    "scratch": (None, 1, "RSRC2"),
-    "space": (0x21B, 0x3FE, "leaves its space"),
-    "registers": (0x20C, 0x300, "0x20c was never set"),
-    "items": (128, 2048, "work-groups of"),
-    "uneven": (128, 100, "work-groups of"),
+    "wave64": (pm4.WAVE32, 0x0005, "waves of 32"), "scratch": (None, 1, "RSRC2"),
+    "space": (0x21B, 0x3FE, "leaves its space"), "registers": (0x20C, 0x300, "0x20c was never set"),
+    "items": (128, 2048, "work-groups of"), "uneven": (128, 100, "work-groups of"),
     "whole": (0xFF, 0, "less than the whole memory"),
     "interrupt": (pm4.DATA_64, pm4.DATA_64 | 2 << 24, "RELEASE_MEM"),
     "fence": (pm4.FENCE_EVENT | pm4.RELEASE_CACHES, 0x2F, "RELEASE_MEM"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused(name: str) -> None:
+def test_refused(name):
     machine = Machine()
     old, new, problem = REFUSED[name]
     words = machine.packets()
@@ -114,13 +109,13 @@ def test_refused(name: str) -> None:
         machine.queue.run(changed(words, old, new))
 
 
-def test_a_cut_packet_is_refused() -> None:
+def test_a_cut_packet_is_refused():
     machine = Machine()
     with pytest.raises(GpuFault, match="past the end"):
         machine.queue.run(machine.packets()[:-1])
 
 
-def test_memory_that_is_not_mapped_is_named() -> None:
+def test_memory_that_is_not_mapped_is_named():
     """Code, arguments, fence, and what a lane loads."""
     for at, problem in (
         (CODE, "code"),
@@ -134,7 +129,7 @@ def test_memory_that_is_not_mapped_is_named() -> None:
             machine.queue.run(machine.packets())
 
 
-def test_an_indirect_buffer_is_not_one_inside_another() -> None:
+def test_an_indirect_buffer_is_not_one_inside_another():
     machine = Machine()
     inner = pm4.indirect_buffer(machine.base + FENCE, 4)
     machine.write(FENCE, np.array(inner, np.uint32))
@@ -153,7 +148,7 @@ def test_an_indirect_buffer_is_not_one_inside_another() -> None:
     ],
     ids=["nothing", "acquire", "flush", "wrong order", "both"],
 )
-def test_a_launch_that_reads_too_early_is_noticed(between: pm4.Words, problem: str) -> None:
+def test_a_launch_that_reads_too_early_is_noticed(between, problem):
     """The second launch reads what the first one wrote: x is where the sum is."""
     machine = Machine(Coherence(NBYTES // 4))
     writer = pm4.Writer()
@@ -171,7 +166,7 @@ def test_a_launch_that_reads_too_early_is_noticed(between: pm4.Words, problem: s
         assert np.array_equal(machine.result, 5 * machine.x)
 
 
-def test_results_that_were_not_written_back_are_not_signalled() -> None:
+def test_results_that_were_not_written_back_are_not_signalled():
     machine = Machine(Coherence(NBYTES // 4))
     event = pm4.FENCE_EVENT | pm4.RELEASE_CACHES
     with pytest.raises(GpuFault, match="written back"):

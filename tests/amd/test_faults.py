@@ -1,7 +1,5 @@
 """Every single system call fails once: the error is the contract's, nothing is left behind."""
 
-from __future__ import annotations
-
 import errno
 from contextlib import suppress
 from itertools import count
@@ -60,7 +58,7 @@ class Failing(FakeKernel):
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM], ids=["invalid", "memory"])
-def test_opening(name: str, error: int) -> None:
+def test_opening(name, error):
     """The tier says that it is unavailable, or opens where the call does not matter."""
     met = set()
     # A third of the calls with either error.
@@ -77,7 +75,7 @@ def test_opening(name: str, error: int) -> None:
 
 
 @pytest.mark.parametrize("error", [errno.EINVAL, errno.ENOMEM], ids=["invalid", "memory"])
-def test_a_step(name: str, error: int) -> None:
+def test_a_step(name, error):
     """Buffers, packets, recordings: whatever fails, the tier can be used again, or closed."""
     failed = set()
     for number in count(0, 5):

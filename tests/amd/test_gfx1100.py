@@ -1,7 +1,5 @@
 """The generation before: its code through its own registers, caches and flags of launches."""
 
-from __future__ import annotations
-
 import operator
 
 import numpy as np
@@ -20,14 +18,14 @@ from harness.parity.execute import compare
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.amd.code import shipped, words
-from tests.amd.conftest import DRIVERS, OpenTier
+from tests.amd.conftest import DRIVERS
 from tests.amd.test_matrices import MANY
 from tests.kernels.machines import gfx1100
 from tests.model_runs import FEW, assert_same, generate
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_gpu_by_its_name(open_amd: OpenTier, driver: str) -> None:
+def test_a_gpu_by_its_name(open_amd, driver):
     """Found, its packets tried, its self-test passed, whatever the kernel calls it."""
     kernel = gfx1100()
     kernel.behaviour.name = "ip discovery"
@@ -38,14 +36,14 @@ def test_a_gpu_by_its_name(open_amd: OpenTier, driver: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_whole_model(open_amd: OpenTier, tiny_model_path: object, driver: str) -> None:
+def test_a_whole_model(open_amd, tiny_model_path, driver):
     """Every logit and token is the CPU tier's."""
     model = open_model(tiny_model_path)  # type: ignore[arg-type]
     expected = generate(model, CpuTier(), FEW)
     assert_same(expected, generate(model, open_amd(gfx1100(), DRIVERS[driver]), FEW))
 
 
-def test_there_is_a_kernel_for_everything_but_matrix_instructions(open_amd: OpenTier) -> None:
+def test_there_is_a_kernel_for_everything_but_matrix_instructions(open_amd):
     """Whose operands lie otherwise: steps of many tokens keep to packed dots."""
     assert all(shipped(str(module), GFX11) for module in modules(repeating=False))
     tier = open_amd(gfx1100())
@@ -53,7 +51,7 @@ def test_there_is_a_kernel_for_everything_but_matrix_instructions(open_amd: Open
     assert tier._runtime.uses_matrices() is False
 
 
-def test_launches_of_amdkfd_are_privileged(open_amd: OpenTier) -> None:
+def test_launches_of_amdkfd_are_privileged(open_amd):
     """As its trap handler wants it; neither user queues nor the newer generation do."""
     for kernel, name, bits in ((gfx1100(), "t1", PRIVILEGED), (gfx1100(), "t2", 0),
                                (FakeKernel(), "t1", 0)):  # fmt: skip
@@ -61,9 +59,7 @@ def test_launches_of_amdkfd_are_privileged(open_amd: OpenTier) -> None:
         assert loaded.header.rsrc1 & PRIVILEGED == bits
 
 
-def test_a_cache_that_only_it_has_is_emptied(
-    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_only_it_has_is_emptied(open_amd, monkeypatch):
     """Negative control: what is enough between launches of gfx12 is a fault here."""
     caches = GFX11.caches
     assert caches.acquire_level & pm4.GL1_INV
@@ -75,7 +71,7 @@ def test_a_cache_that_only_it_has_is_emptied(
         compare(tier, MANY[0])
 
 
-def test_firmware_of_its_own() -> None:
+def test_firmware_of_its_own():
     """User queues want other versions of it."""
     versions = {"me": 2390, "pfp": 2530, "mec": 2600, "mes": 120}
     assert not [f for f in findings(gfx1100(firmware=versions), "t2") if f.remedy]
@@ -84,7 +80,7 @@ def test_firmware_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("relation", ["eq", "lg", "gt", "ge", "lt", "le"])
-def test_comparisons_with_a_constant(relation: str) -> None:
+def test_comparisons_with_a_constant(relation):
     """The constant has a sign in a comparison of signed numbers, and none in the other."""
     compare_them = {"lg": operator.ne}.get(relation) or getattr(operator, relation)
     for kind, bucket in (("i", np.int32), ("u", np.uint32)):
@@ -98,7 +94,7 @@ def test_comparisons_with_a_constant(relation: str) -> None:
             assert bool(found[0]) is compare_them(int(a[0]), number), (kind, value, constant)
 
 
-def test_a_comparison_reads_the_register_it_names() -> None:
+def test_a_comparison_reads_the_register_it_names():
     """S_CMPK_GT_I32 s5, 7 writes the condition alone."""
     number = next(n for (e, n), name in opcodes(ISA).items() if name == "s_cmpk_gt_i32")
     found = access(decode(words(0xB0000007 | number << 23 | 5 << 16), 0, ISA))

@@ -1,7 +1,5 @@
 """The decoder against LLVM's, over everything that is shipped and every row of the table."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 
@@ -42,7 +40,7 @@ by_gpu = pytest.mark.parametrize("gpu", GENERATIONS, ids=lambda gpu: gpu.cpu)
 
 @by_gpu
 @pytest.mark.parametrize("step", [SAMPLE, pytest.param(1, marks=pytest.mark.soak)])
-def test_shipped_instructions_are_decoded_as_llvm_does(gpu: Generation, step: int) -> None:
+def test_shipped_instructions_are_decoded_as_llvm_does(gpu, step):
     """Mnemonics in order are the same, so lengths are."""
     count = 0
     for kernel in some_shipped(step, gpu):
@@ -53,7 +51,7 @@ def test_shipped_instructions_are_decoded_as_llvm_does(gpu: Generation, step: in
 
 
 @by_gpu
-def test_every_row_of_the_table_is_llvms(gpu: Generation) -> None:
+def test_every_row_of_the_table_is_llvms(gpu):
     """With the first operands it takes; the encodings of VOP3 that other ones share are derived."""
     isa = isa_of(gpu.target)
     rest = dict(opcodes(isa))
@@ -109,19 +107,19 @@ def _listed(code: bytes) -> str:
     ],
     ids=["dual issue", "flat", "opcode", "cut", "half"],
 )
-def test_what_is_no_instruction_is_said_to_be_none(code: bytes, problem: str) -> None:
+def test_what_is_no_instruction_is_said_to_be_none(code, problem):
     with pytest.raises(CodecError, match=problem):
         list(instructions(code))
 
 
-def test_a_generation_does_not_run_the_others_code() -> None:
+def test_a_generation_does_not_run_the_others_code():
     """Loads through addresses of vectors lie otherwise, and waits are others."""
     for kernel, isa in ((shipped("add"), GFX11), (shipped("add", GFX11), GFX12)):
         with pytest.raises(CodecError):
             list(instructions(kernel.code, isa_of(isa.target)))
 
 
-def test_a_field_taken_from_the_wrong_bits_is_noticed() -> None:
+def test_a_field_taken_from_the_wrong_bits_is_noticed():
     """Negative control: V_ADD3_U32 with another opcode bit is another instruction."""
     code = words(0xD6550000, 0x04020100)
     assert decode(code, 0).name == "v_add3_u32"

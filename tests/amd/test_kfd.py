@@ -1,7 +1,5 @@
 """Machines without a GPU that can be used: what is missing is said, nothing is left behind."""
 
-from __future__ import annotations
-
 import errno
 
 import pytest
@@ -75,7 +73,7 @@ BY_USER_QUEUES: dict[str, tuple[Behaviour, str]] = {
         *(pytest.param("t2", *one, id=f"{what}-t2") for what, one in BY_USER_QUEUES.items()),
     ],
 )
-def test_what_is_missing_is_said(name: str, behaviour: Behaviour, problem: str) -> None:
+def test_what_is_missing_is_said(name, behaviour, problem):
     kernel = FakeKernel(behaviour)
     with pytest.raises(TierUnavailable, match=problem):
         AmdTier(kernel=kernel, tier=name)
@@ -83,14 +81,14 @@ def test_what_is_missing_is_said(name: str, behaviour: Behaviour, problem: str) 
     assert kernel.leaked == []
 
 
-def test_a_device_of_another_name(name: str) -> None:
+def test_a_device_of_another_name(name):
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match="no AMD GPU is named 'navi'; GPUs here: gfx1201"):
         AmdTier("navi", kernel=kernel, tier=name)
     assert kernel.leaked == []
 
 
-def test_this_machine_or_the_simulated_one(name: str) -> None:
+def test_this_machine_or_the_simulated_one(name):
     """By name, as the command line asks for it."""
     with open_tier(name, TierOptions(device="simulated")) as tier:
         assert tier.info.device == "gfx1201 (simulated)"
@@ -102,7 +100,7 @@ def test_this_machine_or_the_simulated_one(name: str) -> None:
             open_tier(name)
 
 
-def test_the_smaller_card_of_the_family(name: str) -> None:
+def test_the_smaller_card_of_the_family(name):
     """gfx1200: another save area, the same code."""
     half = PROPERTIES | {"gfx_target_version": 120000, "simd_count": 64}
     kernel = FakeKernel(Behaviour(properties=half, discovery=12 << 16))
@@ -111,7 +109,7 @@ def test_the_smaller_card_of_the_family(name: str) -> None:
     assert kernel.leaked == []
 
 
-def test_a_process_that_opens_the_tier_again() -> None:
+def test_a_process_that_opens_the_tier_again():
     """amdkfd gives a process one address space, that of the file it came with first."""
     kernel = FakeKernel()
     for _ in range(2):
@@ -131,7 +129,7 @@ def test_a_process_that_opens_the_tier_again() -> None:
         (96, (0xA000, 0x2BEA000, 0x2C02000)),
     ],
 )
-def test_sizes_of_a_queue(compute_units: int, sizes: tuple[int, ...]) -> None:
+def test_sizes_of_a_queue(compute_units, sizes):
     """As the kernel's own table has them; where it states its sizes, those count."""
     properties = {"simd_count": 2 * compute_units, "simd_per_cu": 2}
     gpu = Gpu("1", 1, "", properties, 0)
@@ -143,7 +141,7 @@ def test_sizes_of_a_queue(compute_units: int, sizes: tuple[int, ...]) -> None:
 REQUESTS = {"t1": ("ALLOC_MEMORY_OF_GPU", "MAP_MEMORY_TO_GPU"), "t2": ("GEM_CREATE", "GEM_VA")}
 
 
-def test_memory_that_does_not_fit_is_named(name: str) -> None:
+def test_memory_that_does_not_fit_is_named(name):
     kernel = FakeKernel(Behaviour(memory_bytes=1 << 20))
     device = Device(kernel, DRIVERS[name](kernel, ""))
     kept = device.allocate("first", 1 << 19)
@@ -163,7 +161,7 @@ def test_memory_that_does_not_fit_is_named(name: str) -> None:
     assert kernel.leaked == []
 
 
-def test_a_ring_is_gone_through_many_times(name: str) -> None:
+def test_a_ring_is_gone_through_many_times(name):
     """Packets straddle its end; numbers of fences stay in order; no system call is made."""
     kernel = FakeKernel()
     device = Device(kernel, DRIVERS[name](kernel, ""))

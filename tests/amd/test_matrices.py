@@ -1,8 +1,6 @@
 """Products by matrix instructions: what they compute, when a GPU is trusted with them, and that
 steps of many tokens use them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -11,19 +9,17 @@ from accel.amd.isa.decode import EXEC, decode
 from accel.amd.isa.semantics import MATRIX, VECTOR_OFFSET, access
 from accel.amd.self_check import ProbeCase
 from accel.amd.sim import arithmetic, command_processor
-from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.sim.memory_view import GpuFault
 from accel.amd.sim.translate import block_function
 from accel.amd.tier import AmdTier
 from accel.kernels.product_check import matrices_agree
-from accel.kernels.source import Module, matrix_modules
+from accel.kernels.source import matrix_modules
 from contract.dtypes import Q4_K, Q6_K, DType
 from contract.errors import CodecError
 from contract.opcodes import Opcode
 from harness.parity.cases import all_cases
 from harness.parity.execute import compare
 from tests.amd.code import words
-from tests.amd.conftest import OpenTier
 
 WMMA_V8 = 0xCC444008, 0x1A030100
 """v_wmma_i32_16x16x16_iu8 v[8:15], v[0:1], v[128:129], 0, both operands unsigned."""
@@ -39,7 +35,7 @@ def registers(matrix: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> tuple[
 
 
 @pytest.mark.parametrize("signs", range(4))
-def test_a_product_of_matrices(signs: int) -> None:
+def test_a_product_of_matrices(signs):
     """As the ISA guide has its operands, with any signs, on top of numbers that overflow."""
     rng = np.random.default_rng(signs)
     a, b = rng.integers(0, 256, (2, 16, 16), np.uint8)
@@ -55,7 +51,7 @@ def test_a_product_of_matrices(signs: int) -> None:
             assert int(found[register][0, lane]) == total % (1 << 32)
 
 
-def test_registers_that_are_alike_in_all_waves_or_lanes() -> None:
+def test_registers_that_are_alike_in_all_waves_or_lanes():
     """Three waves by operands of one, and by a register whose lanes are the same."""
     rng = np.random.default_rng(1)
     many = tuple(rng.integers(0, 1 << 32, (3, 32), np.uint32) for _ in range(2))
@@ -66,7 +62,7 @@ def test_registers_that_are_alike_in_all_waves_or_lanes() -> None:
     assert np.array_equal(found, expected)
 
 
-def test_all_lanes_have_to_take_part() -> None:
+def test_all_lanes_have_to_take_part():
     zeros = (np.zeros((1, 32), np.uint32),) * 2
     some = np.arange(32)[None, :] != 5
     with pytest.raises(GpuFault, match="lanes that take no part"):
@@ -74,7 +70,7 @@ def test_all_lanes_have_to_take_part() -> None:
     arithmetic.matrix_product(zeros, zeros, (), 3, some | True)
 
 
-def test_registers_read_and_written() -> None:
+def test_registers_read_and_written():
     """A wait that is missing before it is then found."""
     first, second = WMMA_V8
     own = decode(words(first, second & ~(511 << 18) | 264 << 18), 0)
@@ -95,7 +91,7 @@ def test_registers_read_and_written() -> None:
     ],
     ids=["clamp", "constant", "scalar"],
 )
-def test_what_no_kernel_uses_is_refused(code: tuple[int, int], problem: str) -> None:
+def test_what_no_kernel_uses_is_refused(code, problem):
     def executed() -> None:
         (block,) = blocks_of(words(*code, 0xBFB00000)).values()
         block_function(block, False, False)
@@ -116,9 +112,7 @@ def agree(tier: AmdTier) -> bool:
     return matrices_agree(case.device, case.launch, every=False)
 
 
-def test_a_gpu_is_asked_for_the_bits_of_packed_dots(
-    open_amd: OpenTier, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_is_asked_for_the_bits_of_packed_dots(open_amd, kernel, monkeypatch):
     """Here of a format whose blocks have halves; what the kernels read is checked."""
     only(monkeypatch, Q6_K)
     assert agree(open_amd(kernel))
@@ -126,9 +120,7 @@ def test_a_gpu_is_asked_for_the_bits_of_packed_dots(
 
 @pytest.mark.soak
 @pytest.mark.parametrize("module", matrix_modules(), ids=str)
-def test_every_format(
-    open_amd: OpenTier, kernel: FakeKernel, module: Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_format(open_amd, kernel, module, monkeypatch):
     assert module.dtype is not None
     only(monkeypatch, module.dtype)
     assert agree(open_amd(kernel))
@@ -146,9 +138,7 @@ def loaded(tier: AmdTier) -> set[str]:
     return {name.split(".")[0] for name in tier._runtime.modules._loaded}
 
 
-def test_steps_of_many_tokens_are_multiplied_by_matrix_instructions(
-    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_many_tokens_are_multiplied_by_matrix_instructions(open_amd, monkeypatch):
     """Of the whole tier: asked, lowered, fused, launched, equal to the definition."""
     only(monkeypatch, Q4_K)
     tier = open_amd()
@@ -159,9 +149,7 @@ def test_steps_of_many_tokens_are_multiplied_by_matrix_instructions(
     assert "matmul_tiles" in loaded(tier)
 
 
-def test_a_gpu_that_multiplies_otherwise_keeps_to_packed_dots(
-    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_that_multiplies_otherwise_keeps_to_packed_dots(open_amd, monkeypatch):
     """Negative control: elements are where another generation has them. Answers stay right."""
     only(monkeypatch, Q4_K)
     product = arithmetic.matrix_product
@@ -178,7 +166,7 @@ def test_a_gpu_that_multiplies_otherwise_keeps_to_packed_dots(
     assert tier._runtime.uses_matrices() is False
 
 
-def test_a_choice_is_not_asked_about(open_amd: OpenTier) -> None:
+def test_a_choice_is_not_asked_about(open_amd):
     tier = open_amd(matrices=False)
     assert compare(tier, MANY[0]) == {}
     assert "matmul_tiles" not in loaded(tier)

@@ -1,14 +1,10 @@
 """The packet tests, and traces of what they send: golden, replayed, spoiled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from accel.amd import pm4
 from accel.amd.device import Device
@@ -50,7 +46,7 @@ def emitted(found: Trace) -> set[str]:
     return {line.split()[0] for line in trace.listing(found) if not line.endswith(":")}
 
 
-def test_every_packet_the_tiers_send_is_tried(name: str) -> None:
+def test_every_packet_the_tiers_send_is_tried(name):
     """All opcodes but those of the other tier, and those that only tests send."""
     elsewhere = {"NOP", "WAIT_REG_MEM", "PROTECTED_FENCE_SIGNAL"}
     assert emitted(traced(name)) == {opcode.name for opcode in Opcode} - elsewhere
@@ -66,9 +62,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("broken", BROKEN)
-def test_a_packet_that_is_not_understood(
-    broken: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_packet_that_is_not_understood(broken, name, monkeypatch):
     """Negative control: firmware that passes over one; the tier does not start, names the test,
     and leaves nothing."""
     packet = CommandProcessor._packet
@@ -87,13 +81,13 @@ def test_a_packet_that_is_not_understood(
     assert kernel.leaked == []
 
 
-def test_a_fence_of_the_driver_that_does_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fence_of_the_driver_that_does_not_come(monkeypatch):
     monkeypatch.setattr("accel.amd.sim.fake_gpu.FakeQueue.signal", lambda self: None)
     with pytest.raises(TierUnavailable, match="PROTECTED_FENCE_SIGNAL"):
         AmdTier(kernel=FakeKernel(), tier="t2")
 
 
-def test_a_trace_is_replayed_byte_for_byte(name: str, tmp_path: Path) -> None:
+def test_a_trace_is_replayed_byte_for_byte(name, tmp_path):
     """From its file, in memory that is its own; and made again it is the same."""
     found = traced(name)
     path = tmp_path / "packets.trace"
@@ -112,7 +106,7 @@ def changed(found: Trace, number: int, **fields: np.ndarray) -> Trace:
     return Trace(found.tier, found.device, found.flags, kept)
 
 
-def test_a_trace_that_differs(name: str) -> None:
+def test_a_trace_that_differs(name):
     """Negative controls: a word, a byte of memory, a digest, a cut packet, a wait."""
     found = traced(name, 4)
     assert replay(found) is None
@@ -134,7 +128,7 @@ def test_a_trace_that_differs(name: str) -> None:
         assert problem in difference.problem
 
 
-def test_what_is_no_trace(tmp_path: Path) -> None:
+def test_what_is_no_trace(tmp_path):
     path = tmp_path / "other"
     for data in (b"", b"PK\3\4", b"x" * 100):
         path.write_bytes(data)
@@ -198,12 +192,12 @@ def named(where: str, words: Sequence[int]) -> list[str]:
     return [f"{where}: {shown(*packet)}" for packet in packets_of(words)]
 
 
-def test_a_step_word_for_word(name: str, snapshot: SnapshotAssertion) -> None:
+def test_a_step_word_for_word(name, snapshot):
     """The stream of both tiers; with pytest --snapshot-update it is written anew."""
     assert step_stream(name) == snapshot
 
 
-def test_a_buffer_begun_is_ended_first() -> None:
+def test_a_buffer_begun_is_ended_first():
     """A queue that does a packet at a time goes on inside the buffer."""
     found = traced("t1", 2)
     memory = trace._memory(found)
@@ -232,7 +226,7 @@ def test_a_buffer_begun_is_ended_first() -> None:
         (pm4.signal_driver(), "belongs to user queues"),
     ],
 )
-def test_conditions_that_are_refused(words: pm4.Words, problem: str) -> None:
+def test_conditions_that_are_refused(words, problem):
     memory = MemoryView(np.zeros(1 << 14, np.uint8), 0)
     memory.map(0, 1 << 14, True)
     processor = CommandProcessor(memory)

@@ -1,9 +1,5 @@
 """What a step costs on paper is what the simulated GPU counts."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from accel.amd.sim.fake_kernel import FakeKernel
@@ -16,22 +12,19 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.amd.conftest import OpenTier
 
 LIMITS = Limits(1, 32, 2, step_tokens=2, step_rows=1)
 LENGTH = 4
 
 
 @pytest.fixture(scope="module")
-def paper(tiny_model_path: Path) -> Paper:
+def paper(tiny_model_path) -> Paper:
     """A step of one token."""
     return Paper(open_model(tiny_model_path).graph(LIMITS), 1, LENGTH)
 
 
 @pytest.mark.soak
-def test_instructions_are_those_a_step_executes(
-    paper: Paper, open_amd: OpenTier, tiny_model_path: Path
-) -> None:
+def test_instructions_are_those_a_step_executes(paper, open_amd, tiny_model_path):
     """As many launches, and but for what depends on data as many instructions."""
     kernel = FakeKernel()
     tier = open_amd(kernel, native=True)
@@ -50,7 +43,7 @@ def test_instructions_are_those_a_step_executes(
     assert more - some == pytest.approx(counted, rel=0.1)
 
 
-def test_bytes_of_products_are_those_of_the_weights(paper: Paper) -> None:
+def test_bytes_of_products_are_those_of_the_weights(paper):
     """Each weight of a matrix is read once in a step."""
     products = [cost for cost in paper.costs() if cost.kernel.startswith("matmul")]
     matrices = [
@@ -65,7 +58,7 @@ def test_bytes_of_products_are_those_of_the_weights(paper: Paper) -> None:
 COST = PacketCost("kernel", 64, 512, 8, 1 << 20, 1 << 24, 0, True)
 
 
-def test_the_longest_of_three_counts() -> None:
+def test_the_longest_of_three_counts():
     """Bytes, instructions or the instructions of a wave; then launching and waiting."""
     card = Card()
     limits = COST.limits(card)
@@ -78,6 +71,6 @@ def test_the_longest_of_three_counts() -> None:
 
 
 @pytest.mark.soak
-def test_the_document_is_what_is_counted() -> None:
+def test_the_document_is_what_is_counted():
     """With the kernels of now; python -m harness.amd_performance --write renews it."""
     assert DOCUMENT.read_text() == "\n".join(report(MODELS, Card())) + "\n"

@@ -1,7 +1,5 @@
 """Packets word for word."""
 
-from __future__ import annotations
-
 from accel.amd import pm4
 from tests.amd.code import wait_memory
 
@@ -29,7 +27,7 @@ def read(text: str) -> list[int]:
     return [int(word, 16) for word in text.split()]
 
 
-def test_a_launch_with_everything_around_it() -> None:
+def test_a_launch_with_everything_around_it():
     writer = pm4.Writer()
     writer.put(pm4.acquire_memory())
     writer.dispatch(LAUNCH)
@@ -39,13 +37,13 @@ def test_a_launch_with_everything_around_it() -> None:
     assert len(writer.words) == 57
 
 
-def test_what_goes_into_a_ring() -> None:
+def test_what_goes_into_a_ring():
     assert pm4.indirect_buffer(BUFFER, 57) == read("c0023f00 00004000 00007f00 00800039")
     assert wait_memory(FENCE, 1) == read("c0053c00 15 00003000 00007f00 1 ffffffff 4")
     assert pm4.release_memory(FENCE, 7)[2:] == read("40000000 3000 7f00 7 0 0")
 
 
-def test_registers_that_stay_the_same_are_not_written_again() -> None:
+def test_registers_that_stay_the_same_are_not_written_again():
     writer = pm4.Writer()
     writer.dispatch(LAUNCH)
     before = len(writer.words)

@@ -1,11 +1,7 @@
 """What goes wrong while a tier runs, what keeps steps apart, and what steps are made of."""
 
-from __future__ import annotations
-
 import errno
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +28,7 @@ from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
 from tests.amd.code import shipped, wait_memory
-from tests.amd.conftest import DRIVERS, OpenTier
+from tests.amd.conftest import DRIVERS
 from tests.model_runs import FEW
 from tests.patience import PATIENCE_SECONDS
 
@@ -40,20 +36,18 @@ DEPENDENT = next(case for case in all_cases(1) if case.opcode is Opcode.RMS_NORM
 """An opcode whose launches read what those before them wrote."""
 
 
-def test_two_launches_that_depend(tier: AmdTier) -> None:
+def test_two_launches_that_depend(tier):
     """On a GPU that checks what a launch may see."""
     assert compare(tier, DEPENDENT) == {}
 
 
-def test_a_step_without_launches(tier: AmdTier) -> None:
+def test_a_step_without_launches(tier):
     """Its fence comes."""
     run_barrier(tier)
 
 
 @pytest.mark.parametrize("left_out", ["wait_for_launches", "acquire_memory"])
-def test_a_flush_or_an_acquire_that_is_missing_is_noticed(
-    open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch, left_out: str
-) -> None:
+def test_a_flush_or_an_acquire_that_is_missing_is_noticed(open_amd, monkeypatch, left_out):
     """Negative control: the packet is left out between the launches of a step."""
     tier = open_amd(FakeKernel(Behaviour(checked=True)), native=True)
     monkeypatch.setattr(launcher.pm4, left_out, lambda *_: [])
@@ -61,7 +55,7 @@ def test_a_flush_or_an_acquire_that_is_missing_is_noticed(
         compare(tier, DEPENDENT)
 
 
-def test_a_cut_buffer_is_noticed(open_amd: OpenTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cut_buffer_is_noticed(open_amd, monkeypatch):
     """Negative control: the last word of a step is not sent."""
     tier = open_amd()
     whole = pm4.indirect_buffer
@@ -70,9 +64,7 @@ def test_a_cut_buffer_is_noticed(open_amd: OpenTier, monkeypatch: pytest.MonkeyP
         compare(tier, DEPENDENT)
 
 
-def test_a_queue_that_hangs_is_given_up(
-    open_amd: OpenTier, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_that_hangs_is_given_up(open_amd, name, monkeypatch):
     """The step waits for memory that nobody writes; the tier is lost from then on, and its queue
     is taken from it."""
     kernel = FakeKernel()
@@ -94,7 +86,7 @@ def test_a_queue_that_hangs_is_given_up(
         compare(tier, DEPENDENT)
 
 
-def test_out_of_memory_names_the_buffer(open_amd: OpenTier) -> None:
+def test_out_of_memory_names_the_buffer(open_amd):
     """And the tier goes on."""
     tier = open_amd()
     device = tier._device
@@ -113,7 +105,7 @@ def test_out_of_memory_names_the_buffer(open_amd: OpenTier) -> None:
         ({"scratch_bytes": 16}, "16 bytes of scratch"),
     ],
 )
-def test_a_kernel_that_cannot_be_launched_is_refused(change: dict[str, Any], problem: str) -> None:
+def test_a_kernel_that_cannot_be_launched_is_refused(change, problem):
     """A kernel of another GPU, of wide waves and with scratch memory; the shipped one is taken."""
     kernel = shipped("rope")
     assert checked(kernel, GpuTarget.GFX1201) is kernel
@@ -121,7 +113,7 @@ def test_a_kernel_that_cannot_be_launched_is_refused(change: dict[str, Any], pro
         checked(replace(kernel, **change), GpuTarget.GFX1201)
 
 
-def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
+def test_a_fault_says_where(open_amd, name):
     """A buffer that is gone while packets still read it: the address, the launch, nothing kept."""
     kernel = FakeKernel()
     tier = open_amd(kernel, name)
@@ -135,9 +127,7 @@ def test_a_fault_says_where(open_amd: OpenTier, name: str) -> None:
     assert kernel.leaked == []
 
 
-def test_a_damaged_installation_is_said_to_be_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
-) -> None:
+def test_a_damaged_installation_is_said_to_be_one(monkeypatch, tmp_path):
     monkeypatch.setattr("accel.amd.program.folder_of", lambda gpu: tmp_path)
     kernel = FakeKernel()
     with pytest.raises(TierUnavailable, match="install zinc-rt again"):
@@ -159,7 +149,7 @@ class Answering(ProbeCase):
 
 
 @pytest.mark.parametrize("wrong", ["divide", "root"])
-def test_what_the_gpu_gets_wrong_integers_do(tier: AmdTier, wrong: str) -> None:
+def test_what_the_gpu_gets_wrong_integers_do(tier, wrong):
     runtime = tier._runtime
     asked = Answering(runtime.device, runtime.queue, runtime.modules)
     Answering.wrong, Answering.always = wrong, False
@@ -169,14 +159,14 @@ def test_what_the_gpu_gets_wrong_integers_do(tier: AmdTier, wrong: str) -> None:
         divides_exactly(asked)
 
 
-def test_what_has_no_remedy_refuses_the_gpu(tier: AmdTier) -> None:
+def test_what_has_no_remedy_refuses_the_gpu(tier):
     runtime = tier._runtime
     Answering.wrong, Answering.always = "contraction", False
     with pytest.raises(TierUnavailable, match="does not compute exactly: contraction"):
         divides_exactly(Answering(runtime.device, runtime.queue, runtime.modules))
 
 
-def test_an_error_of_the_system_is_the_contracts(open_amd: OpenTier) -> None:
+def test_an_error_of_the_system_is_the_contracts(open_amd):
     kernel = FakeKernel()
     tier = open_amd(kernel)
     kernel.behaviour.errors["MAP_MEMORY_TO_GPU"] = errno.EINVAL
@@ -198,9 +188,7 @@ LIMITS = Limits(64, 64, 256, step_tokens=128, step_rows=64)
         (SPLIT_TOKENS + 1, "matmul_tiles", "flash_attn_batched"),
     ],
 )
-def test_kernels_by_tokens(
-    tiny_model_path: Path, tokens: int, product: str, attention: str
-) -> None:
+def test_kernels_by_tokens(tiny_model_path, tokens, product, attention):
     """Of quantized layers; without matrix instructions packed dots stay."""
     graph = open_model(tiny_model_path).graph(LIMITS)
     bucket = ShapeKey(tokens, min(tokens, 64))
@@ -210,16 +198,14 @@ def test_kernels_by_tokens(
     assert "matmul_tiles" not in plain
 
 
-def test_a_form_for_every_choice() -> None:
+def test_a_form_for_every_choice():
     """So that a step of 16 slots is not one of many tokens."""
     assert [bucket.tokens for bucket in buckets_of(ShapeKey(128, 64))] == [1, 4, SPLIT_TOKENS, 128]
     assert [bucket.tokens for bucket in buckets_of(ShapeKey(2, 2))] == [1, 2]
 
 
 @pytest.mark.parametrize("driver", ["amdkfd", pytest.param("user queues", marks=pytest.mark.soak)])
-def test_steps_in_steady_state_make_no_system_call(
-    open_amd: OpenTier, kernel: FakeKernel, tiny_model_path: Path, driver: str
-) -> None:
+def test_steps_in_steady_state_make_no_system_call(open_amd, kernel, tiny_model_path, driver):
     """Decode without the host between the steps is ring writes and doorbells, once every form has
     been recorded; every launch saw what those before it wrote."""
     model = open_model(tiny_model_path)

@@ -3,8 +3,6 @@
 Needs a checkout of https://github.com/tinygrad/tinygrad (its wheel has no tests), whose folder
 ZINC_RT_TINYGRAD names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -47,7 +45,7 @@ def gone_through(trace: Trace, path: Path) -> int:
     return int(done.stdout)
 
 
-def test_packets(tmp_path: Path) -> None:
+def test_packets(tmp_path):
     """Those of the packet tests; a digest changed is noticed."""
     trace = traced("t1")
     count = len(trace.submissions)
@@ -56,7 +54,7 @@ def test_packets(tmp_path: Path) -> None:
     assert gone_through(other, tmp_path / "changed.npz") == 6
 
 
-def test_an_op_of_several_launches(tmp_path: Path) -> None:
+def test_an_op_of_several_launches(tmp_path):
     """A step of a norm and two products: recording, buffer, waits between launches, fence."""
     kernel = FakeKernel()
     with AmdTier(kernel=kernel) as tier:

@@ -1,7 +1,5 @@
 """``zinc-rt asm`` and ``zinc-rt pm4-test``."""
 
-from __future__ import annotations
-
 import re
 import tarfile
 from collections.abc import Callable
@@ -54,7 +52,7 @@ MODE = ".amdhsa_float_denorm_mode_32 3"
 
 
 @pytest.fixture
-def told(capsys: pytest.CaptureFixture[str]) -> Told:
+def told(capsys) -> Told:
     """``told(*words)`` is a command's exit code and what it printed."""
 
     def run(*words: object) -> tuple[int, str, str]:
@@ -65,7 +63,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> Told:
     return run
 
 
-def test_a_kernel_of_the_dialect_is_that_of_the_package(told: Told, tmp_path: Path) -> None:
+def test_a_kernel_of_the_dialect_is_that_of_the_package(told, tmp_path):
     """Compiled from its text, beside other files: the same bytes."""
     need_program(COMPILER)
     for name, file, more in (
@@ -81,7 +79,7 @@ def test_a_kernel_of_the_dialect_is_that_of_the_package(told: Told, tmp_path: Pa
         assert f"{file.removesuffix('.integer')}" in out
 
 
-def test_assembly_becomes_a_kernel(told: Told, tmp_path: Path) -> None:
+def test_assembly_becomes_a_kernel(told, tmp_path):
     need_program(COMPILER)
     source = tmp_path / "store.s"
     source.write_text(ASSEMBLY.format(wait=WAIT, more=MODE))
@@ -110,7 +108,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_assembly_that_is_refused(name: str, told: Told, tmp_path: Path) -> None:
+def test_assembly_that_is_refused(name, told, tmp_path):
     """In one line that says what, and nothing is written."""
     need_program(COMPILER)
     wait, more, problem = REFUSED[name]
@@ -122,7 +120,7 @@ def test_assembly_that_is_refused(name: str, told: Told, tmp_path: Path) -> None
     assert not source.with_suffix(".zrt").exists()
 
 
-def test_input_that_is_no_kernel(told: Told, tmp_path: Path) -> None:
+def test_input_that_is_no_kernel(told, tmp_path):
     need_program(COMPILER)
     for name, text, words, problem in (
         ("a.txt", b"", (), "ends in none of"),
@@ -149,7 +147,7 @@ def test_input_that_is_no_kernel(told: Told, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["add", "flash_attn", "matmul_row.q4_k"])
-def test_a_listing_has_every_instruction(name: str) -> None:
+def test_a_listing_has_every_instruction(name):
     """Words of all the code in order."""
     kernel = shipped(name)
     lines = [line.strip() for line in listing(kernel)]
@@ -162,18 +160,18 @@ def test_a_listing_has_every_instruction(name: str) -> None:
         assert instruction.name in line
 
 
-def test_registers_by_name() -> None:
+def test_registers_by_name():
     registers = {0, 1, 5, 106, 107, 108, 124, 126, *(VECTOR_OFFSET + n for n in (3, 4))}
     assert spans(registers) == "s[0:1] s5 vcc vcc_hi ttmp0 null exec v[3:4]"
 
 
-def test_waves_that_fit() -> None:
+def test_waves_that_fit():
     """By registers in steps of 24, by group memory of a unit with two SIMDs."""
     assert all(1 <= occupancy(kernel) <= 16 for kernel in some_shipped(7))
     assert occupancy(shipped("add")) == 16
 
 
-def test_packets_are_tried_recorded_and_replayed(told: Told, tmp_path: Path, name: str) -> None:
+def test_packets_are_tried_recorded_and_replayed(told, tmp_path, name):
     path = tmp_path / "packets.trace"
     code, out, _ = told("pm4-test", "--tier", name, "--device", "simulated", "--record", path)
     assert code == 0
@@ -196,15 +194,13 @@ def test_packets_are_tried_recorded_and_replayed(told: Told, tmp_path: Path, nam
     assert told("pm4-test", "--replay", __file__)[2].startswith("error: ")
 
 
-def test_packets_of_a_gpu_that_is_not_there(told: Told, name: str) -> None:
+def test_packets_of_a_gpu_that_is_not_there(told, name):
     code, _, err = told("pm4-test", "--tier", name, "--device", "no such card")
     assert code == 2
     assert err.startswith("error: ")
 
 
-def test_conformance_of_the_simulated_gpu(
-    told: Told, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conformance_of_the_simulated_gpu(told, tmp_path, name, monkeypatch):
     """Its package says what it is; a check that opens a tier of its own opens the same."""
     opened: list[str] = []
 

@@ -1,7 +1,5 @@
 """Requests and structures are those of the system's header."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,7 @@ def structure(ffi: cffi.FFI, request: Request) -> Any:
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=lambda request: request.name)
-def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> None:
+def test_a_structure_is_the_headers(declared, request_):
     """Offsets and size of every field that is used, and the size in the request's number."""
     found = structure(declared, request_)
     if found is None:
@@ -57,7 +55,7 @@ def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> No
     assert request_.number >> 16 & 0x3FFF == request_.dtype.itemsize
 
 
-def test_numbers_are_the_headers() -> None:
+def test_numbers_are_the_headers():
     """Direction, letter and number of every request it has."""
     text = header_text()
     letter = ord("K")
@@ -75,7 +73,7 @@ def test_numbers_are_the_headers() -> None:
     assert checked >= len(REQUESTS) - len(GREW)
 
 
-def test_an_event_and_the_flags_of_memory_are_the_headers(declared: cffi.FFI) -> None:
+def test_an_event_and_the_flags_of_memory_are_the_headers(declared):
     event = declared.typeof("struct kfd_event_data")
     fault = declared.typeof("struct kfd_hsa_memory_exception_data")
     assert declared.sizeof(event) == uapi.EVENT_DATA.itemsize

@@ -1,7 +1,5 @@
 """Requests and structures of the graphics driver are those of Linux's headers."""
 
-from __future__ import annotations
-
 import re
 
 import cffi
@@ -12,20 +10,15 @@ from accel.amd.uapi import Request
 from tests.amd.headers import declarations, drm_header, same_fields
 
 STRUCTURES = {
-    "VERSION": "struct drm_version",
-    "GEM_CLOSE": "struct drm_gem_close",
-    "SYNCOBJ_CREATE": "struct drm_syncobj_create",
-    "SYNCOBJ_DESTROY": "struct drm_syncobj_destroy",
+    "VERSION": "struct drm_version", "GEM_CLOSE": "struct drm_gem_close",
+    "SYNCOBJ_CREATE": "struct drm_syncobj_create", "SYNCOBJ_DESTROY": "struct drm_syncobj_destroy",
     "SYNCOBJ_WAIT": "struct drm_syncobj_wait",
     "SYNCOBJ_TIMELINE_WAIT": "struct drm_syncobj_timeline_wait",
-    "GEM_CREATE": "union drm_amdgpu_gem_create",
-    "GEM_MMAP": "union drm_amdgpu_gem_mmap",
-    "CTX": "union drm_amdgpu_ctx",
-    "INFO": "struct drm_amdgpu_info",
-    "GEM_VA": "struct drm_amdgpu_gem_va",
-    "USERQ": "union drm_amdgpu_userq",
+    "GEM_CREATE": "union drm_amdgpu_gem_create", "GEM_MMAP": "union drm_amdgpu_gem_mmap",
+    "CTX": "union drm_amdgpu_ctx", "INFO": "struct drm_amdgpu_info",
+    "GEM_VA": "struct drm_amdgpu_gem_va", "USERQ": "union drm_amdgpu_userq",
     "USERQ_SIGNAL": "struct drm_amdgpu_userq_signal",
-}
+}  # fmt: skip
 IN = {
     "GEM_CREATE": "struct drm_amdgpu_gem_create_in",
     "GEM_MMAP": "struct drm_amdgpu_gem_mmap_in",
@@ -48,7 +41,7 @@ def text() -> str:
 
 
 @pytest.fixture(scope="module")
-def declared(text: str) -> cffi.FFI:
+def declared(text) -> cffi.FFI:
     """Their structures that matter here."""
     names = [*STRUCTURES.values(), *IN.values(), *(name for name, _ in ANSWERS.values())]
     parts = (
@@ -60,7 +53,7 @@ def declared(text: str) -> cffi.FFI:
 
 
 @pytest.mark.parametrize("request_", drm.REQUESTS, ids=lambda request: request.name)
-def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> None:
+def test_a_structure_is_the_headers(declared, request_):
     whole = declared.typeof(STRUCTURES[request_.name])
     assert declared.sizeof(whole) == request_.dtype.itemsize
     sent = declared.typeof(IN.get(request_.name, STRUCTURES[request_.name]))
@@ -73,7 +66,7 @@ def test_a_structure_is_the_headers(declared: cffi.FFI, request_: Request) -> No
     same_fields(declared, sent, layout)
 
 
-def test_numbers_are_the_headers(text: str) -> None:
+def test_numbers_are_the_headers(text):
     """Direction, letter, number and size of every request."""
     base = int(re.search(r"DRM_COMMAND_BASE\s+(0x\w+)", text)[1], 16)  # type: ignore[index]
     own = dict(re.findall(r"#define DRM_AMDGPU_(\w+)\s+(0x\w+)", text))
@@ -91,14 +84,14 @@ def test_numbers_are_the_headers(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_an_answer_is_the_headers(declared: cffi.FFI, name: str) -> None:
+def test_an_answer_is_the_headers(declared, name):
     structure, layout = ANSWERS[name]
     found = declared.typeof(structure)
     assert declared.sizeof(found) <= layout.itemsize
     same_fields(declared, found, layout)
 
 
-def test_memory_and_results_are_the_headers(declared: cffi.FFI) -> None:
+def test_memory_and_results_are_the_headers(declared):
     """Sizes of heaps; where the results of unions lie; a descriptor is an address."""
     memory = "struct drm_amdgpu_memory_info"
     assert declared.sizeof(memory) == drm.MEMORY.itemsize
@@ -116,22 +109,15 @@ def test_memory_and_results_are_the_headers(declared: cffi.FFI) -> None:
 
 
 CONSTANTS = {
-    "AMDGPU_INFO_HW_IP_INFO": drm.Query.HW_IP_INFO,
-    "AMDGPU_INFO_DEV_INFO": drm.Query.DEV_INFO,
-    "AMDGPU_INFO_MEMORY": drm.Query.MEMORY,
-    "AMDGPU_INFO_GPUVM_FAULT": drm.Query.GPUVM_FAULT,
-    "AMDGPU_INFO_UQ_FW_AREAS": drm.Query.UQ_FW_AREAS,
-    "AMDGPU_GEM_DOMAIN_GTT": drm.Domain.GTT,
-    "AMDGPU_GEM_DOMAIN_VRAM": drm.Domain.VRAM,
-    "AMDGPU_GEM_DOMAIN_DOORBELL": drm.Domain.DOORBELL,
-    "AMDGPU_VA_OP_MAP": drm.VA_MAP,
-    "AMDGPU_CTX_OP_ALLOC_CTX": drm.CTX_ALLOC,
-    "AMDGPU_CTX_OP_FREE_CTX": drm.CTX_FREE,
-    "AMDGPU_CTX_OP_QUERY_STATE2": drm.CTX_QUERY_STATE2,
-    "AMDGPU_USERQ_OP_CREATE": drm.USERQ_CREATE,
-    "AMDGPU_USERQ_OP_FREE": drm.USERQ_FREE,
+    "AMDGPU_INFO_HW_IP_INFO": drm.Query.HW_IP_INFO, "AMDGPU_INFO_DEV_INFO": drm.Query.DEV_INFO,
+    "AMDGPU_INFO_MEMORY": drm.Query.MEMORY, "AMDGPU_INFO_GPUVM_FAULT": drm.Query.GPUVM_FAULT,
+    "AMDGPU_INFO_UQ_FW_AREAS": drm.Query.UQ_FW_AREAS, "AMDGPU_GEM_DOMAIN_GTT": drm.Domain.GTT,
+    "AMDGPU_GEM_DOMAIN_VRAM": drm.Domain.VRAM, "AMDGPU_GEM_DOMAIN_DOORBELL": drm.Domain.DOORBELL,
+    "AMDGPU_VA_OP_MAP": drm.VA_MAP, "AMDGPU_CTX_OP_ALLOC_CTX": drm.CTX_ALLOC,
+    "AMDGPU_CTX_OP_FREE_CTX": drm.CTX_FREE, "AMDGPU_CTX_OP_QUERY_STATE2": drm.CTX_QUERY_STATE2,
+    "AMDGPU_USERQ_OP_CREATE": drm.USERQ_CREATE, "AMDGPU_USERQ_OP_FREE": drm.USERQ_FREE,
     "AMDGPU_HW_IP_COMPUTE": drm.IP_COMPUTE,
-}
+}  # fmt: skip
 SHIFTED = {
     "AMDGPU_GEM_CREATE_CPU_ACCESS_REQUIRED": drm.Create.CPU_ACCESS_REQUIRED,
     "AMDGPU_GEM_CREATE_COHERENT": drm.Create.COHERENT,
@@ -144,7 +130,7 @@ SHIFTED = {
 }
 
 
-def test_constants_are_the_headers(text: str) -> None:
+def test_constants_are_the_headers(text):
     for name, value in CONSTANTS.items():
         found = re.search(rf"#define {name}\s+(0x\w+|\d+)", text)
         assert found is not None, name
@@ -155,7 +141,7 @@ def test_constants_are_the_headers(text: str) -> None:
         assert 1 << int(found[1]) == value, name
 
 
-def test_an_offset_that_is_wrong_is_noticed(declared: cffi.FFI) -> None:
+def test_an_offset_that_is_wrong_is_noticed(declared):
     """Negative control: two fields changed over."""
     wrong = Request("GEM_VA", 0x40406448, 64, "u32 handle@8, u32 operation@0")
     with pytest.raises(AssertionError):

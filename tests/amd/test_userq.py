@@ -1,7 +1,5 @@
 """User queues: what is missing is said, and the simulated driver refuses what the real one does."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -28,7 +26,7 @@ from tests.patience import PATIENCE_SECONDS
     [Behaviour(errors={"INFO UQ_FW_AREAS": errno.EINVAL}), Behaviour(errors={"INFO DEV_INFO": 5})],
     ids=["areas", "engines"],
 )
-def test_questions_an_older_kernel_does_not_answer(behaviour: Behaviour) -> None:
+def test_questions_an_older_kernel_does_not_answer(behaviour):
     """What counts is whether a queue can be had."""
     with AmdTier(kernel=FakeKernel(behaviour), tier="t2") as tier:
         assert tier.info.driver == "amdgpu 3.64"
@@ -62,9 +60,7 @@ class Spoiled(FakeKernel):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_queue_that_is_refused(
-    changes: dict[str, int], problem: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_queue_that_is_refused(changes, problem, monkeypatch):
     """Negative controls: one thing of a good request changed."""
     monkeypatch.setattr(Spoiled, "changes", changes)
     kernel = Spoiled()
@@ -83,7 +79,7 @@ def machine() -> Iterator[tuple[FakeKernel, Device]]:
     assert kernel.leaked == []
 
 
-def test_a_queue_says_goodbye(machine: tuple[FakeKernel, Device]) -> None:
+def test_a_queue_says_goodbye(machine):
     """The driver's own fence follows the last packet, and is waited for."""
     kernel, device = machine
     queue = Queue(device)
@@ -93,9 +89,7 @@ def test_a_queue_says_goodbye(machine: tuple[FakeKernel, Device]) -> None:
     assert (kernel.calls["USERQ_SIGNAL"], kernel.calls["SYNCOBJ_WAIT"]) == (1, 1)
 
 
-def test_a_fence_that_is_not_signalled(
-    machine: tuple[FakeKernel, Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fence_that_is_not_signalled(machine, monkeypatch):
     """Negative control: without the packet the driver does not know that the ring was read."""
     _, device = machine
     queue = Queue(device)
@@ -105,7 +99,7 @@ def test_a_fence_that_is_not_signalled(
     queue.close()
 
 
-def test_packets_of_the_other_tier_are_refused(machine: tuple[FakeKernel, Device]) -> None:
+def test_packets_of_the_other_tier_are_refused(machine):
     """INDIRECT_BUFFER of a user queue names the descriptor's address space."""
     _, device = machine
     queue = Queue(device)
@@ -117,9 +111,7 @@ def test_packets_of_the_other_tier_are_refused(machine: tuple[FakeKernel, Device
     queue.close()
 
 
-def test_memory_is_there_once_page_tables_have_it(
-    machine: tuple[FakeKernel, Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_is_there_once_page_tables_have_it(machine, monkeypatch):
     """Negative control: the wait for the timeline is left out."""
     _, device = machine
     queue = Queue(device)
@@ -139,7 +131,7 @@ def test_memory_is_there_once_page_tables_have_it(
     queue.close()
 
 
-def test_what_the_driver_refuses(machine: tuple[FakeKernel, Device]) -> None:
+def test_what_the_driver_refuses(machine):
     """Objects, addresses and fences of requests the tier does not make."""
     _, device = machine
     driver = device.driver
@@ -169,7 +161,7 @@ def test_what_the_driver_refuses(machine: tuple[FakeKernel, Device]) -> None:
     driver.call(drm.GEM_CLOSE, handle=doorbells)
 
 
-def test_a_lost_gpu_is_told(name: str) -> None:
+def test_a_lost_gpu_is_told(name):
     """Another program's fault resets the GPU; the tier says so and gives all back."""
     kernel = FakeKernel()
     tier = AmdTier(kernel=kernel, tier=name)

@@ -3,8 +3,6 @@
 Memory has to lie where the trace says, so that code can be given addresses as they are; hence a
 process of its own. Prints the number of the first submission after which memory differs, or ok."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import sys

@@ -1,7 +1,5 @@
 """The option that stores what is measured instead of judging it."""
 
-from __future__ import annotations
-
 import pytest
 
 

@@ -5,8 +5,6 @@ Ratios still depend on the kind of machine, so a baseline belongs to one process
 and set of devices; without a baseline there is no verdict. There is none either while other
 processes use the cores: run it on an idle machine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

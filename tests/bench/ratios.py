@@ -3,8 +3,6 @@
 The two times of a ratio are measured one after the other; the ratio is the median over the
 repetitions."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

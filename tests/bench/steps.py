@@ -1,7 +1,5 @@
 """Single steps of a model on a tier, for timing."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from contract.dtypes import F32

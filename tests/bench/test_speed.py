@@ -2,8 +2,6 @@
 
 Not part of the ordinary run: it needs an idle machine. ``ci/speed`` calls it."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -21,7 +19,6 @@ from tests.bench.gate import (
     this_machine,
 )
 from tests.bench.ratios import MEASUREMENTS, Bench, Measured, measure_ratio
-from tests.conftest import SyntheticModel
 from tests.needs import machine_lacks
 
 pytestmark = pytest.mark.speed
@@ -33,16 +30,14 @@ def machine() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def bench(synthetic_model: SyntheticModel) -> Iterator[Bench]:
+def bench(synthetic_model) -> Iterator[Bench]:
     """Four layers, 512 wide."""
     with ExitStack() as stack:
         yield Bench(synthetic_model("small", architecture="llama", quant="q4_k_m"), stack)
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
-def test_a_ratio_does_not_fall(
-    benchmark: Any, bench: Bench, machine: dict[str, Any], name: str, pytestconfig: pytest.Config
-) -> None:
+def test_a_ratio_does_not_fall(benchmark, bench, machine, name, pytestconfig):
     if name not in ratios_here(machine):
         machine_lacks(f"{MEASUREMENTS[name][0]} tier to measure")
 

@@ -1,7 +1,5 @@
 """A tiny model with random weights, damaged copies of it, and ways to run the command line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -36,20 +34,20 @@ Zinc = Callable[..., Result]
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_model(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_synthetic(path, SynthSpec(quant="q8_0", seed=3))
     return path
 
 
 @pytest.fixture
-def variant(tiny_model: Path, tmp_path: Path) -> Callable[[Change], Path]:
+def variant(tiny_model, tmp_path) -> Callable[[Change], Path]:
     """Writes a copy of the tiny model after ``change(metadata, tensors)``."""
     return partial(write_changed, tiny_model, tmp_path / "variant.gguf")
 
 
 @pytest.fixture(autouse=True)
-def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_surroundings(tmp_path, kernel_cache, monkeypatch) -> None:
     """No setting, cache or configuration file of the machine reaches a test.
 
     Kernels are built once for all tests: building takes longer than everything else here."""
@@ -65,7 +63,7 @@ def own_surroundings(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.Mon
 
 
 @pytest.fixture
-def zinc(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Zinc:
+def zinc(capsys, monkeypatch) -> Zinc:
     """Runs a command line in this process, with ``stdin`` piped in, if it is given."""
 
     def run(*words: object, stdin: bytes | None = None) -> Result:

@@ -1,7 +1,5 @@
 """A pseudo terminal: what a user types and sees."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

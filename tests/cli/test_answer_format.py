@@ -1,7 +1,5 @@
 """``run`` holds an answer to a schema, a grammar or a regular expression, as the server does."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -15,7 +13,7 @@ GRAMMAR = 'root ::= "yes" | "no"'
 
 
 @pytest.fixture
-def hold(zinc: Zinc, tiny_model: Path) -> Zinc:
+def hold(zinc, tiny_model) -> Zinc:
     """Runs a short prompt with further flags."""
 
     def run(*words: object) -> Result:
@@ -24,7 +22,7 @@ def hold(zinc: Zinc, tiny_model: Path) -> Zinc:
     return run
 
 
-def test_every_flag_holds_the_answer(hold: Zinc, tmp_path: Path) -> None:
+def test_every_flag_holds_the_answer(hold, tmp_path):
     """As a text and from a file, with and without a template; --json has the same text."""
     schema, grammar = tmp_path / "s.json", tmp_path / "g.gbnf"
     schema.write_text(SCHEMA)
@@ -45,7 +43,7 @@ def test_every_flag_holds_the_answer(hold: Zinc, tmp_path: Path) -> None:
         assert hold(flag, schema).out == hold("--json-schema", schema).out
 
 
-def test_any_object(hold: Zinc) -> None:
+def test_any_object(hold):
     assert hold("--format", "json").out.lstrip().startswith("{")
 
 
@@ -67,8 +65,8 @@ def test_any_object(hold: Zinc) -> None:
     ],
 )
 def test_errors_name_the_flag_and_the_file_before_a_model_is_opened(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str], said: str
-) -> None:
+    zinc, tmp_path, monkeypatch, words, said
+):
     monkeypatch.chdir(tmp_path)
     Path("bad.json").write_text("[1, 2")
     Path("empty.json").touch()
@@ -81,23 +79,21 @@ def test_errors_name_the_flag_and_the_file_before_a_model_is_opened(
         assert "response_format" not in result.err
 
 
-def test_what_a_vocabulary_cannot_do_names_the_flag(hold: Zinc) -> None:
+def test_what_a_vocabulary_cannot_do_names_the_flag(hold):
     for flag, value in (("--regex", "("), ("--json-schema", '{"type": "strin"}')):
         result = hold(flag, value)
         assert (result.code, result.out) == (2, "")
         assert result.err.startswith(f"error: {flag}: cannot be enforced: ")
 
 
-def test_a_text_that_fails_ends_its_line(hold: Zinc) -> None:
+def test_a_text_that_fails_ends_its_line(hold):
     """Of rules whose only text has no end, what is told follows what was printed."""
     result = hold("--grammar", 'root ::= "a" root')
     assert (result.code, result.out.strip("a")) == (2, "\n")
     assert "the grammar became too complex" in result.err
 
 
-def test_a_conversation_is_held_too(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_conversation_is_held_too(tiny_model, monkeypatch, capsys):
     monkeypatch.setattr("harness.cli.chat.piped_turns", lambda: iter(["hi", "and now?"]))
     assert main(["chat", "--model", str(tiny_model), "-q", "--regex", "yes|no"]) == 0
     assert set(capsys.readouterr().out.split()) <= {"yes", "no"}

@@ -1,12 +1,9 @@
 """Every class of bad input: one line, exit code 2, no traceback unless asked for."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import socket
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +14,7 @@ from harness.cli.main import main
 from reference.model import chat_template
 from reference.model.chat_template import TemplateLimits
 from tests.changed_models import Change
-from tests.cli.conftest import Result, Zinc, zinc_process
+from tests.cli.conftest import Result, zinc_process
 
 TEMPLATE = "tokenizer.chat_template"
 OUTPUT_NORM = "output_norm.weight"
@@ -57,11 +54,11 @@ def overflow(metadata: dict[str, Any], tensors: dict[str, Any]) -> None:
     data[:] = 3e38
 
 
-def test_nonexistent_model(zinc: Zinc) -> None:
+def test_nonexistent_model(zinc):
     refused(zinc("run", "hi", "--model", "no/such.gguf"), "no/such.gguf", "zinc-rt model list")
 
 
-def test_folder_as_model(zinc: Zinc, tmp_path: Path) -> None:
+def test_folder_as_model(zinc, tmp_path):
     refused(zinc("run", "hi", "--model", tmp_path), "is a folder; there is no GGUF file in it")
     (tmp_path / "model.safetensors").touch()
     refused(zinc("run", "hi", "--model", tmp_path), "is a folder; its model is not GGUF; convert")
@@ -70,7 +67,7 @@ def test_folder_as_model(zinc: Zinc, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 10, 3000, -100])
-def test_truncated_file(zinc: Zinc, tiny_model: Path, tmp_path: Path, kept: int) -> None:
+def test_truncated_file(zinc, tiny_model, tmp_path, kept):
     path = tmp_path / "cut.gguf"
     path.write_bytes(tiny_model.read_bytes()[:kept])
     refused(zinc("run", "hi", "--model", path), str(path))
@@ -106,25 +103,19 @@ def test_truncated_file(zinc: Zinc, tiny_model: Path, tmp_path: Path, kept: int)
         ),
     ],
 )
-def test_damaged_model(
-    zinc: Zinc,
-    variant: Callable[[Change], Path],
-    change: Change,
-    words: tuple[str, ...],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_damaged_model(zinc, variant, change, words, monkeypatch):
     limits = TemplateLimits(cpu_seconds=0.5)
     monkeypatch.setattr(chat_template, "TemplateLimits", lambda: limits)
     result = zinc("run", "hi", "--model", variant(change), "--json")
     refused(result, *words)
 
 
-def test_overflow_is_an_error_of_logits_too(zinc: Zinc, variant: Callable[[Change], Path]) -> None:
+def test_overflow_is_an_error_of_logits_too(zinc, variant):
     path = variant(overflow)
     refused(zinc("logits", "--prompt", "hi", "--model", path), "position 0")
 
 
-def test_prompt_longer_than_the_context(zinc: Zinc, tiny_model: Path) -> None:
+def test_prompt_longer_than_the_context(zinc, tiny_model):
     result = zinc("run", "--raw", "xyz " * 20, "--model", tiny_model, "--context", 16)
     refused(result, "80 tokens", "16", "larger context")
     ids = ",".join(["7"] * 17)
@@ -132,29 +123,29 @@ def test_prompt_longer_than_the_context(zinc: Zinc, tiny_model: Path) -> None:
     refused(result, "17 tokens", "16")
 
 
-def test_context_longer_than_the_models(zinc: Zinc, tiny_model: Path) -> None:
+def test_context_longer_than_the_models(zinc, tiny_model):
     for words in (("run", "hi", "--model"), ("inspect",), ("graph", "--model")):
         refused(zinc(*words, tiny_model, "--context", "2K"), "2048", "give at most that")
 
 
-def test_file_that_is_not_utf8(zinc: Zinc, tmp_path: Path) -> None:
+def test_file_that_is_not_utf8(zinc, tmp_path):
     path = tmp_path / "latin1.txt"
     path.write_bytes(b"caf\xe9 au lait")
     refused(zinc("run", "-f", path), str(path), "byte 3")
 
 
-def test_pipe_and_argument_that_are_not_utf8(zinc: Zinc, tiny_model: Path) -> None:
+def test_pipe_and_argument_that_are_not_utf8(zinc, tiny_model):
     result = zinc("run", "--model", tiny_model, stdin=b"ab\xff")
     refused(result, "standard input", "byte 2")
     words = ("run", "--model", str(tiny_model), os.fsdecode(b"a\xff"))
     refused(zinc_process(*words), "argument", "byte 1")
 
 
-def test_missing_prompt_file(zinc: Zinc, tmp_path: Path) -> None:
+def test_missing_prompt_file(zinc, tmp_path):
     refused(zinc("run", "-f", tmp_path / "none.txt"), "none.txt", "No such file")
 
 
-def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
+def test_empty_prompt(zinc, tmp_path, tiny_model):
     empty = tmp_path / "empty.txt"
     empty.write_text("\n")
     refused(zinc("run", ""), "prompt", "empty")
@@ -164,12 +155,12 @@ def test_empty_prompt(zinc: Zinc, tmp_path: Path, tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(("line", "said"), REFUSED, ids=[line for line, _ in REFUSED])
-def test_what_is_typed_is_refused(zinc: Zinc, tiny_model: Path, line: str, said: str) -> None:
+def test_what_is_typed_is_refused(zinc, tiny_model, line, said):
     words = (str(tiny_model) if word == "MODEL" else word for word in shlex.split(line))
     refused(zinc(*words), said)
 
 
-def test_a_port_that_is_taken(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_port_that_is_taken(zinc, tiny_model, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = zinc(
@@ -185,18 +176,18 @@ def test_a_port_that_is_taken(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> N
     assert said in result.err
 
 
-def test_token_id_outside_the_vocabulary(zinc: Zinc, tiny_model: Path) -> None:
+def test_token_id_outside_the_vocabulary(zinc, tiny_model):
     refused(zinc("logits", "--tokens", "1,320", "--model", tiny_model), "319")
     refused(zinc("logits", "--tokens", "9" * 5000), "token id")
 
 
-def test_output_that_cannot_be_written(zinc: Zinc, tiny_model: Path) -> None:
+def test_output_that_cannot_be_written(zinc, tiny_model):
     for words in (("logits", "--tokens", "1"), ("graph",)):
         result = zinc(*words, "--model", tiny_model, "--out", "/no/such/folder/file")
         refused(result, "--out", "/no/such/folder/file")
 
 
-def test_debug_shows_the_traceback(zinc: Zinc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_debug_shows_the_traceback(zinc, monkeypatch):
     words = ("run", "hi", "--model", "none.gguf")
     for result in (zinc(*words, "--debug"), zinc("--debug", *words)):
         assert result.code == 2
@@ -206,7 +197,7 @@ def test_debug_shows_the_traceback(zinc: Zinc, monkeypatch: pytest.MonkeyPatch) 
     assert zinc(*words).err.startswith("Traceback")
 
 
-def test_a_fault_of_the_program_is_one_line(zinc: Zinc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_program_is_one_line(zinc, monkeypatch):
     """Named, with control characters escaped, and exit code 1: it is not the input's fault."""
 
     def broken() -> None:
@@ -224,9 +215,7 @@ def test_a_fault_of_the_program_is_one_line(zinc: Zinc, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "said"), [("", ""), ("Unable to allocate", " (Unable to allocate)")]
 )
-def test_memory_that_the_system_refuses_is_no_fault(
-    zinc: Zinc, monkeypatch: pytest.MonkeyPatch, text: str, said: str
-) -> None:
+def test_memory_that_the_system_refuses_is_no_fault(zinc, monkeypatch, text, said):
     """Python and numpy raise MemoryError under a limit of the process."""
 
     def refused() -> None:
@@ -238,9 +227,7 @@ def test_memory_that_the_system_refuses_is_no_fault(
     assert (result.code, result.err) == (1, f"error: out of memory{said}; {advice}\n")
 
 
-def test_ctrl_c_anywhere_is_130(
-    zinc: Zinc, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_anywhere_is_130(zinc, monkeypatch, capsys):
     def interrupted() -> None:
         raise KeyboardInterrupt
 

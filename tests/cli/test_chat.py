@@ -1,16 +1,13 @@
 """``zinc-rt chat``: turns from a pipe and at a terminal."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 from contract.types import SamplingParams
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from tests.cli.conftest import Change, Zinc, zinc_process
+from tests.cli.conftest import zinc_process
 from tests.cli.terminal import terminal
 from tests.patience import PATIENCE_SECONDS
 
@@ -34,7 +31,7 @@ def lines_of(answers: list[str]) -> str:
     return "".join(text if text.endswith("\n") else f"{text}\n" for text in answers)
 
 
-def test_piped_lines_are_turns_with_history(tiny_model: Path) -> None:
+def test_piped_lines_are_turns_with_history(tiny_model):
     words = ("chat", "--model", tiny_model, "--max-tokens", 5)
     result = zinc_process(*words, stdin=b"hello\n\nand then?\n")
     assert result.code == 0
@@ -42,20 +39,20 @@ def test_piped_lines_are_turns_with_history(tiny_model: Path) -> None:
     assert result.err.count("prompt tokens") == 2
 
 
-def test_a_prompt_can_open_the_conversation(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_prompt_can_open_the_conversation(zinc, tiny_model):
     words = ("run", "hello", "--chat", "--model", tiny_model, "--max-tokens", 5)
     result = zinc(*words, stdin=b"and then?\n")
     assert result.out == lines_of(expected_answers(tiny_model, ["hello", "and then?"], 5))
 
 
-def test_reset_and_exit(zinc: Zinc, tiny_model: Path) -> None:
+def test_reset_and_exit(zinc, tiny_model):
     words = ("chat", "--model", tiny_model, "--max-tokens", 5)
     result = zinc(*words, stdin=b"hello\n/reset\nhello\n/exit\nunread\n")
     once = lines_of(expected_answers(tiny_model, ["hello"], 5))
     assert (result.code, result.out) == (0, once * 2)
 
 
-def test_system_prompt_starts_again(zinc: Zinc, tiny_model: Path) -> None:
+def test_system_prompt_starts_again(zinc, tiny_model):
     words = ("chat", "--model", tiny_model, "--max-tokens", 5)
     by_command = zinc(*words, stdin=b"hello\n/system Be brief.\nhello\n")
     by_flag = zinc(*words, "--system", "Be brief.", stdin=b"hello\n")
@@ -63,7 +60,7 @@ def test_system_prompt_starts_again(zinc: Zinc, tiny_model: Path) -> None:
     assert by_command.out != by_flag.out * 2
 
 
-def test_bad_bytes_in_a_pipe(zinc: Zinc, tiny_model: Path) -> None:
+def test_bad_bytes_in_a_pipe(zinc, tiny_model):
     words = ("chat", "--model", tiny_model, "--max-tokens", 2)
     result = zinc(*words, stdin=b"hi\nx\xff\n")
     assert result.code == 2
@@ -71,9 +68,7 @@ def test_bad_bytes_in_a_pipe(zinc: Zinc, tiny_model: Path) -> None:
     assert "line at byte 3: byte 1" in result.err
 
 
-def test_a_model_without_template_cannot_chat(
-    zinc: Zinc, variant: Callable[[Change], Path]
-) -> None:
+def test_a_model_without_template_cannot_chat(zinc, variant):
     path = variant(lambda metadata, tensors: metadata.pop("tokenizer.chat_template"))
     result = zinc("chat", "--model", path, stdin=b"hi\n")
     assert (result.code, result.out) == (2, "")
@@ -81,7 +76,7 @@ def test_a_model_without_template_cannot_chat(
     assert "--raw" in result.err
 
 
-def test_at_a_terminal(tiny_model: Path, hold: Path) -> None:
+def test_at_a_terminal(tiny_model, hold):
     """Ctrl-C stops an answer and not the program, Ctrl-D leaves; commands are explained."""
     words = ("chat", "--model", tiny_model, "--max-tokens", 900)
     with terminal(*words, hold=hold) as user:

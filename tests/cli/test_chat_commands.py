@@ -1,7 +1,5 @@
 """The commands of ``zinc-rt chat``: an answer again, taken back, saved, and read back."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -51,9 +49,7 @@ def talk(zinc: Zinc, model: Path, text: str, *words: object) -> Result:
     return result
 
 
-def test_retry_draws_with_the_next_seed_and_undo_takes_a_turn_back(
-    zinc: Zinc, tiny_model: Path
-) -> None:
+def test_retry_draws_with_the_next_seed_and_undo_takes_a_turn_back(zinc, tiny_model):
     """The history behind both is that of a conversation without them."""
     again = talk(zinc, tiny_model, "a\nb\n/retry\nc\n/undo\n/undo\n/set seed 0\nb\n").out
     plain = talk(zinc, tiny_model, "a\nb\n").out
@@ -63,7 +59,7 @@ def test_retry_draws_with_the_next_seed_and_undo_takes_a_turn_back(
     assert again == plain + shifted.removeprefix(first) + second
 
 
-def test_retry_at_temperature_0(zinc: Zinc, tiny_model: Path) -> None:
+def test_retry_at_temperature_0(zinc, tiny_model):
     """The same answer is not computed again, unless a setting changed."""
     lines = "/retry\nhello\n/retry\n/set max-tokens 3\n/regenerate\n"
     result = talk(zinc, tiny_model, lines, "--max-tokens", 5)
@@ -74,9 +70,7 @@ def test_retry_at_temperature_0(zinc: Zinc, tiny_model: Path) -> None:
     assert long.startswith(short)
 
 
-def test_a_conversation_goes_on_where_it_was_saved(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_conversation_goes_on_where_it_was_saved(zinc, tiny_model, tmp_path):
     saved = tmp_path / "talk.json"
     whole = talk(zinc, tiny_model, f"/system Be brief.\na\n/save {saved}\nb\n").out
     first = talk(zinc, tiny_model, "/system Be brief.\na\n").out
@@ -85,7 +79,7 @@ def test_a_conversation_goes_on_where_it_was_saved(
     assert roles == ["system", "user", "assistant"]
 
 
-def test_a_message_of_several_lines(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_message_of_several_lines(zinc, tiny_model, tmp_path):
     """It is one turn, never a command, whether its fences have lines of their own or not."""
     for number, fenced in enumerate((f'"""\n{BEHIND}\n"""', f'"""{BEHIND}"""')):
         saved = tmp_path / f"{number}.json"
@@ -94,7 +88,7 @@ def test_a_message_of_several_lines(zinc: Zinc, tiny_model: Path, tmp_path: Path
         assert result.err.count("prompt tokens") == 1
 
 
-def test_what_answers_is_shown(zinc: Zinc, tiny_model: Path) -> None:
+def test_what_answers_is_shown(zinc, tiny_model):
     """And ollama's way of naming a parameter is taken."""
     result = talk(zinc, tiny_model, "/show info\nhello\n/context\n/set parameter seed 4\n")
     shown = [
@@ -108,7 +102,7 @@ def test_what_answers_is_shown(zinc: Zinc, tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize("word", ["exit", "quit"])
-def test_a_word_leaves_a_terminal(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_word_leaves_a_terminal(word, monkeypatch):
     """Between fences it is a message."""
     typed = f'a\n\n"""\n{word}\n"""\n{word}\nb\n'
     monkeypatch.setattr("sys.stdin", io.StringIO(typed))
@@ -124,7 +118,7 @@ def test_a_word_leaves_a_terminal(word: str, monkeypatch: pytest.MonkeyPatch) ->
         ("/load no-such.json", "no-such.json cannot be read"),
     ],
 )
-def test_a_wrong_command_changes_nothing(line: str, said: str) -> None:
+def test_a_wrong_command_changes_nothing(line, said):
     chat = Chat(Echo(), resolve(Namespace(), RUN_SETTINGS, {}))
     chat.take("hello")
     before = chat.messages, chat.settings
@@ -133,7 +127,7 @@ def test_a_wrong_command_changes_nothing(line: str, said: str) -> None:
     assert (chat.messages, chat.settings) == before
 
 
-def test_what_is_forgotten_is_the_older_half_behind_the_system_prompt() -> None:
+def test_what_is_forgotten_is_the_older_half_behind_the_system_prompt():
     chat = Chat(Echo(), resolve(Namespace(system="Be brief."), RUN_SETTINGS, {}))
     for turn in "abcde":
         chat.take(turn)
@@ -144,13 +138,13 @@ def test_what_is_forgotten_is_the_older_half_behind_the_system_prompt() -> None:
         assert [one["content"] for one in chat.messages[2::2]] == list(left)
 
 
-def test_a_text_that_is_never_closed(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_text_that_is_never_closed(zinc, tiny_model):
     result = zinc("chat", "--model", tiny_model, stdin=b'"""hello\n')
     assert (result.code, result.out) == (2, "")
     assert 'ends in a text that begins with """' in result.err.splitlines()[-1]
 
 
-def test_what_was_saved_is_read_back_and_may_be_replaced(tmp_path: Path) -> None:
+def test_what_was_saved_is_read_back_and_may_be_replaced(tmp_path):
     path = tmp_path / "talk.json"
     path.touch()
     for messages in (TALK, [], TALK[:2]):
@@ -158,7 +152,7 @@ def test_what_was_saved_is_read_back_and_may_be_replaced(tmp_path: Path) -> None
         assert read_conversation(str(path)) == messages
 
 
-def test_a_private_conversation_stays_private(tmp_path: Path) -> None:
+def test_a_private_conversation_stays_private(tmp_path):
     """Also where it was saved under a name that is a link to it."""
     path, link = tmp_path / "talk.json", tmp_path / "link.json"
     for named in (path, link):
@@ -171,9 +165,7 @@ def test_a_private_conversation_stays_private(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [TemplateRefused("x", "no"), TemplateError("x", "no"), None])
-def test_a_turn_that_the_template_refuses_ends_no_conversation(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception | None
-) -> None:
+def test_a_turn_that_the_template_refuses_ends_no_conversation(monkeypatch, capsys, error):
     """At a terminal; a file of turns ends there. So may /system and /load lead to one."""
     partner = Refusing(error)
     settings = resolve(Namespace(), RUN_SETTINGS, {})
@@ -209,9 +201,7 @@ class Refusing(Echo):
 @pytest.mark.parametrize(
     "more", [{"model": "m"}, {"messages": [{"role": "user", "content": "a", "name": "b"}]}]
 )
-def test_a_request_with_more_in_it_is_read_and_not_lost(
-    tmp_path: Path, more: dict[str, object]
-) -> None:
+def test_a_request_with_more_in_it_is_read_and_not_lost(tmp_path, more):
     path = tmp_path / "request.json"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "a"}], **more}))
     before = path.read_bytes()
@@ -221,7 +211,7 @@ def test_a_request_with_more_in_it_is_read_and_not_lost(
     assert path.read_bytes() == before
 
 
-def test_a_full_disk_keeps_the_conversation_that_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_conversation_that_was_there(tmp_path):
     path = save_conversation(str(tmp_path / "talk.json"), TALK)
     longer = [*TALK, {"role": "user", "content": "a" * 10_000}]
     with largest_file(1000), pytest.raises(ConfigError, match="cannot be written"):
@@ -233,17 +223,13 @@ def test_a_full_disk_keeps_the_conversation_that_was_there(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "text",
     [
-        "my notes",
-        "{}",
-        "[" * 5000,
-        '{"messages": {}}',
-        '{"messages": ["hi"]}',
+        "my notes", "{}", "[" * 5000, '{"messages": {}}', '{"messages": ["hi"]}',
         '{"messages": [{"role": "tool", "content": "x"}]}',
         '{"messages": [{"role": "user", "content": null}]}',
         '{"messages": [{"role": "user", "content": "\\ud800"}]}',
     ],
-)
-def test_another_file_is_neither_read_nor_lost(tmp_path: Path, text: str) -> None:
+)  # fmt: skip
+def test_another_file_is_neither_read_nor_lost(tmp_path, text):
     path = tmp_path / "notes.txt"
     path.write_text(text)
     with pytest.raises(ConfigError, match="no conversation as /save writes it"):
@@ -253,7 +239,7 @@ def test_another_file_is_neither_read_nor_lost(tmp_path: Path, text: str) -> Non
     assert path.read_text() == text
 
 
-def test_what_is_no_file_is_not_written(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_written(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for name, said in (("pipe", "no conversation"), (".", "folder"), ("no/file", "not a folder")):
         with pytest.raises(ConfigError, match=said):

@@ -1,14 +1,11 @@
 """``zinc-rt chat --server``: the local chat, answered over HTTP."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,6 @@ from harness.host.options import SessionOptions
 from harness.serve.keys import new_key
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from tests.cli.conftest import Zinc
 from tests.cli.terminal import terminal
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
@@ -41,7 +37,7 @@ FLAGS = ("--max-tokens", 5, "--temperature", 0.8, "--seed", 4, "--stop", "zq")
 
 
 @pytest.fixture(scope="module")
-def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(tiny_model, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
     session = SessionOptions(tier="cpu", context=1024, slots=2)
     model = ModelOptions(session, "tiny", folder / "digests.json")
@@ -49,9 +45,7 @@ def server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield opened
 
 
-def test_the_answers_are_those_of_a_local_chat(
-    zinc: Zinc, server: Running, tiny_model: Path
-) -> None:
+def test_the_answers_are_those_of_a_local_chat(zinc, server, tiny_model):
     """Turn by turn, with the commands and the flags of a local chat."""
     local = zinc("chat", "--model", tiny_model, *FLAGS, stdin=TURNS)
     remote = zinc("chat", "--server", server.url, *FLAGS, stdin=TURNS)
@@ -61,17 +55,13 @@ def test_the_answers_are_those_of_a_local_chat(
     assert "tier     cpu on " in remote.err
 
 
-def test_the_server_holds_answers_to_a_format(
-    server: Running, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_server_holds_answers_to_a_format(server, monkeypatch, capsys):
     monkeypatch.setattr("harness.cli.chat.piped_turns", lambda: iter(["hello"]))
     assert main(["chat", "--server", server.url, "-q", "--grammar", 'root ::= "yes" | "no"']) == 0
     assert capsys.readouterr().out in ("yes\n", "no\n")
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_program(server, monkeypatch):
     """The server hears of it: its slot is free again, though the engine makes no more steps."""
     hold_steps(monkeypatch, 20)
     words = ("chat", "--server", server.url, "--max-tokens", 900, "--seed", 4)
@@ -92,9 +82,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
         assert user.process.wait(PATIENCE_SECONDS) == 0
 
 
-def test_a_key_is_sent_and_not_shown(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_key_is_sent_and_not_shown(zinc, tiny_model, tmp_path, monkeypatch):
     key = new_key()
     tenants = write_tenants(tmp_path, {"alice": key})
     model = ModelOptions(SessionOptions(tier="cpu", context=64), "tiny", tmp_path / "digests.json")
@@ -116,19 +104,19 @@ def test_a_key_is_sent_and_not_shown(
         ("http://127.0.0.1:99999", "not the address of a server"),
     ],
 )
-def test_nobody_there(zinc: Zinc, url: str, said: str) -> None:
+def test_nobody_there(zinc, url, said):
     result = zinc("chat", "--server", url, stdin=b"hi\n")
     assert result.code != 0
     assert said in result.err
     assert result.err.count("\n") == 1
 
 
-def test_recordings_are_of_a_local_model(zinc: Zinc, server: Running, tmp_path: Path) -> None:
+def test_recordings_are_of_a_local_model(zinc, server, tmp_path):
     words = ("chat", "--server", server.url, "--trace", tmp_path / "trace")
     assert "--trace" in zinc(*words, stdin=b"hi\n").err
 
 
-def test_a_server_that_cuts_its_answer(tmp_path: Path) -> None:
+def test_a_server_that_cuts_its_answer(tmp_path):
     """A stream without its last line is an error, not a short answer."""
     with subprocess.Popen([sys.executable, "-c", CUTS], stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None

@@ -1,11 +1,7 @@
 """``zinc-rt check``: whether this machine is ready, and the plan that ``run`` will make."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +15,6 @@ from harness.tiers import TIERS, TierStatus, open_tier, probe
 from reference.exact import elementary
 from reference.memory.planner import MemoryPlan
 from reference.model.gguf.writer import TensorSource
-from tests.cli.conftest import Change, Zinc
 from tests.needs import need_device
 
 KNOWN_TIERS = pytest.mark.usefixtures("known_tiers")
@@ -32,12 +27,12 @@ def statuses() -> list[TierStatus]:
 
 
 @pytest.fixture
-def known_tiers(statuses: list[TierStatus], monkeypatch: pytest.MonkeyPatch) -> None:
+def known_tiers(statuses, monkeypatch) -> None:
     """They are not opened for every check."""
     monkeypatch.setattr(findings, "probe", lambda: statuses)
 
 
-def test_check_is_ready_with_a_model(zinc: Zinc, tiny_model: Path) -> None:
+def test_check_is_ready_with_a_model(zinc, tiny_model):
     result = zinc("check", "--model", tiny_model)
     assert result.code == 0, result.out
     assert result.out.splitlines()[-1] == "READY"
@@ -54,9 +49,7 @@ PLANNED = [
 
 @KNOWN_TIERS
 @pytest.mark.parametrize(("tier", "words"), PLANNED)
-def test_check_plans_what_run_takes(
-    zinc: Zinc, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, tier: str, words: tuple[object]
-) -> None:
+def test_check_plans_what_run_takes(zinc, tiny_model, monkeypatch, tier, words):
     """The very plan: all of a budget of so many bytes, and a byte less is too little for both."""
     need_device(partial(open_tier, tier)).close()
     plans: list[MemoryPlan] = []
@@ -105,13 +98,7 @@ def _bad_template(metadata: dict[str, Any], tensors: dict[str, TensorSource]) ->
         (lambda metadata, tensors: None, ("--thinking", "on"), "thinking: "),
     ],
 )
-def test_what_run_refuses_check_says(
-    zinc: Zinc,
-    variant: Callable[[Change], Path],
-    change: Change,
-    words: tuple[object],
-    problem: str,
-) -> None:
+def test_what_run_refuses_check_says(zinc, variant, change, words, problem):
     path = variant(change)
     refused = zinc("run", "hi", "--model", path, *words)
     assert refused.code == 2
@@ -121,9 +108,7 @@ def test_what_run_refuses_check_says(
     assert refused.err.strip().removeprefix("error: ") in found.out
 
 
-def test_check_says_what_is_wrong_and_the_remedy(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_check_says_what_is_wrong_and_the_remedy(zinc, tiny_model, tmp_path):
     blocked = tmp_path / "file"
     blocked.write_text("")
     result = zinc("check", "--json", "--tier", "cuda", "--cache-dir", blocked / "cache")
@@ -141,7 +126,7 @@ def test_check_says_what_is_wrong_and_the_remedy(
 
 
 @KNOWN_TIERS
-def test_check_wants_the_default_model_pulled(zinc: Zinc) -> None:
+def test_check_wants_the_default_model_pulled(zinc):
     result = zinc("check")
     assert result.code == 1
     assert f"WRONG  model: {DEFAULT_ID}" in result.out
@@ -149,7 +134,7 @@ def test_check_wants_the_default_model_pulled(zinc: Zinc) -> None:
 
 
 @KNOWN_TIERS
-def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path) -> None:
+def test_check_finds_a_pulled_model_that_was_altered(zinc, tmp_path):
     entry = find(DEFAULT_ID)
     path = model_path(entry, tmp_path)
     path.parent.mkdir(parents=True)
@@ -162,32 +147,30 @@ def test_check_finds_a_pulled_model_that_was_altered(zinc: Zinc, tmp_path: Path)
 
 
 @KNOWN_TIERS
-def test_check_refuses_a_model_that_cannot_run(
-    zinc: Zinc, variant: Callable[[Change], Path]
-) -> None:
+def test_check_refuses_a_model_that_cannot_run(zinc, variant):
     path = variant(lambda metadata, tensors: metadata.update({"general.architecture": "gpt5"}))
     result = zinc("check", "--model", path)
     assert result.code == 1
     assert "gpt5" in result.out
 
 
-def test_this_machine_is_exact() -> None:
+def test_this_machine_is_exact():
     assert list(exactness.broken_rules()) == []
 
 
-def test_inexact_exp_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inexact_exp_is_noticed(monkeypatch):
     """The control: the C library's exp is found out."""
     monkeypatch.setattr(elementary, "exp", np.exp)
     assert list(exactness.broken_rules()) == ["exp differs from rule R2"]
 
 
-def test_wrong_fold_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_fold_is_noticed(monkeypatch):
     """The control: numpy's own order of summation is found out."""
     monkeypatch.setattr(exactness, "fold_segment", lambda values: values.cumsum()[-1])
     assert list(exactness.broken_rules()) == ["sums differ from rule R4"]
 
 
-def test_approximate_division_is_noticed() -> None:
+def test_approximate_division_is_noticed():
     """The control: a quotient through the reciprocal is not the rounded quotient."""
     a, b = exactness._samples(1), exactness._samples(2)
     approximate = a * (np.float32(1.0) / b)

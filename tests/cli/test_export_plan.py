@@ -1,12 +1,9 @@
 """``zinc-rt export-plan``: what it writes and prints, and paths and disks that refuse it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Zinc
 from tests.cli.test_bad_input import refused
 from tests.full_disk import largest_file
 
@@ -14,14 +11,14 @@ SIZES = ("--context", 64, "--threads", 2)
 
 
 @pytest.fixture
-def plans(tmp_path: Path) -> Path:
+def plans(tmp_path) -> Path:
     """The folder that plans are written to."""
     folder = tmp_path / "plans"
     folder.mkdir()
     return folder
 
 
-def test_a_plan_and_how_to_compile(zinc: Zinc, tiny_model: Path, plans: Path) -> None:
+def test_a_plan_and_how_to_compile(zinc, tiny_model, plans):
     """Two files, their sizes, and paths that are there."""
     plan = plans / "model.plan"
     result = zinc("export-plan", plan, "--model", tiny_model, *SIZES, "--slots", 3, "--all-logits")
@@ -37,7 +34,7 @@ def test_a_plan_and_how_to_compile(zinc: Zinc, tiny_model: Path, plans: Path) ->
     assert sorted(plans.iterdir()) == sorted([plan, plans / "model.plan.weights"])
 
 
-def test_paths_that_cannot_be_written(zinc: Zinc, tiny_model: Path, plans: Path) -> None:
+def test_paths_that_cannot_be_written(zinc, tiny_model, plans):
     """One line each, and nothing is left."""
     folder = plans / "folder"
     folder.mkdir()
@@ -53,9 +50,7 @@ def test_paths_that_cannot_be_written(zinc: Zinc, tiny_model: Path, plans: Path)
     assert not (plans / "p").exists()
 
 
-def test_a_full_disk_keeps_the_plan_that_was_there(
-    zinc: Zinc, tiny_model: Path, plans: Path
-) -> None:
+def test_a_full_disk_keeps_the_plan_that_was_there(zinc, tiny_model, plans):
     """The files of an earlier export stay whole."""
     plan = plans / "model.plan"
     words = ("export-plan", plan, "--model", tiny_model)
@@ -67,9 +62,7 @@ def test_a_full_disk_keeps_the_plan_that_was_there(
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_a_model_is_not_overwritten_by_a_plan(
-    zinc: Zinc, tiny_model: Path, plans: Path, named: bool
-) -> None:
+def test_a_model_is_not_overwritten_by_a_plan(zinc, tiny_model, plans, named):
     """As ``zinc-rt export-plan model.gguf`` would, where the model is left out."""
     path = plans / "model.gguf"
     path.write_bytes(tiny_model.read_bytes())
@@ -80,9 +73,7 @@ def test_a_model_is_not_overwritten_by_a_plan(
 
 
 @pytest.mark.parametrize("name", ["notes", "notes.weights"])
-def test_a_foreign_file_is_not_overwritten_by_a_plan(
-    zinc: Zinc, tiny_model: Path, plans: Path, name: str
-) -> None:
+def test_a_foreign_file_is_not_overwritten_by_a_plan(zinc, tiny_model, plans, name):
     """Neither where the plan is to be nor beside it."""
     path = plans / name
     path.write_bytes(b"notes of years")

@@ -1,10 +1,7 @@
 """Files that arguments name: what is none is refused before anything is computed."""
 
-from __future__ import annotations
-
 import os
 import stat
-from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -14,7 +11,7 @@ from accel.native.plan_export import _written
 from contract.errors import CatalogError, ZincError
 from harness.conformance.package import write_archive
 from reference.model.gguf.writer import write_gguf
-from tests.cli.conftest import Zinc
+from tests.tables import table
 
 
 def plan(path: Path) -> None:
@@ -27,7 +24,7 @@ def plan(path: Path) -> None:
     [plan, lambda path: write_archive(path, b"archive"), lambda path: write_gguf(path, {}, {})],
     ids=["plan", "package", "model"],
 )
-def test_what_is_no_file_is_not_replaced(tmp_path: Path, write: Callable[[Path], None]) -> None:
+def test_what_is_no_file_is_not_replaced(tmp_path, write):
     """``--out /dev/null`` of root must leave /dev/null as it is."""
     folder = tmp_path / "folder"
     pipe, file = folder / "pipe", folder / "file"
@@ -43,28 +40,9 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path, write: Callable[[Path],
 
 
 @pytest.mark.parametrize(
-    "words",
-    [
-        ("run", "hi", "--receipt", ""),
-        ("run", "hi", "--trace", ""),
-        ("run", "hi", "--timeline", ""),
-        ("verify", ""),
-        ("verify", "request.json", ""),
-        ("replay", ""),
-        ("asm", ""),
-        ("export-plan", ""),
-        ("tenants", "check", ""),
-        ("receipts", "list", "--receipts", ""),
-        ("synth", "--arch", "llama", "--out", ""),
-        ("conformance", "--verify", ""),
-        ("card-test", "--out", ""),
-        ("config", "init", "--config", ""),
-    ],
-    ids=" ".join,
+    "words", table(__file__, "test_file_arguments")["an_empty_path_is_refused"], ids=" ".join
 )
-def test_an_empty_path_is_refused(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_an_empty_path_is_refused(zinc, tmp_path, monkeypatch, words):
     """It is neither the folder one is in, nor the default."""
     folder = tmp_path / "config"
     monkeypatch.setenv("XDG_CONFIG_HOME", str(folder))
@@ -79,25 +57,12 @@ def test_an_empty_path_is_refused(
 )
 @pytest.mark.parametrize(
     "words",
-    [
-        ("run", "hi", "--tier", "cpu", "--receipt"),
-        ("run", "hi", "--tier", "cpu", "--trace"),
-        ("chat", "--tier", "cpu", "--timeline"),
-        ("conformance", "--tier", "cpu", "--out"),
-        ("card-test", "--device", "simulated", "--out"),
-        ("bench", "--plot"),
-    ],
+    table(__file__, "test_file_arguments")["an_output_that_cannot_be_is_refused_first"],
     ids=lambda words: f"{words[0]} {words[-1]}",
 )
 def test_an_output_that_cannot_be_is_refused_first(
-    zinc: Zinc,
-    tmp_path: Path,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    place: str,
-    problem: str,
-) -> None:
+    zinc, tmp_path, tiny_model, monkeypatch, words, place, problem
+):
     """An answer, or half an hour of cases, is not computed to be lost."""
     monkeypatch.setenv("ZINC_RT_MODEL", str(tiny_model))
     folder = tmp_path / "folder.svg"
@@ -114,7 +79,7 @@ WRITTEN = ("record", "state", "receipts", "slot-save-path", "disk-cache")
 
 
 @pytest.fixture
-def fetched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def fetched(monkeypatch) -> list[object]:
     """The models that were to be downloaded, of which none is."""
     models: list[object] = []
 
@@ -128,10 +93,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 @pytest.mark.parametrize("where", ["file", "file/below", "link", "link/below", "closed"])
 @pytest.mark.parametrize("name", [*WRITTEN, "cache-dir"])
-def test_a_folder_that_cannot_be_is_named_first(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[object], name: str,
-    where: str,
-) -> None:  # fmt: skip
+def test_a_folder_that_cannot_be_is_named_first(zinc, tmp_path, monkeypatch, fetched, name, where):
     """Before the model is downloaded or loaded, with the setting and what to do."""
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "link").symlink_to(tmp_path / "nothing")
@@ -163,9 +125,8 @@ def test_a_folder_that_cannot_be_is_named_first(
 ])  # fmt: skip
 @pytest.mark.parametrize("source", ["flag", "environment"])
 def test_a_file_that_cannot_be_is_named_first(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fetched: list[object], source: str,
-    name: str, where: str, problem: str,
-) -> None:  # fmt: skip
+    zinc, tmp_path, monkeypatch, fetched, source, name, where, problem
+):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
@@ -182,9 +143,7 @@ def test_a_file_that_cannot_be_is_named_first(
 
 
 @pytest.mark.parametrize("words", [("list",), ("pull", "smollm2-135m-instruct"), ("use", "a")])
-def test_a_folder_of_models_that_is_none_is_named(
-    zinc: Zinc, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_folder_of_models_that_is_none_is_named(zinc, tmp_path, words):
     (tmp_path / "file").write_bytes(b"")
     result = zinc("model", *words, "--cache-dir", tmp_path / "file")
     assert (result.code, result.out) == (2, "")
@@ -192,29 +151,19 @@ def test_a_folder_of_models_that_is_none_is_named(
 
 
 @pytest.mark.parametrize("name", [*WRITTEN, "cache-dir"])
-def test_a_folder_that_is_not_there_yet_is_made(
-    zinc: Zinc, tmp_path: Path, fetched: list[object], name: str
-) -> None:
+def test_a_folder_that_is_not_there_yet_is_made(zinc, tmp_path, fetched, name):
     """Negative control, with parents that are not there either."""
     result = zinc("serve", f"--{name}", tmp_path / "a" / "b")
     assert fetched
     assert "no download here" in result.err
 
 
-@pytest.mark.parametrize("words", [
-    ("run", "hi", "--tier", "metal"), ("chat", "--tier", "intel"), ("serve", "--tier", "metal"),
-    ("score", "file", "--tier", "metal"), ("run", "hi", "--device", "no such card"),
-    ("run", "hi", "--tier", "cpu", "--device", "no such processor"),
-    ("bench", "--tiers", "metal"), ("bench", "--tiers", "cpu,intel"),
-    ("bench", "--device", "no such processor"), ("bench", "--serve", "--tiers", "metal"),
-    ("bench", "--rates", "9", "--tiers", "metal"), ("bench", "--server", "--tiers", "metal"),
-    ("bench", "--drafts", "--draft-model", "qwen3-0.6b", "--tiers", "metal"),
-    ("bench", "--server", "--tiers", "native:2"), ("validate", "--tiers", "cpu,metal"),
-    ("validate", "--device", "no such processor"),
-], ids=" ".join)  # fmt: skip
-def test_a_tier_that_is_not_there_fetches_no_model(
-    zinc: Zinc, tmp_path: Path, fetched: list[object], words: tuple[str, ...]
-) -> None:
+@pytest.mark.parametrize(
+    "words",
+    table(__file__, "test_file_arguments")["a_tier_that_is_not_there_fetches_no_model"],
+    ids=" ".join,
+)
+def test_a_tier_that_is_not_there_fetches_no_model(zinc, tmp_path, fetched, words):
     (tmp_path / "file").write_text("text")
     result = zinc(*(tmp_path / word if word == "file" else word for word in words))
     assert (result.code, result.out, fetched) == (2, "", [])
@@ -225,9 +174,7 @@ def test_a_tier_that_is_not_there_fetches_no_model(
     ("run", "hi", "--tier", "cpu"), ("bench", "--tiers", "cpu"),
     ("bench", "--server", "--tiers", "cpu"), ("validate", "--tiers", "cpu"),
 ], ids=" ".join)  # fmt: skip
-def test_a_tier_that_is_there_fetches_its_model(
-    zinc: Zinc, fetched: list[object], words: tuple[str, ...]
-) -> None:
+def test_a_tier_that_is_there_fetches_its_model(zinc, fetched, words):
     """Negative control."""
     assert "no download here" in zinc(*words).err
     assert fetched
@@ -239,9 +186,8 @@ def test_a_tier_that_is_there_fetches_its_model(
 ])  # fmt: skip
 @pytest.mark.parametrize("source", ["flag", "environment"])
 def test_a_file_of_tenants_that_cannot_be_is_named_with_its_setting(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, where: str,
-    problem: str, verb: tuple[str, ...],
-) -> None:  # fmt: skip
+    zinc, tmp_path, monkeypatch, source, where, problem, verb
+):
     (tmp_path / "file").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     words: tuple[object, ...] = ("--tenants", tmp_path / where)
@@ -260,9 +206,7 @@ def test_a_file_of_tenants_that_cannot_be_is_named_with_its_setting(
 
 
 @pytest.mark.parametrize("words", [("usage",), ("add", "bob")])
-def test_a_ledger_that_cannot_be_is_named_with_its_setting(
-    zinc: Zinc, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_a_ledger_that_cannot_be_is_named_with_its_setting(zinc, tmp_path, words):
     ledger = ("--ledger", tmp_path)
     result = zinc("tenants", *words, "--tenants", tmp_path / "tenants.toml", *ledger)
     assert (result.code, result.out) == (2, "")
@@ -271,9 +215,7 @@ def test_a_ledger_that_cannot_be_is_named_with_its_setting(
 
 @pytest.mark.parametrize("words", [("key",), ("key", "--rotate"), ("list",), ("export", "0")])
 @pytest.mark.parametrize("where", ["file", "file/below", "none"])
-def test_a_folder_of_receipts_that_cannot_be_is_named_with_its_flag(
-    zinc: Zinc, tmp_path: Path, words: tuple[str, ...], where: str
-) -> None:
+def test_a_folder_of_receipts_that_cannot_be_is_named_with_its_flag(zinc, tmp_path, words, where):
     (tmp_path / "file").write_bytes(b"")
     result = zinc("receipts", *words, "--receipts", tmp_path / where)
     if words[0] == "key" and where == "none":
@@ -292,27 +234,12 @@ def files_in(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("kind", ["model", "link", "hard link", "read"])
 @pytest.mark.parametrize(
     "words",
-    [
-        ("run", "--file", "read", "--tier", "cpu", "--receipt"),
-        ("logits", "--tokens", "1", "--tier", "cpu", "--out"),
-        ("graph", "--out"),
-        ("conformance", "--tier", "cpu", "--must-pass", "read", "--out"),
-        ("conformance", "--tier", "cpu", "--waivers", "read", "--out"),
-        ("card-test", "--device", "simulated", "--must-pass", "read", "--out"),
-        ("asm", "read", "--output"),
-        ("synth", "--arch", "llama", "--tokenizer-from", "read", "--out"),
-        ("synth", "--arch", "llama", "--out", "new", "--tokenizer-from", "read", "--eagle-out"),
-    ],
+    table(__file__, "test_file_arguments")["no_command_writes_over_what_is_read_or_a_model"],
     ids=lambda words: " ".join(word for word in words if word.startswith("-") or word == words[0]),
 )
 def test_no_command_writes_over_what_is_read_or_a_model(
-    zinc: Zinc,
-    tmp_path: Path,
-    tiny_model: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    words: tuple[str, ...],
-    kind: str,
-) -> None:
+    zinc, tmp_path, tiny_model, monkeypatch, words, kind
+):
     """``logits --out model.gguf`` even cut the file that it had mapped."""
     monkeypatch.setenv("ZINC_RT_MODEL", str(tiny_model))
     monkeypatch.chdir(tmp_path)
@@ -339,9 +266,7 @@ def test_no_command_writes_over_what_is_read_or_a_model(
         ("run-batch", "-i", "old", "-o", "-"),
     ],
 )
-def test_a_dash_is_no_file(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
-) -> None:
+def test_a_dash_is_no_file(zinc, tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
     result = zinc(*words)
     assert (result.code, result.out) == (2, "")
@@ -349,7 +274,7 @@ def test_a_dash_is_no_file(
     assert not (tmp_path / "-").exists()
 
 
-def test_two_outputs_are_two_files(zinc: Zinc, tmp_path: Path) -> None:
+def test_two_outputs_are_two_files(zinc, tmp_path):
     path = tmp_path / "new.gguf"
     result = zinc("synth", "--arch", "llama", "--out", path, "--eagle-out", path)
     assert (result.code, result.out) == (2, "")
@@ -357,7 +282,7 @@ def test_two_outputs_are_two_files(zinc: Zinc, tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_a_random_model_may_be_made_again(zinc: Zinc, tmp_path: Path) -> None:
+def test_a_random_model_may_be_made_again(zinc, tmp_path):
     """Negative control: the model and its head replace those of before."""
     words = ("synth", "--arch", "llama", "--out", tmp_path / "a", "--eagle-out", tmp_path / "b")
     for _ in range(2):

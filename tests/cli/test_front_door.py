@@ -1,7 +1,5 @@
 """What a newcomer meets: piped text, outputs that fail, missing libraries, own settings."""
 
-from __future__ import annotations
-
 import argparse
 import io
 import json
@@ -22,14 +20,14 @@ from harness.cli.config_command import example
 from harness.serve.presence import Presence
 from harness.settings import resolve
 from harness.settings_table import SETTINGS
-from tests.cli.conftest import Zinc, command, environment, zinc_process
+from tests.cli.conftest import command, environment, zinc_process
 from tests.cli.terminal import terminal
 
 
 class TestPiped:
     """Text that is piped in is part of the prompt."""
 
-    def test_it_comes_behind_the_argument(self, zinc: Zinc, tiny_model: Path) -> None:
+    def test_it_comes_behind_the_argument(self, zinc, tiny_model):
         words = ("--model", tiny_model, "-n", 8)
         whole = zinc("run", "Summarise:\nfirst\nsecond", *words).out
         piped = zinc_process("run", "Summarise:", *words, stdin=b"first\nsecond\n")
@@ -37,14 +35,12 @@ class TestPiped:
         assert zinc("run", "Summarise:", *words).out != whole
 
     @pytest.mark.parametrize("dash", [("-f", "-"), ()])
-    def test_a_dash_reads_all_of_it(
-        self, zinc: Zinc, tiny_model: Path, dash: tuple[str, ...]
-    ) -> None:
+    def test_a_dash_reads_all_of_it(self, zinc, tiny_model, dash):
         words = ("--model", tiny_model, "-n", 8)
         piped = zinc_process("run", *dash, *words, stdin=b"all of it\n")
         assert piped.out == zinc("run", "all of it", *words).out
 
-    def test_no_text_and_no_pipe_change_nothing(self, zinc: Zinc, tiny_model: Path) -> None:
+    def test_no_text_and_no_pipe_change_nothing(self, zinc, tiny_model):
         words = ("run", "hello", "--model", str(tiny_model), "-n", "8")
         alone = zinc(*words).out
         assert zinc_process(*words, stdin=b"").out == alone
@@ -59,11 +55,11 @@ class TestOutputs:
     """An output that fails ends the command with one line."""
 
     @pytest.fixture(params=["run", "help"])
-    def words(self, request: pytest.FixtureRequest, tiny_model: Path) -> list[str]:
+    def words(self, request, tiny_model) -> list[str]:
         running = ["run", "hi", "--model", str(tiny_model), "-n", "4"]
         return running if request.param == "run" else ["--help"]
 
-    def test_a_full_device(self, words: list[str]) -> None:
+    def test_a_full_device(self, words):
         with open("/dev/full", "wb") as full:
             done = subprocess.run(
                 command(*words), stdout=full, stderr=subprocess.PIPE, env=environment()
@@ -74,7 +70,7 @@ class TestOutputs:
         assert b"Exception ignored" not in done.stderr
         assert b"Traceback" not in done.stderr
 
-    def test_a_closed_output(self, words: list[str]) -> None:
+    def test_a_closed_output(self, words):
         """No other file gets its number, and what is written is not lost in silence."""
         line = f"{shlex.join(command(*words))} >&-"
         done = subprocess.run(line, shell=True, stderr=subprocess.PIPE, env=environment())
@@ -82,12 +78,12 @@ class TestOutputs:
         assert b"error: standard output: cannot write: Bad file descriptor" in done.stderr
         assert b"Traceback" not in done.stderr
 
-    def test_a_closed_error_output(self, zinc: Zinc, words: list[str]) -> None:
+    def test_a_closed_error_output(self, zinc, words):
         line = f"{shlex.join(command(*words))} 2>&-"
         done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, env=environment())
         assert (done.stdout.decode(), done.returncode) == (zinc(*words).out, 0)
 
-    def test_a_full_disk_names_the_file(self, zinc: Zinc, tiny_model: Path) -> None:
+    def test_a_full_disk_names_the_file(self, zinc, tiny_model):
         result = zinc("graph", "--model", tiny_model, "--out", "/dev/full")
         assert result.code == 2
         assert "/dev/full: cannot write: No space left on device" in result.err
@@ -96,7 +92,7 @@ class TestOutputs:
 class TestConfiguration:
     """``zinc-rt config init`` writes a file that changes nothing until it is edited."""
 
-    def test_it_is_found_and_shown_by_check(self, zinc: Zinc, tmp_path: Path) -> None:
+    def test_it_is_found_and_shown_by_check(self, zinc, tmp_path):
         before = zinc("check").out
         result = zinc("config", "init")
         path = tmp_path / "config" / "zinc-rt" / "config.toml"
@@ -105,7 +101,7 @@ class TestConfiguration:
         assert f"configuration: {path} is read" in zinc("check").out
         assert "exists" in zinc("config", "init").err
 
-    def test_every_line_is_a_comment_and_valid_when_it_is_none(self, tmp_path: Path) -> None:
+    def test_every_line_is_a_comment_and_valid_when_it_is_none(self, tmp_path):
         assert tomllib.loads(example()) == {}
         lines = [line.removeprefix("# ") for line in example().splitlines()]
         values = [line for line in lines if " = " in line and line.split()[0] in SETTINGS]
@@ -120,13 +116,11 @@ class TestConfiguration:
         for name, value in settings.items():
             assert value == SETTINGS[name].default_value()
 
-    def test_a_group_of_commands_names_them(self, zinc: Zinc) -> None:
+    def test_a_group_of_commands_names_them(self, zinc):
         assert "error: name a command: init, show; see" in zinc("config").err
         assert "name a command: add, list, usage, rotate, rm, key, check;" in zinc("tenants").err
 
-    def test_show_names_the_source_of_every_value(
-        self, zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_show_names_the_source_of_every_value(self, zinc, tmp_path, monkeypatch):
         """A flag before the environment, that before the file, that before the default."""
         path = Path(zinc("config", "init").out.strip())
         path.write_text('max_tokens = 7\nseed = 5\nslots = 2\ndisk_cache = "kept"\n')
@@ -159,9 +153,7 @@ class TestConfiguration:
 class TestModels:
     """Files of one's own, and a machine that is offline."""
 
-    def test_a_file_can_be_the_model_of_all_commands(
-        self, zinc: Zinc, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_file_can_be_the_model_of_all_commands(self, zinc, tiny_model, monkeypatch):
         monkeypatch.chdir(tiny_model.parent)
         assert zinc("model", "use", f"./{tiny_model.name}").out == f"using {tiny_model}\n"
         monkeypatch.chdir("/")
@@ -173,7 +165,7 @@ class TestModels:
         assert zinc("model", "use", "qwen3-0.6b").code == 0
         assert str(tiny_model) not in zinc("model", "list").out
 
-    def test_a_chosen_file_that_is_gone_is_named(self, zinc: Zinc, tmp_path: Path) -> None:
+    def test_a_chosen_file_that_is_gone_is_named(self, zinc, tmp_path):
         path = tmp_path / "gone.gguf"
         path.write_bytes(b"GGUF")
         assert zinc("model", "use", path).code == 0
@@ -181,7 +173,7 @@ class TestModels:
         assert f"{path}: the file of `zinc-rt model use` is gone" in zinc("run", "hi").err
 
     @pytest.mark.parametrize("name", ["smollm2-135m-instruct", "hf.co/a/b"])
-    def test_offline_is_one_line(self, name: str, tmp_path: Path) -> None:
+    def test_offline_is_one_line(self, name, tmp_path):
         """Both the index and the hub answer nothing; no library prints its own attempts."""
         closed = "127.0.0.1:9"
         result = zinc_process(
@@ -198,7 +190,7 @@ class TestStop:
     """On a terminal ``stop`` without a name asks first."""
 
     @pytest.fixture
-    def server(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[bytes]]:
+    def server(self, monkeypatch) -> Iterator[subprocess.Popen[bytes]]:
         """A process that stands for a server."""
         process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         import psutil
@@ -226,15 +218,7 @@ class TestStop:
         [("n\n", [], False), ("\n", [], False), ("y\n", [], True), ("", ["--yes"], True),
          ("", ["1"], True)],
     )  # fmt: skip
-    def test_it_asks(
-        self,
-        zinc: Zinc,
-        server: subprocess.Popen[bytes],
-        monkeypatch: pytest.MonkeyPatch,
-        typed: str,
-        words: list[str],
-        ends: bool,
-    ) -> None:
+    def test_it_asks(self, zinc, server, monkeypatch, typed, words, ends):
         keyboard = io.StringIO(typed)
         monkeypatch.setattr(keyboard, "isatty", lambda: True)
         monkeypatch.setattr(sys, "stdin", keyboard)
@@ -245,7 +229,7 @@ class TestStop:
         assert (server.poll() is not None) == ends
 
 
-def test_quiet_prints_the_answer_alone(zinc: Zinc, tiny_model: Path) -> None:
+def test_quiet_prints_the_answer_alone(zinc, tiny_model):
     words = ("run", "hi", "--model", tiny_model, "-n", 4)
     loud, quiet = zinc(*words), zinc(*words, "--quiet")
     assert (quiet.code, quiet.out, quiet.err) == (0, loud.out, "")
@@ -253,9 +237,7 @@ def test_quiet_prints_the_answer_alone(zinc: Zinc, tiny_model: Path) -> None:
     assert "no/such" in zinc("run", "hi", "-q", "--model", "no/such.gguf").err
 
 
-def test_card_test_without_a_card_writes_nothing(
-    zinc: Zinc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_card_test_without_a_card_writes_nothing(zinc, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("harness.best_tier.card_makers", frozenset)
     monkeypatch.setattr("harness.best_tier.lists_cards", lambda: True)
@@ -266,7 +248,7 @@ def test_card_test_without_a_card_writes_nothing(
     assert set(tmp_path.iterdir()) == before
 
 
-def test_the_rate_of_a_prompt_counts_what_was_computed(zinc: Zinc, tiny_model: Path) -> None:
+def test_the_rate_of_a_prompt_counts_what_was_computed(zinc, tiny_model):
     """The second turn of a conversation finds the first one in the cache."""
     lines = b"a first turn of some length, longer than a page of tokens\nand then?\n"
     words = ("chat", "--model", tiny_model, "-n", 4)
@@ -276,7 +258,7 @@ def test_the_rate_of_a_prompt_counts_what_was_computed(zinc: Zinc, tiny_model: P
     assert 0 < int(cached) < int(prompt)
 
 
-def test_sizes_are_decimal_and_say_whose_limit_is_meant(zinc: Zinc, tiny_model: Path) -> None:
+def test_sizes_are_decimal_and_say_whose_limit_is_meant(zinc, tiny_model):
     words = ("run", "hi", "--model", tiny_model, "--context", 1024, "--memory-budget")
     error = zinc(*words, "1MB").err
     assert "may use 1 MB" in error
@@ -288,7 +270,7 @@ def test_sizes_are_decimal_and_say_whose_limit_is_meant(zinc: Zinc, tiny_model: 
     ]  # fmt: skip
 
 
-def test_a_terminal_that_can_show_nothing_but_text(tiny_model: Path) -> None:
+def test_a_terminal_that_can_show_nothing_but_text(tiny_model):
     """The terminal has TERM=dumb: no bar, no colour, no control characters."""
     with terminal("run", "hi", "--model", tiny_model, "-n", 4) as shown:
         shown.wait_for("tok/s")

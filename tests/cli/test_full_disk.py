@@ -1,8 +1,6 @@
 """Commands that write a file, on a disk that is full: one line, and no part of the new file is
 taken for all of it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import sys
@@ -12,7 +10,6 @@ import pytest
 
 from accel.amd.tools.trace import Trace
 from contract.cached_files import LONGEST_NAME, writing
-from tests.cli.conftest import Zinc
 from tests.full_disk import largest_file
 from tests.needs import machine_lacks
 
@@ -30,7 +27,7 @@ ROOM = 64
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """A folder without the files of a home."""
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -38,9 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_leaves_all_of_a_file_or_none(
-    zinc: Zinc, folder: Path, tiny_model: Path, name: str
-) -> None:
+def test_a_command_leaves_all_of_a_file_or_none(zinc, folder, tiny_model, name):
     path = folder / "written"
     words = [word.format(model=tiny_model) for word in COMMANDS[name]]
     assert zinc(*words, path).code == 0
@@ -54,9 +49,7 @@ def test_a_command_leaves_all_of_a_file_or_none(
         path.unlink(missing_ok=True)
 
 
-def test_logits_have_room_before_they_are_computed(
-    zinc: Zinc, folder: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_logits_have_room_before_they_are_computed(zinc, folder, tiny_model, monkeypatch):
     """A write to a mapped file that has no room ends the process (SIGBUS)."""
     if sys.platform != "linux":
         machine_lacks("Linux, which alone reserves room on every disk")
@@ -73,7 +66,7 @@ def test_logits_have_room_before_they_are_computed(
     assert not os.listdir(folder)
 
 
-def test_a_record_of_packets_is_whole(folder: Path) -> None:
+def test_a_record_of_packets_is_whole(folder):
     path = folder / "written"
     path.write_bytes(b"what was there")
     with largest_file(ROOM), pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
@@ -82,7 +75,7 @@ def test_a_record_of_packets_is_whole(folder: Path) -> None:
     assert os.listdir(folder) == [path.name]
 
 
-def test_what_a_user_names_stays_what_it_is(folder: Path) -> None:
+def test_what_a_user_names_stays_what_it_is(folder):
     """Links and permissions stay; pipes and devices are written; a long name needs no other."""
     real, link, pipe = (folder / name for name in ("real", "link", "pipe"))
     real.write_bytes(b"old")

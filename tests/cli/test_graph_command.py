@@ -1,22 +1,18 @@
 """``zinc-rt graph`` on several models: every format, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.changed_models import Change
-from tests.cli.conftest import Result, Zinc
+from tests.cli.conftest import Result
 
 
 @pytest.fixture
-def shorter(variant: Callable[[Change], Path]) -> Path:
+def shorter(variant) -> Path:
     """The tiny model with a context of 512 tokens."""
 
     def change(metadata: dict[str, Any], tensors: object) -> None:
@@ -34,9 +30,7 @@ def refused(result: Result, *said: object) -> None:
         assert str(words) in result.err
 
 
-def test_json_is_a_list_of_models_at_one_context(
-    zinc: Zinc, tiny_model: Path, shorter: Path
-) -> None:
+def test_json_is_a_list_of_models_at_one_context(zinc, tiny_model, shorter):
     result = zinc("graph", tiny_model, shorter)
     documents = json.loads(result.out)
     assert [document["model"] for document in documents] == ["tiny.gguf", "variant.gguf"]
@@ -45,7 +39,7 @@ def test_json_is_a_list_of_models_at_one_context(
     assert alone["context"] == 1024
 
 
-def test_rates_change_the_estimate_and_nothing_else(zinc: Zinc, tiny_model: Path) -> None:
+def test_rates_change_the_estimate_and_nothing_else(zinc, tiny_model):
     (slow,) = json.loads(zinc("graph", tiny_model, "--bandwidth", "1k", "--flops", "1e21").out)
     (fast,) = json.loads(zinc("graph", tiny_model, "--bandwidth", "2k", "--flops", "1e21").out)
     paths = slow.pop("critical_path"), fast.pop("critical_path")
@@ -55,13 +49,13 @@ def test_rates_change_the_estimate_and_nothing_else(zinc: Zinc, tiny_model: Path
     assert slow == fast
 
 
-def test_dot_has_a_cluster_a_model(zinc: Zinc, tiny_model: Path, shorter: Path) -> None:
+def test_dot_has_a_cluster_a_model(zinc, tiny_model, shorter):
     text = zinc("graph", tiny_model, shorter, "--format", "dot").out
     labels = re.findall(r'subgraph cluster_g\d+ \{ label="([^"]+)"', text)
     assert labels == ["tiny.gguf", "variant.gguf"]
 
 
-def test_html_to_a_file(zinc: Zinc, tiny_model: Path, shorter: Path, tmp_path: Path) -> None:
+def test_html_to_a_file(zinc, tiny_model, shorter, tmp_path):
     out = tmp_path / "report.html"
     result = zinc("graph", tiny_model, shorter, "--format", "html", "-o", out)
     assert (result.code, result.out) == (0, "")
@@ -70,9 +64,7 @@ def test_html_to_a_file(zinc: Zinc, tiny_model: Path, shorter: Path, tmp_path: P
     assert text.count("<article") == 2
 
 
-def test_files_of_the_same_name_are_told_apart(
-    zinc: Zinc, tiny_model: Path, shorter: Path, tmp_path: Path
-) -> None:
+def test_files_of_the_same_name_are_told_apart(zinc, tiny_model, shorter, tmp_path):
     other = tmp_path / "other" / tiny_model.name
     other.parent.mkdir()
     shutil.copy(shorter, other)
@@ -80,38 +72,38 @@ def test_files_of_the_same_name_are_told_apart(
     assert [document["model"] for document in documents] == [str(tiny_model), str(other)]
 
 
-def test_a_missing_file_is_named(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_missing_file_is_named(zinc, tiny_model):
     refused(zinc("graph", tiny_model, "absent.gguf"), "absent.gguf")
 
 
-def test_the_same_file_twice_is_refused(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+def test_the_same_file_twice_is_refused(zinc, tiny_model, tmp_path):
     link = tmp_path / "link.gguf"
     link.symlink_to(tiny_model)
     for again in (tiny_model, link):
         refused(zinc("graph", tiny_model, again), again, tiny_model, "named already")
 
 
-def test_output_that_cannot_be_written(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+def test_output_that_cannot_be_written(zinc, tiny_model, tmp_path):
     for out in (tmp_path, tmp_path / "absent" / "report.html"):
         result = zinc("graph", tiny_model, "--format", "html", "-o", out)
         refused(result, "--out", out if out.is_dir() else out.parent, "a folder")
 
 
-def test_a_model_is_not_overwritten(zinc: Zinc, shorter: Path) -> None:
+def test_a_model_is_not_overwritten(zinc, shorter):
     before = shorter.read_bytes()
     refused(zinc("graph", shorter, "-o", shorter), "--out", shorter)
     assert shorter.read_bytes() == before
 
 
-def test_a_model_is_named_in_one_way(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_model_is_named_in_one_way(zinc, tiny_model):
     refused(zinc("graph", tiny_model, "--model", tiny_model), "--model", tiny_model)
 
 
-def test_too_many_models(zinc: Zinc, tiny_model: Path) -> None:
+def test_too_many_models(zinc, tiny_model):
     refused(zinc("graph", *[tiny_model] * 17), "17 models", "16")
 
 
 @pytest.mark.parametrize("flag", ["--bandwidth", "--flops"])
 @pytest.mark.parametrize("text", ["0", "-1", "x", "1Q", "1e22", "nan", "inf", "1e999", ""])
-def test_a_rate_that_is_none(zinc: Zinc, tiny_model: Path, flag: str, text: str) -> None:
+def test_a_rate_that_is_none(zinc, tiny_model, flag, text):
     refused(zinc("graph", tiny_model, f"{flag}={text}"), flag, repr(text), "expected")

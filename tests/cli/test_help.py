@@ -1,7 +1,5 @@
 """Help is short and grouped, complete on request, and no wider than a terminal."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Iterator
@@ -13,7 +11,6 @@ from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import Parser, commands, named_parser
 from harness.cli.tools_command import TOOLS
 from harness.settings_table import GROUPS, SETTINGS
-from tests.cli.conftest import Zinc
 
 COLUMNS = 80
 OWN = [name for name in COMMANDS if name not in TOOLS]
@@ -48,27 +45,27 @@ def all_parsers() -> Iterator[Parser]:
     yield from map(tool_parser, TOOLS)
 
 
-def test_no_line_is_wider_than_a_terminal() -> None:
+def test_no_line_is_wider_than_a_terminal():
     for parser in all_parsers():
         for text in (parser.format_help(), parser.format_help(complete=True)):
             wide = [line for line in text.splitlines() if len(line) > COLUMNS and "/" not in line]
             assert wide == [], parser.prog
 
 
-def test_every_description_is_a_sentence() -> None:
+def test_every_description_is_a_sentence():
     for parser in all_parsers():
         described = parser.format_help().split("\n\n")[1]
         assert re.match(r"[A-Z]", described), parser.prog
         assert described.endswith("."), parser.prog
 
 
-def test_every_help_shows_how_the_command_is_called() -> None:
+def test_every_help_shows_how_the_command_is_called():
     for parser in all_parsers():
         shown = [line for line in parser.format_help().splitlines() if line.startswith("  ")]
         assert any(parser.prog in line for line in shown), parser.prog
 
 
-def test_every_value_is_named_after_what_it_is() -> None:
+def test_every_value_is_named_after_what_it_is():
     """No option shows the name of a variable, and TEXT is a text."""
     for parser in all_parsers():
         for action in parser._actions:
@@ -83,7 +80,7 @@ def test_every_value_is_named_after_what_it_is() -> None:
     assert SETTINGS["model"].kind.metavar == "NAME"
 
 
-def test_every_option_is_in_a_group_and_says_what_it_is() -> None:
+def test_every_option_is_in_a_group_and_says_what_it_is():
     """The options left without a group are those that every command has."""
     for parser in all_parsers():
         for action in parser._actions:
@@ -95,7 +92,7 @@ def test_every_option_is_in_a_group_and_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["bench", "synth", "validate", "conformance", "replay"])
-def test_help_of_a_tool_is_short_and_complete(zinc: Zinc, name: str) -> None:
+def test_help_of_a_tool_is_short_and_complete(zinc, name):
     short, complete = zinc(name, "--help").out, zinc(name, "--help-all").out
     assert len(short.splitlines()) < 0.75 * len(complete.splitlines())
     assert len(short.splitlines()) < 60
@@ -106,7 +103,7 @@ def test_help_of_a_tool_is_short_and_complete(zinc: Zinc, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(TOOLS))
-def test_a_wrong_flag_of_a_tool_is_one_line(zinc: Zinc, name: str) -> None:
+def test_a_wrong_flag_of_a_tool_is_one_line(zinc, name):
     result = zinc(name, "--no-such-flag")
     assert result.code == 2
     assert result.err.startswith("error: ")
@@ -115,7 +112,7 @@ def test_a_wrong_flag_of_a_tool_is_one_line(zinc: Zinc, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "serve", "chat"])
-def test_help_is_in_groups_short_and_complete(zinc: Zinc, name: str) -> None:
+def test_help_is_in_groups_short_and_complete(zinc, name):
     short, complete = zinc(name, "--help").out, zinc(name, "--help-all").out
     order = [f"\n{group}:\n" for group in GROUPS if f"\n{group}:\n" in complete]
     assert len(order) >= 5
@@ -129,33 +126,33 @@ def test_help_is_in_groups_short_and_complete(zinc: Zinc, name: str) -> None:
     assert "[env ZINC_RT_PREFIX_CACHE]" in complete
 
 
-def test_every_setting_is_in_one_group() -> None:
+def test_every_setting_is_in_one_group():
     names = [setting.name for group in GROUPS.values() for setting in group]
     assert sorted(names) == sorted(SETTINGS)
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if name not in ("tenants", "config")])
-def test_help_of_a_command_is_its_help(zinc: Zinc, name: str) -> None:
+def test_help_of_a_command_is_its_help(zinc, name):
     assert zinc("help", name).out == zinc(name, "--help").out != ""
 
 
 @pytest.mark.parametrize("name", list(TOOLS))
-def test_tools_name_themselves_as_they_were_called(zinc: Zinc, name: str) -> None:
+def test_tools_name_themselves_as_they_were_called(zinc, name):
     text = zinc("help", name).out
     assert text.startswith(f"usage: zinc-rt {name} ")
 
 
-def test_help_of_a_nested_command(zinc: Zinc) -> None:
+def test_help_of_a_nested_command(zinc):
     assert zinc("help", "model", "use").out == zinc("model", "use", "--help").out
     assert "no command or flag" in zinc("help", "model", "nonsense").err
 
 
 @pytest.mark.parametrize("word", ["prefix", "--seed", "ZINC_RT_SEED", "ctx-size"])
-def test_any_other_word_is_searched(zinc: Zinc, word: str) -> None:
+def test_any_other_word_is_searched(zinc, word):
     assert "zinc-rt run" in zinc("help", word).out
 
 
-def test_settings_read_as_sentences_of_the_field() -> None:
+def test_settings_read_as_sentences_of_the_field():
     """No help text uses a word that means something else to a reader."""
     odd = re.compile(r"\b(beside|told|place|wanted|mend|whoever|sooner|kept|asked for|a look)\b")
     for setting in SETTINGS.values():

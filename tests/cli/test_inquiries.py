@@ -1,11 +1,7 @@
 """The commands that only look: inspect, graph, logits, devices, help."""
 
-from __future__ import annotations
-
 import json
 import struct
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,8 +17,7 @@ from harness.synth.write import write_synthetic
 from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model
-from tests.changed_models import Change
-from tests.cli.conftest import Result, Zinc, script_process, zinc_process
+from tests.cli.conftest import Result, script_process, zinc_process
 
 
 def json_of(result: Result) -> Any:
@@ -30,7 +25,7 @@ def json_of(result: Result) -> Any:
     return json.loads(result.out)
 
 
-def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_counts_what_the_file_holds(zinc, tiny_model):
     facts = json_of(zinc("inspect", tiny_model, "--json", "--tensors", "--context", 64))
     with open_model(tiny_model).file as file:
         shapes = [tensor.shape for tensor in file.tensors.values()]
@@ -52,19 +47,14 @@ def test_inspect_counts_what_the_file_holds(zinc: Zinc, tiny_model: Path) -> Non
     assert whole["run"]["memory"]["kv_per_token"] == 2 * 2 * 2 * 64 * 4
 
 
-def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_plans_every_storage_of_keys_and_values(zinc, tiny_model):
     """Halving the bytes a token takes nearly doubles the context that a budget holds."""
     budget = ("--memory-budget", "1700KiB", "--chunk", "16")
     memory = json_of(zinc("inspect", tiny_model, "--json", *budget))["run"]["memory"]
     kinds = memory["kinds"]
     assert {name: kind["kv_per_token"] for name, kind in kinds.items()} == {
-        "f32": 2048,
-        "f16": 1024,
-        "q8_0": 544,
-        "i12": 776,
-        "i4r": 312,
-        "i3r": 248,
-    }
+        "f32": 2048, "f16": 1024, "q8_0": 544, "i12": 776, "i4r": 312, "i3r": 248,
+    }  # fmt: skip
     fits = [kinds[name]["longest_context"] for name in ("f32", "f16", "q8_0")]
     assert 16 <= fits[0] < fits[1] < kinds["i12"]["longest_context"] < fits[2] < 1024
     least = [kinds[name]["longest_context"] for name in ("i4r", "i3r")]
@@ -84,7 +74,7 @@ def test_inspect_plans_every_storage_of_keys_and_values(zinc: Zinc, tiny_model: 
     assert f"{fits[2]}" in text
 
 
-def test_inspect_plans_for_slots_and_a_tier(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_plans_for_slots_and_a_tier(zinc, tiny_model):
     """Each slot has pages of its own; the cpu tier's prepared weights are larger than stored."""
     words = ("inspect", tiny_model, "--json", "--context", 64)
     one, four = (json_of(zinc(*words, "--slots", slots))["run"]["memory"] for slots in (1, 4))
@@ -95,7 +85,7 @@ def test_inspect_plans_for_slots_and_a_tier(zinc: Zinc, tiny_model: Path) -> Non
     assert sum(cpu["weights"].values()) > sum(one["weights"].values())
 
 
-def test_inspect_says_how_many_sequences_fit_and_why_not_more(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_says_how_many_sequences_fit_and_why_not_more(zinc, tiny_model):
     """Each line is exact: its context fits that many slots, and a page more of each does not."""
     budget = ("--memory-budget", "1700KiB", "--chunk", "16")
     words = ("inspect", tiny_model, "--json", *budget)
@@ -123,7 +113,7 @@ def test_inspect_says_how_many_sequences_fit_and_why_not_more(zinc: Zinc, tiny_m
     assert "more than the budget" in zinc("inspect", tiny_model, "--memory-budget", "1M").out
 
 
-def test_inspect_says_which_storage_the_heads_do_not_allow(zinc: Zinc, tmp_path: Path) -> None:
+def test_inspect_says_which_storage_the_heads_do_not_allow(zinc, tmp_path):
     path = tmp_path / "model.gguf"
     write_synthetic(path, SynthSpec("qwen3", "q8_0", seed=3, head_dim=48))
     kinds = json_of(zinc("inspect", path, "--json"))["run"]["memory"]["kinds"]
@@ -137,14 +127,14 @@ def test_inspect_says_which_storage_the_heads_do_not_allow(zinc: Zinc, tmp_path:
     assert "head_dim is 48" in refused.err
 
 
-def test_inspect_for_people(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_for_people(zinc, tiny_model):
     text = zinc("inspect", tiny_model, "--tensors").out
     for shown in ("architecture  llama", "q8_0", "1,024 tokens", "MEMORY", "blk.1.ffn_down.weight"):
         assert shown in text
     assert "320 x string: " in text
 
 
-def test_inspect_prints_one_value_whole(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_prints_one_value_whole(zinc, tiny_model):
     whole = zinc("inspect", tiny_model, "--metadata", "tokenizer.chat_template").out
     assert whole.startswith("{% for message in messages %}")
     tokens = json_of(zinc("inspect", tiny_model, "--metadata", "tokenizer.ggml.tokens"))
@@ -160,9 +150,7 @@ def test_inspect_prints_one_value_whole(zinc: Zinc, tiny_model: Path) -> None:
         ("llama.block_count", 3, "run"),
     ],
 )
-def test_inspect_explains_what_it_cannot_run(
-    zinc: Zinc, variant: Callable[[Change], Path], key: str, value: object, part: str
-) -> None:
+def test_inspect_explains_what_it_cannot_run(zinc, variant, key, value, part):
     path = variant(lambda metadata, tensors: metadata.update({key: value}))
     facts = json_of(zinc("inspect", path, "--json"))
     assert str(path) in facts[part]["problem"]
@@ -172,7 +160,7 @@ def test_inspect_explains_what_it_cannot_run(
     assert facts[part]["problem"] in text.out
 
 
-def test_inspect_refuses_an_adapter_that_is_none(zinc: Zinc, tiny_model: Path) -> None:
+def test_inspect_refuses_an_adapter_that_is_none(zinc, tiny_model):
     """As ``run`` does: the question was what memory both take."""
     for adapter, problem in (("none.gguf", "does not exist"), (str(tiny_model), "adapter")):
         result = zinc("inspect", tiny_model, "--lora", adapter)
@@ -181,14 +169,14 @@ def test_inspect_refuses_an_adapter_that_is_none(zinc: Zinc, tiny_model: Path) -
         assert problem in result.err
 
 
-def test_inspect_shows_no_control_characters(zinc: Zinc, variant: Callable[[Change], Path]) -> None:
+def test_inspect_shows_no_control_characters(zinc, variant):
     path = variant(lambda metadata, tensors: metadata.update({"general.name": "a\x1b[2J\nb"}))
     result = zinc("inspect", path)
     assert "\x1b" not in result.out
     assert "a\\x1b[2J\\nb" in result.out
 
 
-def test_graph_json_is_the_graph_of_the_file(zinc: Zinc, tiny_model: Path) -> None:
+def test_graph_json_is_the_graph_of_the_file(zinc, tiny_model):
     words = ("graph", "--model", tiny_model, "--context", 64, "--tokens", 3)
     (document,) = json_of(zinc(*words, "--kv-dtype", "f32"))
     model = open_model(tiny_model)
@@ -199,14 +187,14 @@ def test_graph_json_is_the_graph_of_the_file(zinc: Zinc, tiny_model: Path) -> No
     assert document["totals"]["flops"] == sum(node["flops"] for node in document["nodes"])
 
 
-def test_graph_dot_to_a_file(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+def test_graph_dot_to_a_file(zinc, tiny_model, tmp_path):
     out = tmp_path / "graph.dot"
     result = zinc("graph", "--model", tiny_model, "--format", "dot", "--out", out)
     assert (result.code, result.out) == (0, "")
     assert out.read_text().startswith("digraph")
 
 
-def test_logits_are_the_same_for_every_chunk(zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+def test_logits_are_the_same_for_every_chunk(zinc, tiny_model, tmp_path):
     out = tmp_path / "logits.npy"
     words = ("logits", "--tokens", "5,1,300,7,7,9", "--model", tiny_model)
     document = json_of(zinc(*words, "--json", "--out", out, "--top", 2))
@@ -224,7 +212,7 @@ def test_logits_are_the_same_for_every_chunk(zinc: Zinc, tiny_model: Path, tmp_p
         assert best["bits"] == struct.pack(">f", row[best["token"]]).hex()
 
 
-def test_logits_agree_with_what_run_generates(zinc: Zinc, tiny_model: Path) -> None:
+def test_logits_agree_with_what_run_generates(zinc, tiny_model):
     """Greedy decode picks at each position what a teacher-forced prefill finds likeliest."""
     run = zinc("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 6, "--json")
     generated = json_of(run)["tokens"]
@@ -237,7 +225,7 @@ def test_logits_agree_with_what_run_generates(zinc: Zinc, tiny_model: Path) -> N
     assert likeliest[len(prompt) - 1 : -1] == generated
 
 
-def test_logits_for_people(zinc: Zinc, tiny_model: Path) -> None:
+def test_logits_for_people(zinc, tiny_model):
     words = ("logits", "--prompt", "hello", "--model", tiny_model, "--top", 3)
     last, every = zinc(*words).out, zinc(*words, "--every").out
     assert last.count("after position") == 1
@@ -246,7 +234,7 @@ def test_logits_for_people(zinc: Zinc, tiny_model: Path) -> None:
     assert last.splitlines()[-4:] == every.splitlines()[-4:]
 
 
-def test_devices_lists_every_tier(zinc: Zinc) -> None:
+def test_devices_lists_every_tier(zinc):
     rows = {row["name"]: row for row in json_of(zinc("devices", "--json"))}
     assert rows["cpu"]["available"]
     assert all(row["available"] or (row["reason"] and row["remedy"]) for row in rows.values())
@@ -256,7 +244,7 @@ def test_devices_lists_every_tier(zinc: Zinc) -> None:
     assert lines[1].split()[:2] == ["cpu", "yes"]
 
 
-def test_help_is_searchable(zinc: Zinc) -> None:
+def test_help_is_searchable(zinc):
     found = zinc("help", "ZINC_RT_SEED").out
     assert "--seed" in found
     assert "zinc-rt run" in found
@@ -265,26 +253,26 @@ def test_help_is_searchable(zinc: Zinc) -> None:
 
 
 @pytest.mark.parametrize("name", ["run", "chat", "inspect", "graph", "logits"])
-def test_help_has_examples(zinc: Zinc, name: str) -> None:
+def test_help_has_examples(zinc, name):
     text = zinc(name, "--help").out
     assert "examples:" in text
     assert f"zinc-rt {name}" in text
 
 
-def test_every_setting_of_run_shows_its_environment_twin(zinc: Zinc) -> None:
+def test_every_setting_of_run_shows_its_environment_twin(zinc):
     text = " ".join(zinc("run", "--help-all").out.split())
     for name in ("model", "tier", "max_tokens", "seed", "context", "kv_dtype", "thinking"):
         assert SETTINGS[name].env in text
 
 
-def test_version(zinc: Zinc) -> None:
+def test_version(zinc):
     result = zinc("--version")
     assert result.code == 0
     assert result.out.startswith("zinc-rt ")
     assert "exact-2" in result.out
 
 
-def test_help_names_what_this_build_runs(zinc: Zinc) -> None:
+def test_help_names_what_this_build_runs(zinc):
     text = zinc("--help-all").out
     after = text[text.index("models (GGUF") :]
     kinds, weights = after.split("weights  ")
@@ -294,7 +282,7 @@ def test_help_names_what_this_build_runs(zinc: Zinc) -> None:
     assert set(kv.partition("(")[0].replace(",", "").split()) == {dtype.name for dtype in KV}
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy():
     """Help is quick because numpy and what needs it are not loaded for it."""
     script = (
         "import sys; from harness.cli.main import main; main(['run', '--help']);"
@@ -305,14 +293,14 @@ def test_help_loads_nothing_heavy() -> None:
     assert (done.code, done.err) == (0, "")
 
 
-def test_tools_are_commands(tmp_path: Path, zinc: Zinc) -> None:
+def test_tools_are_commands(tmp_path, zinc):
     """``zinc-rt synth`` writes a model that ``zinc-rt run`` can run."""
     path = tmp_path / "made.gguf"
     assert zinc("synth", "--arch", "qwen3", "--quant", "q4_k", "--out", path).code == 0
     assert zinc("run", "hi", "--model", path, "--max-tokens", 2).code == 0
 
 
-def test_module_is_the_console_script() -> None:
+def test_module_is_the_console_script():
     result = zinc_process("--version")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("zinc-rt ")

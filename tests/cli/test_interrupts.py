@@ -1,7 +1,5 @@
 """Ctrl-C in the first and the last milliseconds of a command."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest
@@ -40,7 +38,7 @@ runpy._run_module_as_main("zinc_rt")
     ],
     ids=lambda value: "" if "\n" in value or " " in value else value,
 )
-def test_ctrl_c_while_python_loads_is_silent(started: str, module: str) -> None:
+def test_ctrl_c_while_python_loads_is_silent(started, module):
     """As in the first milliseconds of any command."""
     named = {"INTERRUPT_AT": module, "PYTHONPATH": SOURCES}
     done = script_process(INTERRUPTING + started, "check", **named)
@@ -48,7 +46,7 @@ def test_ctrl_c_while_python_loads_is_silent(started: str, module: str) -> None:
     assert done.code in (-signal.SIGINT, 130)
 
 
-def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own() -> None:
+def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own():
     """Only ``python -m zinc_rt`` changes what Ctrl-C does."""
     script = f"{INTERRUPTING}\ntry:\n import zinc_rt\nexcept KeyboardInterrupt: print('mine')"
     for name in ("script.py", "-m"):
@@ -57,7 +55,7 @@ def test_ctrl_c_of_a_program_that_imports_the_package_is_its_own() -> None:
         assert (done.out, done.code) == ("mine\n", 0), done.err
 
 
-def test_ctrl_c_outside_of_the_command_is_silent() -> None:
+def test_ctrl_c_outside_of_the_command_is_silent():
     """In the first and the last lines of the program, where no command handles it."""
     for at in ("prepare_process", "open_closed_streams"):
         given = f"import harness.cli.main as m, signal; m.{at} = lambda: signal.raise_signal(2)"
@@ -88,23 +86,21 @@ sys.exit(entry())
         ("ValueError('a model')", 1, "error: unexpected ValueError: a model;"),
     ],
 )
-def test_ctrl_c_that_a_library_turns_into_a_failed_import(
-    error: str, code: int, begins: str
-) -> None:
+def test_ctrl_c_that_a_library_turns_into_a_failed_import(error, code, begins):
     """As numpy does. Any other error after Ctrl-C is an error."""
     done = script_process(BECOMES.format(error=error), "check")
     assert done.code == code
     assert done.err[: len(begins) or 1] == begins
 
 
-def test_ctrl_c_before_the_first_line_of_the_script_is_silent() -> None:
+def test_ctrl_c_before_the_first_line_of_the_script_is_silent():
     """The script that pip writes does more between its import and its call."""
     given = "from harness.console_script import entry; import signal; signal.raise_signal(2)"
     done = script_process(f"{given}; entry()", "--version")
     assert done == Result(-signal.SIGINT, "", "")
 
 
-def test_ctrl_c_after_the_command_ends_the_process_at_once() -> None:
+def test_ctrl_c_after_the_command_ends_the_process_at_once():
     """A KeyboardInterrupt while Python shuts down would show a traceback."""
     given = "from harness.console_script import entry; entry(); import signal\n"
     done = script_process(f"{given}signal.raise_signal(2)", "--version")

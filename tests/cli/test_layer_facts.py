@@ -1,23 +1,19 @@
 """What ``zinc-rt inspect`` says of layers that differ, share or are left out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Zinc
 from tests.families_table import FAMILIES
 
 
 @pytest.fixture
-def run_of(zinc: Zinc, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+def run_of(zinc, tmp_path) -> Callable[[str], dict[str, Any]]:
     """What inspect tells of running a model of the table."""
 
     def inspect(name: str) -> dict[str, Any]:
@@ -31,7 +27,7 @@ def run_of(zinc: Zinc, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
     return inspect
 
 
-def test_draft_blocks_take_no_part_in_a_token(run_of: Callable[[str], dict[str, Any]]) -> None:
+def test_draft_blocks_take_no_part_in_a_token(run_of):
     """What one adds: its weights, and keys and values of one more layer."""
     plain, drafting = run_of("qwen35moe"), run_of("qwen35moe-nextn")
     assert plain["drafts"] == {"blocks": 0, "problem": None}
@@ -48,9 +44,7 @@ def test_draft_blocks_take_no_part_in_a_token(run_of: Callable[[str], dict[str, 
     ("name", "told"),
     [("qwen3", "by repeated text or a smaller model"), ("qwen35moe-nextn", "by its draft block: ")],
 )
-def test_it_tells_what_drafts_a_file_can_make(
-    zinc: Zinc, tmp_path: Path, name: str, told: str
-) -> None:
+def test_it_tells_what_drafts_a_file_can_make(zinc, tmp_path, name, told):
     path = tmp_path / f"{name}.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES[name]))
     line = next(
@@ -60,9 +54,7 @@ def test_it_tells_what_drafts_a_file_can_make(
 
 
 @pytest.mark.parametrize(("name", "images"), [("qwen3", None), ("qwen3vl", "not read")])
-def test_it_tells_that_images_are_not_read(
-    zinc: Zinc, tmp_path: Path, name: str, images: str | None
-) -> None:
+def test_it_tells_that_images_are_not_read(zinc, tmp_path, name, images):
     path = tmp_path / f"{name}.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES[name]))
     assert json.loads(zinc("inspect", path, "--json").out)["run"]["images"] == images
@@ -70,7 +62,7 @@ def test_it_tells_that_images_are_not_read(
     assert any(line.startswith("images ") for line in lines) == (images is not None)
 
 
-def test_it_tells_why_a_draft_block_cannot_be_used(zinc: Zinc, tmp_path: Path) -> None:
+def test_it_tells_why_a_draft_block_cannot_be_used(zinc, tmp_path):
     """A tensor of the block has another name."""
     path = tmp_path / "m.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES["qwen35moe-nextn"]))
@@ -84,7 +76,7 @@ def test_it_tells_why_a_draft_block_cannot_be_used(zinc: Zinc, tmp_path: Path) -
     assert "nextn.hnorm" in line
 
 
-def test_experts_count_as_far_as_they_are_used(run_of: Callable[[str], dict[str, Any]]) -> None:
+def test_experts_count_as_far_as_they_are_used(run_of):
     """Three matrices of each expert, of which a token leaves 9 of 12."""
     run = run_of("qwen3moe")
     idle = (12 - 3) * 3 * 128 * 96 * run["layers"]
@@ -102,9 +94,7 @@ def test_experts_count_as_far_as_they_are_used(run_of: Callable[[str], dict[str,
         ("granitehybrid", {"kind": "mamba", "heads": 8, "head_dim": 32, "state_size": 32}),
     ],
 )
-def test_recurrent_layers_name_their_kind(
-    run_of: Callable[[str], dict[str, Any]], name: str, facts: dict[str, Any]
-) -> None:
+def test_recurrent_layers_name_their_kind(run_of, name, facts):
     run = run_of(name)
     (entry,) = run["recurrent"]
     assert entry | facts == entry
@@ -112,9 +102,7 @@ def test_recurrent_layers_name_their_kind(
     assert len(entry["layers"]) + len(attention["layers"]) == run["layers"]
 
 
-def test_layers_that_share_keys_and_values_take_none(
-    run_of: Callable[[str], dict[str, Any]],
-) -> None:
+def test_layers_that_share_keys_and_values_take_none(run_of):
     run = run_of("gemma4-shared-kv")
     owners = [n for entry in run["attention"] if entry["owns_kv"] for n in entry["layers"]]
     assert sorted(owners) == [0, 1, 2]
@@ -134,18 +122,14 @@ def test_layers_that_share_keys_and_values_take_none(
         ("mistral3", "yarn", []),
     ],
 )
-def test_rotations(
-    run_of: Callable[[str], dict[str, Any]], name: str, scaling: str | None, divisors: list[str]
-) -> None:
+def test_rotations(run_of, name, scaling, divisors):
     (entry,) = run_of(name)["attention"]
     rope = entry["rope"]
     assert (rope["scaling"], rope["divisors"], rope["pairs"]) == (scaling, divisors, "neighbours")
     assert (rope["factor"] != 1.0) == (scaling is not None)
 
 
-def test_storage_the_heads_do_not_allow_is_refused_with_the_remedy(
-    zinc: Zinc, tmp_path: Path
-) -> None:
+def test_storage_the_heads_do_not_allow_is_refused_with_the_remedy(zinc, tmp_path):
     path = tmp_path / "model.gguf"
     write_synthetic(path, sized_spec("tiny", **FAMILIES["gemma4-shared-kv"]))
     commands = (("inspect", path), ("run", "hi", "--model", path))

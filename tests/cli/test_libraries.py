@@ -1,14 +1,11 @@
 """A library that is not installed is named, with a command that installs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import tomllib
 import venv
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +30,7 @@ class TestLibraries:
     """Commands without the library of an extra."""
 
     @pytest.fixture
-    def without(self, tmp_path: Path) -> Callable[..., Result]:
+    def without(self, tmp_path) -> Callable[..., Result]:
         (tmp_path / "sitecustomize.py").write_text(MISSING)
 
         def run(missing: str, *words: object) -> Result:
@@ -50,7 +47,7 @@ class TestLibraries:
         return run
 
     @pytest.mark.parametrize("name", ["bench", "conformance"])
-    def test_help_needs_none(self, without: Callable[..., Result], name: str) -> None:
+    def test_help_needs_none(self, without, name):
         result = without(",".join(EXTRA_OF), name, "--help")
         assert (result.code, result.err) == (0, "")
 
@@ -63,9 +60,7 @@ class TestLibraries:
             ("matplotlib", ("bench", "--plot", "p.svg")),
         ],
     )
-    def test_the_error_is_a_command_for_this_copy(
-        self, without: Callable[..., Result], tiny_model: Path, missing: str, words: tuple[str, ...]
-    ) -> None:
+    def test_the_error_is_a_command_for_this_copy(self, without, tiny_model, missing, words):
         named = () if words[0] == "tenants" else ("--model", tiny_model)
         result = without(missing, *words, *named)
         assert result.code == 2, result.err
@@ -74,16 +69,14 @@ class TestLibraries:
         assert " install " in result.err
         assert f"{ROOT}[{extra}]" in result.err or f"'.[{extra}]'" in result.err
 
-    def test_every_extra_of_a_module_brings_it(self) -> None:
+    def test_every_extra_of_a_module_brings_it(self):
         known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
         named = {"prometheus_client": "prometheus_client", "llama_cpp": "llama-cpp-python"}
         for module, extra in EXTRA_OF.items():
             packages = known["optional-dependencies"][extra]
             assert any(package.startswith(named.get(module, module)) for package in packages)
 
-    def test_pip_understands_what_it_is_asked_for(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_pip_understands_what_it_is_asked_for(self, tmp_path, monkeypatch):
         """Of a checkout, a wheel file, and a copy whose origin is gone."""
         folder = tmp_path / "with space"
         folder.mkdir()
@@ -108,9 +101,7 @@ class TestLibraries:
         assert extras.requirements("vulkan") == ["cffi>=1.16"]
 
 
-def test_an_environment_without_pip_is_told_of_uv(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_without_pip_is_told_of_uv(tmp_path, monkeypatch):
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     script = "from contract.extras import pip_command; print(pip_command())"

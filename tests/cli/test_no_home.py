@@ -1,13 +1,9 @@
 """A user without a home folder, as containers have them: help works, the rest says what to set."""
 
-from __future__ import annotations
-
 import pwd
 from typing import NoReturn
 
 import pytest
-
-from tests.cli.conftest import Zinc
 
 
 def nobody(user: int) -> NoReturn:
@@ -15,7 +11,7 @@ def nobody(user: int) -> NoReturn:
 
 
 @pytest.fixture(autouse=True)
-def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_home(monkeypatch) -> None:
     for name in ("HOME", "CACHE", "CONFIG", "STATE"):
         monkeypatch.delenv("HOME" if name == "HOME" else f"XDG_{name}_HOME", raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
@@ -23,7 +19,7 @@ def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("words", [("--help",), ("run", "--help-all"), ("serve", "--help")])
-def test_help_works(zinc: Zinc, words: tuple[str, ...]) -> None:
+def test_help_works(zinc, words):
     helped = zinc(*words)
     assert (helped.code, helped.err) == (0, "")
     assert "usage: zinc-rt" in helped.out
@@ -32,7 +28,7 @@ def test_help_works(zinc: Zinc, words: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     "words", [("run", "hi"), ("check",), ("serve",), ("model", "list"), ("ps",), ("config", "init")]
 )
-def test_everything_else_says_what_to_set(zinc: Zinc, words: tuple[str, ...]) -> None:
+def test_everything_else_says_what_to_set(zinc, words):
     refused = zinc(*words)
     assert (refused.code, refused.out) == (2, "")
     assert refused.err.startswith("error: ")

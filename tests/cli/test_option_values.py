@@ -1,11 +1,8 @@
 """Values of options: one that is not what the option takes ends with one line that names it."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,6 @@ from harness.cli.parser import Parser, actions
 from harness.cli.tools_command import TOOLS
 from harness.named_adapters import named_adapters
 from harness.settings_table import SETTINGS
-from tests.cli.conftest import Zinc
 from tests.cli.test_bad_input import refused
 
 NO_NUMBERS = ("", " ", "x", "nan", "inf", "-inf", "1e400", "0x10", "1_000", " 5", "5 ", "٥", "1,,2")
@@ -35,7 +31,7 @@ def all_actions() -> Iterator[tuple[str, argparse.Action]]:
             yield command.prog, action
 
 
-def test_every_option_refuses_what_is_no_number_in_words() -> None:
+def test_every_option_refuses_what_is_no_number_in_words():
     """A number is written with ASCII digits, and has no more than 64 bits or is finite; a refusal
     is a sentence, not the name of the function that parses."""
     seen = set()
@@ -51,7 +47,7 @@ def test_every_option_refuses_what_is_no_number_in_words() -> None:
     assert {"whole_number", "real_number", *WORDS} <= seen
 
 
-def test_a_number_of_a_setting_has_ascii_digits() -> None:
+def test_a_number_of_a_setting_has_ascii_digits():
     numbers = [one.kind for one in SETTINGS.values() if {int, float} & {*one.kind.toml_types}]
     assert len(numbers) > 15
     for kind in numbers:
@@ -60,7 +56,7 @@ def test_a_number_of_a_setting_has_ascii_digits() -> None:
                 print(kind.accepts, value, kind.parse(value))
 
 
-def test_what_an_option_refuses_is_named(zinc: Zinc, tmp_path: Path) -> None:
+def test_what_an_option_refuses_is_named(zinc, tmp_path):
     path = tmp_path / "tenants.toml"
     add = ("tenants", "add", "a", "--tenants", path)
     for words, said in (
@@ -87,16 +83,12 @@ def test_what_an_option_refuses_is_named(zinc: Zinc, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["9" * 19, "9999999999"])
 @pytest.mark.parametrize("flag", ["vocab", "layers", "hidden", "experts-count"])
-def test_a_synthetic_model_has_counts_that_files_have(
-    zinc: Zinc, tmp_path: Path, flag: str, value: str
-) -> None:
+def test_a_synthetic_model_has_counts_that_files_have(zinc, tmp_path, flag, value):
     words = ("synth", "--arch", "qwen3moe", "--out", tmp_path / "m.gguf", f"--{flag}", value)
     refused(zinc(*words), flag.replace("-", "."), "at most")
 
 
-def test_a_variable_named_almost_like_a_setting_is_told(
-    zinc: Zinc, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_variable_named_almost_like_a_setting_is_told(zinc, monkeypatch):
     """Not one of another purpose, and none that is empty."""
     for name in ("SLOT", "MAXTOKENS", "CTX_SIZE", "Threads"):
         monkeypatch.setenv(f"ZINC_RT_{name}", "4")
@@ -114,7 +106,7 @@ def test_a_variable_named_almost_like_a_setting_is_told(
     assert zinc("tenants", "key", "--quiet").err == ""
 
 
-def test_names_that_no_request_could_have_are_refused(zinc: Zinc) -> None:
+def test_names_that_no_request_could_have_are_refused(zinc):
     """An argument's bytes that are no UTF-8, and hosts that have no address."""
     refused(zinc("serve", "--alias", "caf\udce9", "--port", 0), "--alias", "names in UTF-8")
     for host in ("caf\udce9", "a..b", "a" * 64):
@@ -122,13 +114,13 @@ def test_names_that_no_request_could_have_are_refused(zinc: Zinc) -> None:
     assert named_adapters("caf\udce9.gguf")[0].name == "caf\\xe9"
 
 
-def test_flags_of_the_other_side_of_a_conversation_are_refused(zinc: Zinc) -> None:
+def test_flags_of_the_other_side_of_a_conversation_are_refused(zinc):
     for words in (("--tier", "cpu"), ("--context", "64"), ("--lora", "x"), ("--draft", "1")):
         refused(zinc("chat", "--server", "http://127.0.0.1:1", *words), words[0], "the server's")
     refused(zinc("chat", "--model", "x.gguf", "--key", "k"), "--key", "--server")
 
 
-def test_every_accepted_sampling_setting_can_be_used(zinc: Zinc, tiny_model: Path) -> None:
+def test_every_accepted_sampling_setting_can_be_used(zinc, tiny_model):
     """A top-p of 0 is the least there is, as over HTTP."""
     words = ("run", "--raw", "hi", "--model", tiny_model, "--max-tokens", 1, "--temperature", 1)
     for name in ("top_p", "min_p", "temperature", "top_k", "repeat_penalty", "repeat_last_n"):

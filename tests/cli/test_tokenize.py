@@ -1,23 +1,15 @@
 """``zinc-rt tokenize``: the tokens of a text, from which the text can be made again."""
 
-from __future__ import annotations
-
 import io
 import json
 from contextlib import closing
-from pathlib import Path
-
-import pytest
 
 from reference.model.open import open_model
-from tests.cli.conftest import Zinc
 
 TEXT = "two words é <|im_end|>"
 
 
-def test_tokens_are_the_models(
-    zinc: Zinc, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_the_models(zinc, tiny_model, tmp_path, monkeypatch):
     """From a text, a file and standard input; a control token only with --special."""
     file = tmp_path / "text.txt"
     file.write_text(TEXT)
@@ -37,7 +29,7 @@ def test_tokens_are_the_models(
             assert [int(line.split()[0]) for line in shown] == [*ids, len(ids)]
 
 
-def test_no_text_and_no_tokens(zinc: Zinc, tiny_model: Path) -> None:
+def test_no_text_and_no_tokens(zinc, tiny_model):
     assert zinc("tokenize", "-p", "", "--model", tiny_model).out == "0 tokens\n"
     missing = zinc("tokenize", "hello there", "--model", tiny_model)
     assert (missing.code, "give a text with --prompt" in missing.err) == (2, True)

@@ -1,7 +1,5 @@
 """Graphs the contract's tests share: a two-layer decoder, and random nodes drawn from the table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Graphs of the kinds of model a report shows, of any size: a hybrid with experts, a slider."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from contract.dtypes import F16, F32, I32, Q4_0, Q8_0, DType

@@ -1,7 +1,5 @@
 """Graphs of one op or two, and how the verifier has to refuse one."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import pytest

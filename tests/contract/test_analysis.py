@@ -1,7 +1,5 @@
 """What counts say of a graph, on graphs small enough to count by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.dtypes import F16, F32, Q4_0
@@ -54,11 +52,11 @@ DIAMOND = diamond()
 COSTS = node_costs(DIAMOND, KEY, 1)
 
 
-def test_the_diamond_is_counted_as_its_docstring_says() -> None:
+def test_the_diamond_is_counted_as_its_docstring_says():
     assert [(c.bytes_moved, c.flops) for c in COSTS] == [(64, 8), (320, 128), (64, 8), (96, 8)]
 
 
-def test_op_mix_sums_an_opcode_and_puts_most_bytes_first() -> None:
+def test_op_mix_sums_an_opcode_and_puts_most_bytes_first():
     assert op_mix(DIAMOND, COSTS) == (
         Share("MATMUL", "MATMUL", 1, Cost(288, 32, 128)),
         Share("SCALE", "SCALE", 2, Cost(64, 64, 16)),
@@ -66,7 +64,7 @@ def test_op_mix_sums_an_opcode_and_puts_most_bytes_first() -> None:
     )
 
 
-def test_role_mix_folds_layers_and_nothing_else() -> None:
+def test_role_mix_folds_layers_and_nothing_else():
     graph = decoder(3)
     roles = {share.name: share.nodes for share in role_mix(graph, node_costs(graph, KEY, 40))}
     assert roles["layer[*].q"] == roles["layer[*].attention"] == 3
@@ -74,17 +72,17 @@ def test_role_mix_folds_layers_and_nothing_else() -> None:
     assert sum(roles.values()) == len(graph.nodes)
 
 
-def test_critical_path_takes_the_slower_branch() -> None:
+def test_critical_path_takes_the_slower_branch():
     assert critical_path(DIAMOND, COSTS, BY_BYTES) == CriticalPath((0, 1, 3), 480.0, 544.0)
     assert critical_path(DIAMOND, COSTS, BY_FLOPS) == CriticalPath((0, 1, 3), 144.0, 152.0)
 
 
-def test_critical_path_takes_the_other_branch_when_that_is_slower() -> None:
+def test_critical_path_takes_the_other_branch_when_that_is_slower():
     costs = [*COSTS[:2], Cost(1000, 0, 0), COSTS[3]]
     assert critical_path(DIAMOND, costs, BY_BYTES).nodes == (0, 2, 3)
 
 
-def test_a_node_takes_the_longer_of_its_bytes_and_its_flops() -> None:
+def test_a_node_takes_the_longer_of_its_bytes_and_its_flops():
     """At 4 bytes and 2 FLOPs a second the ridge is half a FLOP a byte."""
     machine = Machine(4.0, 2.0)
     assert machine.ridge == 0.5
@@ -92,7 +90,7 @@ def test_a_node_takes_the_longer_of_its_bytes_and_its_flops() -> None:
     assert machine.seconds(Cost(30, 10, 100)) == 50.0
 
 
-def test_critical_path_ends_where_it_takes_longest_and_not_at_the_last_node() -> None:
+def test_critical_path_ends_where_it_takes_longest_and_not_at_the_last_node():
     b = GraphBuilder("two ends")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     y = b.output("y", "tokens", 8)
@@ -103,7 +101,7 @@ def test_critical_path_ends_where_it_takes_longest_and_not_at_the_last_node() ->
     assert path == CriticalPath((0,), 320.0, 384.0)
 
 
-def test_fold_path_keeps_the_order_and_the_seconds() -> None:
+def test_fold_path_keeps_the_order_and_the_seconds():
     path = critical_path(DIAMOND, COSTS, BY_BYTES)
     assert fold_path(DIAMOND, path, COSTS, BY_BYTES) == (
         PathPart((), ("SCALE",), 64.0),
@@ -115,9 +113,7 @@ def test_fold_path_keeps_the_order_and_the_seconds() -> None:
 @pytest.mark.parametrize(
     ("graph", "layers"), [(slider(), [(0, 1, 2, 3)]), (hybrid(), [(0, 1, 2), (3,)])]
 )
-def test_fold_path_joins_layers_with_the_same_opcodes(
-    graph: Graph, layers: list[tuple[int, ...]]
-) -> None:
+def test_fold_path_joins_layers_with_the_same_opcodes(graph, layers):
     costs = node_costs(graph, KEY, 1)
     path = critical_path(graph, costs, BY_BYTES)
     parts = fold_path(graph, path, costs, BY_BYTES)
@@ -127,7 +123,7 @@ def test_fold_path_joins_layers_with_the_same_opcodes(
     assert sum(part.seconds for part in parts) == path.seconds < path.serial_seconds
 
 
-def test_step_bytes_by_holder() -> None:
+def test_step_bytes_by_holder():
     """One token attends 40 positions of 2 heads of 16 elements, and passes a convolution.
 
     Keys and values: 40 * 2 * 2 * 16 of 2 bytes. Queries and result 256 bytes each, 3 pages and
@@ -155,12 +151,12 @@ def test_step_bytes_by_holder() -> None:
 
 
 @pytest.mark.parametrize("graph", [decoder(), hybrid(), slider()])
-def test_step_bytes_are_those_of_the_graph(graph: Graph) -> None:
+def test_step_bytes_are_those_of_the_graph(graph):
     key = ShapeKey(3, 2)
     assert step_bytes(graph, key, 40).total == graph_cost(graph, key, 40).bytes_moved
 
 
-def test_weight_storage_counts_a_shared_tensor_once() -> None:
+def test_weight_storage_counts_a_shared_tensor_once():
     """64 x 32 in Q4_0 is 64 blocks of 18 bytes; the second buffer holds the same tensor."""
     b = GraphBuilder("tied")
     query = b.request("query", "tokens", 4)
@@ -175,18 +171,18 @@ def test_weight_storage_counts_a_shared_tensor_once() -> None:
     )
 
 
-def test_layers_of_a_hybrid_with_experts() -> None:
+def test_layers_of_a_hybrid_with_experts():
     """Its sigmoid-gated outputs are no feed-forward: every layer is MoE and nothing else."""
     delta = [LayerKind(n, Mixer.DELTA_NET, FeedForward.MOE, 0) for n in range(3)]
     assert layer_kinds(hybrid()) == (*delta, LayerKind(3, Mixer.FULL, FeedForward.MOE, 0))
 
 
-def test_layers_of_a_slider() -> None:
+def test_layers_of_a_slider():
     slide = [LayerKind(n, Mixer.SLIDING, FeedForward.DENSE, 64) for n in range(3)]
     assert layer_kinds(slider()) == (*slide, LayerKind(3, Mixer.FULL, FeedForward.DENSE, 0))
 
 
-def test_a_layer_may_have_both_feed_forwards_or_none() -> None:
+def test_a_layer_may_have_both_feed_forwards_or_none():
     model = Decoder("g", TINY, Q4_0)
     model.experts(0)
     model.dense(0)

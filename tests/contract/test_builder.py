@@ -1,7 +1,5 @@
 """GraphBuilder: what it infers, and what it refuses before the verifier sees a graph."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import MappingProxyType
 
@@ -15,7 +13,7 @@ from contract.opcodes import Opcode
 from tests.contract.graphs import decoder
 
 
-def test_declaring_a_buffer_twice_differently() -> None:
+def test_declaring_a_buffer_twice_differently():
     b = GraphBuilder("g")
     assert b.request("r", 4) == b.request("r", 4)
     with pytest.raises(VerifyError) as caught:
@@ -23,7 +21,7 @@ def test_declaring_a_buffer_twice_differently() -> None:
     assert (caught.value.node, caught.value.rule) == ("r", Rule.ONE_DECLARATION)
 
 
-def test_an_argument_that_is_neither_view_nor_number() -> None:
+def test_an_argument_that_is_neither_view_nor_number():
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     with pytest.raises(VerifyError) as caught:
@@ -31,7 +29,7 @@ def test_an_argument_that_is_neither_view_nor_number() -> None:
     assert (caught.value.node, caught.value.rule) == ("n", Rule.OPERANDS)
 
 
-def test_the_result_of_a_node_is_what_it_writes() -> None:
+def test_the_result_of_a_node_is_what_it_writes():
     """A node that also updates state yields its written output, not the state."""
     b = GraphBuilder("g")
     y = b.emit(
@@ -42,7 +40,7 @@ def test_the_result_of_a_node_is_what_it_writes() -> None:
     assert y == View("scratch.conv")
 
 
-def test_integers_become_float_parameters() -> None:
+def test_integers_become_float_parameters():
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     b.emit(Opcode.SCALE, x=x, factor=2)
@@ -50,12 +48,12 @@ def test_integers_become_float_parameters() -> None:
     assert type(node.params["factor"]) is float
 
 
-def test_a_barrier_has_no_result() -> None:
+def test_a_barrier_has_no_result():
     with pytest.raises(VerifyError, match="use barrier"):
         GraphBuilder("g").emit(Opcode.BARRIER)
 
 
-def test_what_it_builds_cannot_be_changed() -> None:
+def test_what_it_builds_cannot_be_changed():
     built = decoder()
     assert isinstance(built.buffers, MappingProxyType)
     with pytest.raises(TypeError):

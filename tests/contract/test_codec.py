@@ -1,10 +1,7 @@
 """The flat byte form of graphs: exact round trips, one encoding per graph, no damage accepted."""
 
-from __future__ import annotations
-
 import hashlib
 import mmap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,7 +28,7 @@ def signed(blob: bytearray) -> bytes:
     return bytes(blob)
 
 
-def test_a_graph_survives() -> None:
+def test_a_graph_survives():
     again = decode(BLOB)
     assert again == GRAPH
     assert list(again.buffers) == list(GRAPH.buffers)
@@ -43,17 +40,17 @@ def test_a_graph_survives() -> None:
 )
 @settings(max_examples=10)
 @given(data=st.data())
-def test_every_opcode_survives(opcode: Opcode, data: st.DataObject) -> None:
+def test_every_opcode_survives(opcode, data):
     graph = data.draw(well_formed(opcode)).build()
     assert decode(encode(graph)) == graph
 
 
-def test_building_a_graph_again_gives_the_same_bytes() -> None:
+def test_building_a_graph_again_gives_the_same_bytes():
     assert encode(decoder()) == BLOB
     assert graph_digest(decoder()) == graph_digest(GRAPH) == BLOB[DIGEST].hex()
 
 
-def test_the_order_of_arguments_does_not_show() -> None:
+def test_the_order_of_arguments_does_not_show():
     """Operands and parameters are encoded in table order, whatever order they were given in."""
     nodes = tuple(
         type(node)(
@@ -67,11 +64,11 @@ def test_the_order_of_arguments_does_not_show() -> None:
     assert encode(Graph(GRAPH.name, GRAPH.stage, GRAPH.buffers, nodes)) == BLOB
 
 
-def test_another_graph_has_another_digest() -> None:
+def test_another_graph_has_another_digest():
     assert graph_digest(decoder(1)) != graph_digest(decoder(2))
 
 
-def test_a_mapped_file_decodes_in_place(tmp_path: Path) -> None:
+def test_a_mapped_file_decodes_in_place(tmp_path):
     """Sections are views of the mapping: the decoder's arrays do not own their memory."""
     path = tmp_path / "graph.zir"
     path.write_bytes(BLOB)
@@ -84,13 +81,13 @@ def test_a_mapped_file_decodes_in_place(tmp_path: Path) -> None:
         view.release()
 
 
-def test_sections_are_aligned() -> None:
+def test_sections_are_aligned():
     header = np.frombuffer(BLOB, HEADER, 1)[0]
     assert all(start % codec.ALIGNMENT == 0 for _, start, _ in codec._layout(header))
     assert len(header["sections"]) == len(SECTIONS)
 
 
-def test_any_changed_byte_is_noticed() -> None:
+def test_any_changed_byte_is_noticed():
     for offset in range(len(BLOB)):
         damaged = bytearray(BLOB)
         damaged[offset] ^= 1 << offset % 8
@@ -98,7 +95,7 @@ def test_any_changed_byte_is_noticed() -> None:
             decode(damaged)
 
 
-def test_any_truncation_is_noticed() -> None:
+def test_any_truncation_is_noticed():
     for length in range(len(BLOB)):
         with pytest.raises(CodecError):
             decode(BLOB[:length])
@@ -108,7 +105,7 @@ def test_any_truncation_is_noticed() -> None:
 
 @settings(max_examples=120)
 @given(offset=st.integers(0, len(BLOB) - 1), change=st.integers(1, 255))
-def test_a_forged_digest_gets_no_further_than_a_typed_error(offset: int, change: int) -> None:
+def test_a_forged_digest_gets_no_further_than_a_typed_error(offset, change):
     """Bytes that were changed and signed again decode to a verified graph or raise our errors."""
     forged = bytearray(BLOB)
     forged[offset] ^= change
@@ -119,7 +116,7 @@ def test_a_forged_digest_gets_no_further_than_a_typed_error(offset: int, change:
     encode(graph)
 
 
-def test_a_later_version_says_so() -> None:
+def test_a_later_version_says_so():
     later = bytearray(BLOB)
     later[4:6] = (codec.IR_VERSION + 1).to_bytes(2, "little")
     with pytest.raises(CodecError, match="newer release; this build reads version 2") as caught:
@@ -127,16 +124,14 @@ def test_a_later_version_says_so() -> None:
     assert (caught.value.section, caught.value.offset) == ("header", 4)
 
 
-def test_another_kind_of_file_says_so() -> None:
+def test_another_kind_of_file_says_so():
     with pytest.raises(CodecError, match="not a graph"):
         decode(b"GGUF" + BLOB[4:])
     with pytest.raises(CodecError, match="not a graph"):
         decode(b"")
 
 
-def test_a_graph_that_breaks_a_rule_is_neither_written_nor_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_graph_that_breaks_a_rule_is_neither_written_nor_read(monkeypatch):
     empty = Graph(GRAPH.name, GRAPH.stage, GRAPH.buffers, ())
     with pytest.raises(VerifyError):
         encode(empty)
@@ -147,7 +142,7 @@ def test_a_graph_that_breaks_a_rule_is_neither_written_nor_read(
         decode(blob)
 
 
-def test_the_error_names_section_and_offset() -> None:
+def test_the_error_names_section_and_offset():
     forged = bytearray(BLOB)
     header = np.frombuffer(BLOB, HEADER, 1)[0]
     starts = {name: start for name, start, _ in codec._layout(header)}

@@ -1,7 +1,5 @@
 """Costs from the table, checked against counts done by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.dtypes import F16, F32, I32, Q4_K, Q6_K
@@ -24,7 +22,7 @@ def activation(b: GraphBuilder, name: str, *shape: int | str) -> View:
     return b.buffer(name, BufferKind.REQUEST, F32, shape)
 
 
-def test_a_quantized_matrix_counts_its_blocks() -> None:
+def test_a_quantized_matrix_counts_its_blocks():
     """A 512 x 256 Q4_K matrix is 512 blocks of 144 bytes."""
     b = GraphBuilder("g")
     w = weight(b, "w", 512, 256, dtype=Q4_K)
@@ -34,7 +32,7 @@ def test_a_quantized_matrix_counts_its_blocks() -> None:
     assert value.intensity == pytest.approx(value.flops / value.bytes_moved)
 
 
-def test_an_embedding_reads_rows_and_not_the_table() -> None:
+def test_an_embedding_reads_rows_and_not_the_table():
     b = GraphBuilder("g")
     table = weight(b, "w", 1000, 512, dtype=Q6_K)
     b.emit(Opcode.EMBED, query=b.request("q", "tokens", 4), table=table)
@@ -53,19 +51,19 @@ def attention(window: int) -> Cost:
     return only(b)[1]
 
 
-def test_attention_reads_its_context_and_not_the_pool() -> None:
+def test_attention_reads_its_context_and_not_the_pool():
     fixed = 3 * 64 * 4 + 3 * 16
     assert attention(0).bytes_read == fixed + 3 * 40 * 2 * 32 * 2 + 3 * 3 * 4
     assert attention(0).bytes_written == 3 * 64 * 4
     assert attention(0).flops == 3 * 4 * 40 * (4 * 16 + 18)
 
 
-def test_a_window_bounds_what_attention_reads() -> None:
+def test_a_window_bounds_what_attention_reads():
     assert attention(8).bytes_read == 3 * 64 * 4 + 3 * 16 + 3 * 8 * 2 * 32 * 2 + 3 * 4
     assert attention(1000) == attention(0)
 
 
-def test_a_scatter_into_the_pool_reads_nothing_of_it() -> None:
+def test_a_scatter_into_the_pool_reads_nothing_of_it():
     b = GraphBuilder("g")
     b.emit(
         Opcode.KV_WRITE_BATCHED, k=activation(b, "k", "tokens", 32),
@@ -80,7 +78,7 @@ def test_a_scatter_into_the_pool_reads_nothing_of_it() -> None:
 
 @pytest.mark.parametrize(("tokens", "experts_read"), [(1, 2), (2, 4), (100, 8)])
 @pytest.mark.parametrize("up", ["up", "gate"])
-def test_experts_are_read_once_each_at_most(tokens: int, experts_read: int, up: str) -> None:
+def test_experts_are_read_once_each_at_most(tokens, experts_read, up):
     """Twice as many where gates are matrices of their own."""
     b = GraphBuilder("g")
     b.emit(
@@ -94,7 +92,7 @@ def test_experts_are_read_once_each_at_most(tokens: int, experts_read: int, up: 
     assert value.bytes_read == stacks * experts_read * 16 * 144 + tokens * (256 * 4 + 2 * 4)
 
 
-def test_an_update_is_read_and_written() -> None:
+def test_an_update_is_read_and_written():
     b = GraphBuilder("g")
     b.emit(
         Opcode.SSM_CONV1D, x=activation(b, "x", "tokens", 8), weight=weight(b, "w", 8, 4),
@@ -107,14 +105,14 @@ def test_an_update_is_read_and_written() -> None:
     assert value.bytes_written == 3 * 8 * 4 + state
 
 
-def test_a_slice_costs_its_columns() -> None:
+def test_a_slice_costs_its_columns():
     b = GraphBuilder("g")
     x = activation(b, "x", "tokens", 64)
     b.emit(Opcode.ADD, a=x[0:16], b=x[16:32])
     assert only(b)[1] == Cost(2 * 3 * 16 * 4, 3 * 16 * 4, 3 * 16)
 
 
-def test_a_barrier_costs_nothing_and_totals_are_sums() -> None:
+def test_a_barrier_costs_nothing_and_totals_are_sums():
     graph = decoder()
     parts = [cost(node, graph, KEY, 40) for node in graph.nodes]
     assert graph_cost(graph, KEY, 40) == sum(parts, Cost())
@@ -122,14 +120,14 @@ def test_a_barrier_costs_nothing_and_totals_are_sums() -> None:
     assert barriers == [Cost(), Cost()]
 
 
-def test_twice_the_tokens_is_twice_the_work_on_the_same_weights() -> None:
+def test_twice_the_tokens_is_twice_the_work_on_the_same_weights():
     graph = decoder()
     one, two = (graph_cost(graph, ShapeKey(n, n), 40) for n in (4, 8))
     assert two.flops == 2 * one.flops
     assert one.bytes_read < two.bytes_read < 2 * one.bytes_read
 
 
-def test_index_outputs_count_four_bytes() -> None:
+def test_index_outputs_count_four_bytes():
     b = GraphBuilder("g")
     b.emit(
         Opcode.VERIFY_K, token=b.request("token", "rows"),

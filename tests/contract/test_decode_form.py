@@ -1,7 +1,5 @@
 """The decode form: which steps have it, that it verifies, and that every tier executes the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -27,7 +25,7 @@ GRAPHS: tuple[Callable[[], Graph], ...] = (decoder, slider, hybrid)
 
 
 @pytest.mark.parametrize("make", GRAPHS)
-def test_a_step_of_one_token_says_flash_attn(make: Callable[[], Graph]) -> None:
+def test_a_step_of_one_token_says_flash_attn(make):
     """Each attention node, under its name; the graph serves decode alone then, and verifies."""
     graph = make()
     found = decode_form(graph, ONE)
@@ -45,9 +43,7 @@ def test_a_step_of_one_token_says_flash_attn(make: Callable[[], Graph]) -> None:
 
 @pytest.mark.parametrize("make", GRAPHS)
 @pytest.mark.parametrize("bucket", LARGER, ids=str)
-def test_other_steps_are_as_the_family_wrote_them(
-    make: Callable[[], Graph], bucket: ShapeKey
-) -> None:
+def test_other_steps_are_as_the_family_wrote_them(make, bucket):
     """Two tokens may be of one slot."""
     graph = make()
     assert decode_form(graph, bucket) is graph
@@ -55,9 +51,7 @@ def test_other_steps_are_as_the_family_wrote_them(
 
 @pytest.mark.parametrize("make", GRAPHS)
 @pytest.mark.parametrize("parts", [1, 8])
-def test_packet_tiers_execute_the_same_operations(
-    make: Callable[[], Graph], parts: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_packet_tiers_execute_the_same_operations(make, parts, monkeypatch):
     """Op for op what the graph as it was written is lowered to."""
     graph = make()
     lowered = lower_graph(graph, ONE, parts, "opencl")
@@ -66,7 +60,7 @@ def test_packet_tiers_execute_the_same_operations(
     assert list(lowered.ops) == list(as_written.ops)
 
 
-def test_the_cpu_tier_lowers_it() -> None:
+def test_the_cpu_tier_lowers_it():
     """The tier of definitions executes the graph as it was written: it is the oracle."""
     graph = decoder()
     for definitions_only, opcode in ((False, Opcode.FLASH_ATTN), (True, Opcode.FLASH_ATTN_BATCHED)):

@@ -1,7 +1,5 @@
 """A recorded graph on a small tier: shapes of steps, replay and ports."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,7 @@ class Watched(CpuTier):
         self.steps = 0
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
-        return tuple(sorted({ShapeKey(min(1, largest.tokens), 0), largest}))
+        return tuple(sorted({ShapeKey(min(1, largest.tokens), 0), largest}, key=ShapeKey.pack))
 
     def lower(self, graph: Graph, buffers: Any, bucket: ShapeKey, inputs: InputLayout) -> CpuBatch:
         self.lowered.append(bucket)
@@ -86,7 +84,7 @@ ROW, ROWS = range(4), range(8)
 
 
 class TestForms:
-    def test_replay_computes_on_its_inputs_and_the_bound_buffers(self) -> None:
+    def test_replay_computes_on_its_inputs_and_the_bound_buffers(self):
         tier, out = Watched(), memory("out")
         graph = executable(tier, "double", 2.0, out)
         graph.replay(inputs_of(graph, *ROW))
@@ -95,7 +93,7 @@ class TestForms:
         assert floats(out).tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
         assert fence.done
 
-    def test_a_fence_holds_what_was_wanted_of_its_own_step(self) -> None:
+    def test_a_fence_holds_what_was_wanted_of_its_own_step(self):
         graph = executable(Watched(), "double", 2.0, memory("out"))
         first = graph.replay(inputs_of(graph, *ROWS), ["out"])
         second = graph.replay(inputs_of(graph, *ROW), ["out"])
@@ -103,13 +101,13 @@ class TestForms:
         assert second.outputs["out"].view(np.float32).tolist() == [0, 2, 4, 6]
         assert graph.replay(inputs_of(graph, *ROW)).outputs == {}
 
-    def test_a_step_takes_the_smallest_form_that_holds_it(self) -> None:
+    def test_a_step_takes_the_smallest_form_that_holds_it(self):
         tier = Watched()
         graph = executable(tier, "g", 2.0, memory("out"))
         assert graph.buckets == (ONE, TWO)
         assert [graph.bucket_of(ShapeKey(n, 0)) for n in (0, 1, 2)] == [ONE, ONE, TWO]
 
-    def test_a_form_is_lowered_once(self) -> None:
+    def test_a_form_is_lowered_once(self):
         tier = Watched()
         graph = executable(tier, "g", 2.0, memory("out"))
         for values in (ROW, ROWS, ROW, ROWS, ROW):
@@ -119,14 +117,14 @@ class TestForms:
         assert tier.steps == 5
 
     @pytest.mark.parametrize("step", [ShapeKey(3, 0), ShapeKey(1, 1)])
-    def test_a_step_larger_than_the_largest(self, step: ShapeKey) -> None:
+    def test_a_step_larger_than_the_largest(self, step):
         tier = Watched()
         graph = executable(tier, "g", 2.0, memory("out"))
         with pytest.raises(ExecutionError, match=f"graph g: a step of .*{step.tokens}.* is larger"):
             graph.replay(pack_inputs(graph.inputs, step, {}))
         assert tier.steps == 0
 
-    def test_a_batch_refuses_a_step_beyond_its_form(self) -> None:
+    def test_a_batch_refuses_a_step_beyond_its_form(self):
         tier = Watched()
         graph = executable(tier, "g", 2.0, memory("out"))
         batch = graph.batch(inputs_of(graph, *ROW))
@@ -135,7 +133,7 @@ class TestForms:
 
 
 class TestPorts:
-    def test_binding_another_buffer_drops_what_was_recorded(self) -> None:
+    def test_binding_another_buffer_drops_what_was_recorded(self):
         b, c = memory("b"), memory("c")
         graph = executable(Watched(), "g", 2.0, b)
         graph.record(ONE)
@@ -146,7 +144,7 @@ class TestPorts:
         graph.replay(inputs_of(graph, 1, 1, 1, 1))
         assert (floats(b).sum(), floats(c).sum()) == (0, 8)
 
-    def test_graphs_are_wired_by_sharing_a_buffer(self) -> None:
+    def test_graphs_are_wired_by_sharing_a_buffer(self):
         tier, shared, out = Watched(), memory("shared"), memory("out")
         first = executable(tier, "first", 2.0, shared)
         second = chained(tier, "second", 3.0, shared, out)
@@ -155,7 +153,7 @@ class TestPorts:
         assert floats(out)[:WIDTH].tolist() == [6.0] * WIDTH
 
     @pytest.mark.parametrize("port", ["side", "in", "scratch.half"])
-    def test_no_port(self, port: str) -> None:
+    def test_no_port(self, port):
         """Neither an unknown name, nor inputs, nor a step's own memory."""
         b = GraphBuilder("g")
         x = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", WIDTH))
@@ -164,11 +162,11 @@ class TestPorts:
         with pytest.raises(ExecutionError, match=f"graph g has no port '{port}'"):
             ExecutableGraph(Watched(), b.build(), {port: memory("c")}, ONE)
 
-    def test_recording_with_an_unbound_port(self) -> None:
+    def test_recording_with_an_unbound_port(self):
         graph = ExecutableGraph(Watched(), scale_graph("g", 2.0), {}, ONE)
         with pytest.raises(ExecutionError, match="port 'out' is not bound"):
             graph.record(ONE)
 
-    def test_a_buffer_too_small_for_the_largest_step(self) -> None:
+    def test_a_buffer_too_small_for_the_largest_step(self):
         with pytest.raises(ExecutionError, match=r"port 'out' needs 32 bytes .* has 16"):
             executable(Watched(), "g", 2.0, memory("b", 1))

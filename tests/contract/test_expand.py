@@ -1,7 +1,5 @@
 """Fused opcodes written out: the same bits, the same work, a graph that verifies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
@@ -43,14 +41,14 @@ class WrittenOut(CpuTier):
 
 
 @pytest.mark.parametrize("opcode", FUSED, ids=lambda opcode: opcode.name)
-def test_parts_leave_the_bits_of_the_definition(opcode: Opcode) -> None:
+def test_parts_leave_the_bits_of_the_definition(opcode):
     """On every parity case: any storage type, size, slice, absent operand and kind of values."""
     with WrittenOut() as tier:
         for case in generate(opcode):
             assert compare(tier, case) == {}, str(case)
 
 
-def test_a_wrong_part_is_noticed() -> None:
+def test_a_wrong_part_is_noticed():
     """Two products swapped fail the comparison above."""
 
     def swapped(graph: Graph) -> Graph:
@@ -71,7 +69,7 @@ def _with_y(node: Node, other: Node) -> Node:
 
 @pytest.mark.parametrize("opcode", FUSED, ids=lambda opcode: opcode.name)
 @given(data=st.data())
-def test_the_parts_verify(opcode: Opcode, data: st.DataObject) -> None:
+def test_the_parts_verify(opcode, data):
     """Whatever the shapes, no fused opcode is left and nothing else of the graph changes."""
     graph = data.draw(well_formed(opcode)).build()
     parts = expand(graph)
@@ -83,7 +81,7 @@ def test_the_parts_verify(opcode: Opcode, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("opcode", FUSED, ids=lambda opcode: opcode.name)
-def test_the_parts_compute_as_much_and_move_no_less(opcode: Opcode) -> None:
+def test_the_parts_compute_as_much_and_move_no_less(opcode):
     """The operations a fused opcode counts are those of its parts; what it saves is traffic."""
     for case in generate(opcode):
         if not case.shape.absent:
@@ -93,7 +91,7 @@ def test_the_parts_compute_as_much_and_move_no_less(opcode: Opcode) -> None:
             assert parts.bytes_moved >= fused.bytes_moved
 
 
-def test_what_is_kept_and_what_has_no_parts_stays() -> None:
+def test_what_is_kept_and_what_has_no_parts_stays():
     graph = decoder()
     assert expand(graph, frozenset(EXPANSIONS)) is graph
     parts = expand(graph)
@@ -103,7 +101,7 @@ def test_what_is_kept_and_what_has_no_parts_stays() -> None:
     assert (product.name, product.opcode) == ("lm_head.product", Opcode.MATMUL)
 
 
-def test_parts_take_no_name_that_the_graph_has() -> None:
+def test_parts_take_no_name_that_the_graph_has():
     """A node or buffer called as a part would be keeps its name."""
     b = GraphBuilder("g")
     given = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", 8))

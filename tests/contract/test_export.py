@@ -1,7 +1,5 @@
 """Exports: JSON with costs that add up, Graphviz that parses, both deterministic."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections import Counter
@@ -31,12 +29,12 @@ def dot_edges(text: str) -> list[tuple[str, str]]:
     return re.findall(r"^ +(\w+) -> (\w+) ", text, re.MULTILINE)
 
 
-def test_exports_are_deterministic() -> None:
+def test_exports_are_deterministic():
     assert json.dumps(to_document(GRAPH, KEY, 40)) == json.dumps(to_document(decoder(), KEY, 40))
     assert to_dot({"a": GRAPH}, KEY, 40) == to_dot({"a": decoder()}, KEY, 40)
 
 
-def test_json_holds_the_graph_and_its_cost() -> None:
+def test_json_holds_the_graph_and_its_cost():
     found = document()
     total = graph_cost(GRAPH, KEY, 40)
     assert found["digest"] == graph_digest(GRAPH)
@@ -51,12 +49,12 @@ def test_json_holds_the_graph_and_its_cost() -> None:
     assert counts == Counter(node.opcode.name for node in GRAPH.nodes)
 
 
-def test_json_shows_slices() -> None:
+def test_json_shows_slices():
     node = next(n for n in document()["nodes"] if n["name"] == "layer[0].k")
     assert node["operands"]["y"] == {"buffer": "layer[0].qkv", "columns": [32, 48]}
 
 
-def test_dot_has_a_cluster_a_layer_and_a_box_a_node() -> None:
+def test_dot_has_a_cluster_a_layer_and_a_box_a_node():
     text = to_dot({"tiny": GRAPH}, KEY, 40)
     assert text.count("subgraph cluster_g0_l") == 2
     boxes = re.findall(r"^ +g0_n\d+ \[label=", text, re.MULTILINE)
@@ -66,7 +64,7 @@ def test_dot_has_a_cluster_a_layer_and_a_box_a_node() -> None:
     assert bare.count("[") == bare.count("]")
 
 
-def test_dot_draws_the_flow_of_data() -> None:
+def test_dot_draws_the_flow_of_data():
     """An op that reads two slices is fed by the nodes that wrote them, and by no other."""
     text = to_dot({"tiny": GRAPH}, KEY, 40)
     number = {node.name: f"g0_n{i}" for i, node in enumerate(GRAPH.nodes)}
@@ -78,7 +76,7 @@ def test_dot_draws_the_flow_of_data() -> None:
     assert {number["layer[0].rope_q"], number["layer[0].kv_write"]} <= attention
 
 
-def test_dot_of_several_graphs_keeps_them_apart() -> None:
+def test_dot_of_several_graphs_keeps_them_apart():
     """A cluster a graph, none of its edges leads out of it, and every identifier is a box."""
     text = to_dot({"one": GRAPH, "three": decoder(3)}, KEY, 40)
     assert re.findall(r'subgraph cluster_g\d+ \{ label="(\w+)"', text) == ["one", "three"]
@@ -90,7 +88,7 @@ def test_dot_of_several_graphs_keeps_them_apart() -> None:
     assert {end for edge in edges for end in edge} <= set(boxes)
 
 
-def test_dot_escapes_names() -> None:
+def test_dot_escapes_names():
     b = GraphBuilder('a "quoted" \\ name')
     x = b.buffer('x"\n\\', BufferKind.REQUEST, F32, ("tokens", 8))
     b.emit(Opcode.SCALE, 'node "n" \\', x=x, factor=2.0, y=b.output("y", "tokens", 8))
@@ -101,6 +99,6 @@ def test_dot_escapes_names() -> None:
     assert bare.count("\n") == text.count("\n")
 
 
-def test_layers_are_read_from_labels() -> None:
+def test_layers_are_read_from_labels():
     assert layer_of("layer[12].norm") == 12
     assert layer_of("output.norm") is None

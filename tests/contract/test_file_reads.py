@@ -1,7 +1,5 @@
 """Bytes of mapped files are those of the file, however they are copied."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from contextlib import suppress
@@ -19,7 +17,7 @@ SIZE = 1 << 16
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     """A file of random bytes."""
     path = tmp_path / "file"
     path.write_bytes(np.random.default_rng(0).bytes(SIZE))
@@ -27,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def view(path: Path) -> Bytes:
+def view(path) -> Bytes:
     """The whole of the file, whose descriptor is closed."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
@@ -41,7 +39,7 @@ def copied(data: Bytes) -> Bytes:
     return target
 
 
-def test_every_view_of_a_mapping(path: Path, view: Bytes) -> None:
+def test_every_view_of_a_mapping(path, view):
     """Parts, rows, rows of which a part is copied, and what is no mapping at all."""
     expected = np.frombuffer(path.read_bytes(), np.uint8)
     for data, same in (
@@ -55,9 +53,7 @@ def test_every_view_of_a_mapping(path: Path, view: Bytes) -> None:
         assert np.array_equal(copied(data), same)
 
 
-def test_the_file_is_read_and_not_the_mapping(
-    path: Path, view: Bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_file_is_read_and_not_the_mapping(path, view, monkeypatch):
     """And where that fails or ends early, the mapping is copied."""
     if not hasattr(os, "preadv"):
         machine_lacks("reads at an offset of a file (preadv)")
@@ -76,7 +72,7 @@ def test_the_file_is_read_and_not_the_mapping(
     assert offsets == [500]
 
 
-def test_a_file_stays_open_as_long_as_its_mapping(path: Path) -> None:
+def test_a_file_stays_open_as_long_as_its_mapping(path):
     """No longer, and its number is not taken for that of another file afterwards."""
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), SIZE, access=mmap.ACCESS_READ)
@@ -100,7 +96,7 @@ def open_files() -> set[str]:
     return found
 
 
-def test_where_a_view_lies(path: Path, view: Bytes) -> None:
+def test_where_a_view_lies(path, view):
     """Contiguous parts of the mapping have an offset; nothing else has."""
     found = file_range(view[96:896].reshape(8, 100)[2:5])
     assert found is not None
@@ -110,7 +106,7 @@ def test_where_a_view_lies(path: Path, view: Bytes) -> None:
     assert file_range(view.copy()) is None
 
 
-def test_forgotten_pages_are_read_again(path: Path, view: Bytes) -> None:
+def test_forgotten_pages_are_read_again(path, view):
     """Whole pages and parts of pages hold the bytes of the file afterwards."""
     expected = path.read_bytes()
     for part in (view, view[100:200], view[4096:12288], view[5000:5000]):

@@ -1,7 +1,5 @@
 """The flow of data: by columns, through updates in place, from before the step."""
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 from contract.dtypes import F32
@@ -24,25 +22,25 @@ def reads(name: str) -> set[tuple[str | None, str]]:
     }
 
 
-def test_a_reader_depends_on_the_columns_it_reads_and_no_others() -> None:
+def test_a_reader_depends_on_the_columns_it_reads_and_no_others():
     assert ("layer[0].v", "layer[0].qkv") in reads("layer[0].kv_write")
     assert reads("layer[0].rope_q") == {
         ("layer[0].q", "layer[0].qkv"), (None, "constant.rope"), (None, "request.query"),
     }  # fmt: skip
 
 
-def test_state_flows_from_before_the_step_until_it_is_updated() -> None:
+def test_state_flows_from_before_the_step_until_it_is_updated():
     assert (None, "state.kv[0]") in reads("layer[0].kv_write")
     attended = {pair for pair in reads("layer[0].attention") if pair[1] == "state.kv[0]"}
     assert attended == {("layer[0].kv_write", "state.kv[0]")}
     assert FLOW.last["state.kv[0]"] == (NUMBER["layer[0].kv_write"],)
 
 
-def test_a_barrier_reads_nothing() -> None:
+def test_a_barrier_reads_nothing():
     assert FLOW.reads[NUMBER["barrier"]] == ()
 
 
-def test_an_update_takes_over_only_what_it_covers() -> None:
+def test_an_update_takes_over_only_what_it_covers():
     """Columns beside an update are still those of who wrote the whole buffer."""
     state = BufferDecl("s", BufferKind.STATE, F32, (1, 3, 8))
 
@@ -56,7 +54,7 @@ def test_an_update_takes_over_only_what_it_covers() -> None:
     assert found == [[None], [0], [0], [0, 1, 2], [3]]
 
 
-def test_a_buffer_nobody_wrote_comes_from_before_the_step() -> None:
+def test_a_buffer_nobody_wrote_comes_from_before_the_step():
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     b.emit(Opcode.SCALE, x=x, factor=2.0, y=b.output("y", "tokens", 8))

@@ -1,7 +1,5 @@
 """A step's inputs as one block: where each buffer lies, and what comes back out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -36,7 +34,7 @@ steps = st.builds(ShapeKey, st.integers(0, 40), st.integers(0, 40))
 
 
 @given(sizes, steps)
-def test_buffers_are_apart_and_aligned(buffers: list[tuple[int, str]], largest: ShapeKey) -> None:
+def test_buffers_are_apart_and_aligned(buffers, largest):
     """The STEP record comes first, every buffer has room for the largest step, none overlap."""
     graph = graph_of([width for width, _ in buffers], [symbol for _, symbol in buffers])
     layout = input_layout(graph, largest)
@@ -52,9 +50,7 @@ def test_buffers_are_apart_and_aligned(buffers: list[tuple[int, str]], largest: 
 
 
 @given(sizes, steps, st.integers(0, 2**32 - 1))
-def test_what_is_packed_can_be_read(
-    buffers: list[tuple[int, str]], step: ShapeKey, first_event: int
-) -> None:
+def test_what_is_packed_can_be_read(buffers, step, first_event):
     graph = graph_of([width for width, _ in buffers], [symbol for _, symbol in buffers])
     largest = ShapeKey(40, 40)
     layout = input_layout(graph, largest)
@@ -72,13 +68,13 @@ def test_what_is_packed_can_be_read(
         assert (block[start : start + array.nbytes] == array).all()
 
 
-def test_a_buffer_the_graph_lacks() -> None:
+def test_a_buffer_the_graph_lacks():
     layout = input_layout(graph_of([], []), ShapeKey(1, 1))
     with pytest.raises(KeyError, match=r"request\.page_table"):
         pack_inputs(layout, ShapeKey(1, 1), {"request.page_table": np.zeros(1, np.int32)})
 
 
-def test_the_record_is_four_words() -> None:
+def test_the_record_is_four_words():
     """What a kernel reads as int32 words, whatever the rest of the block."""
     assert STEP.itemsize == I32.block_bytes * 4
     assert list(STEP.names or ()) == ["tokens", "rows", "first_event", "reserved"]
@@ -113,9 +109,7 @@ class Block:
         max_size=60,
     )
 )
-def test_a_copy_is_the_block_however_long_ago_it_was_made(
-    steps: list[tuple[int, int, int, bool]],
-) -> None:
+def test_a_copy_is_the_block_however_long_ago_it_was_made(steps):
     """Three copies, each used now and then, of two blocks, sometimes without the rows."""
     blocks = [Block(seed) for seed in range(2)]
     copies = [InputCopy(np.zeros(120, np.uint8)) for _ in range(3)]
@@ -126,7 +120,7 @@ def test_a_copy_is_the_block_however_long_ago_it_was_made(
         assert (copy.data[:100] == block.data).all()
 
 
-def test_a_row_that_did_not_change_is_not_copied() -> None:
+def test_a_row_that_did_not_change_is_not_copied():
     """Versions decide: a change without a new version is not copied."""
     block, copy = Block(1), InputCopy(np.zeros(100, np.uint8))
     copy.update(block.data, block.rows)

@@ -1,7 +1,5 @@
 """The ``.zrt`` kernel file: exact round trips, every field checked, no damage accepted."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 
@@ -61,13 +59,13 @@ def kernels(draw: st.DrawFn) -> KernelHeader:
 
 
 @given(kernel=kernels())
-def test_a_kernel_survives(kernel: KernelHeader) -> None:
+def test_a_kernel_survives(kernel):
     blob = encode_kernel(kernel)
     assert decode_kernel(blob) == kernel
     assert encode_kernel(decode_kernel(blob)) == blob
 
 
-def test_the_fixed_offsets_of_the_format() -> None:
+def test_the_fixed_offsets_of_the_format():
     """A reader that knows only the documented offsets finds every field."""
 
     def word(offset: int, size: int = 4) -> int:
@@ -85,7 +83,7 @@ def test_the_fixed_offsets_of_the_format() -> None:
 
 
 @pytest.mark.parametrize("blob", [BLOB, encode_kernel(NUMPY)], ids=["gfx1201", "cpu"])
-def test_any_changed_byte_is_noticed(blob: bytes) -> None:
+def test_any_changed_byte_is_noticed(blob):
     for offset in range(len(blob)):
         damaged = bytearray(blob)
         damaged[offset] ^= 1 << offset % 8
@@ -93,7 +91,7 @@ def test_any_changed_byte_is_noticed(blob: bytes) -> None:
             decode_kernel(bytes(damaged))
 
 
-def test_any_truncation_or_addition_is_noticed() -> None:
+def test_any_truncation_or_addition_is_noticed():
     for length in range(len(BLOB)):
         with pytest.raises(CodecError):
             decode_kernel(BLOB[:length])
@@ -103,7 +101,7 @@ def test_any_truncation_or_addition_is_noticed() -> None:
 
 @settings(max_examples=120)
 @given(offset=st.integers(0, len(BLOB) - 1), change=st.integers(1, 255))
-def test_a_forged_digest_gets_no_further_than_a_typed_error(offset: int, change: int) -> None:
+def test_a_forged_digest_gets_no_further_than_a_typed_error(offset, change):
     """A changed and re-signed file is a kernel the encoder would have written, or a CodecError."""
     forged = bytearray(BLOB)
     forged[offset] ^= change
@@ -116,7 +114,7 @@ def test_a_forged_digest_gets_no_further_than_a_typed_error(offset: int, change:
 
 
 @pytest.mark.parametrize(("version", "word"), [(1, "older"), (3, "newer")])
-def test_another_abi_version_says_so(version: int, word: str) -> None:
+def test_another_abi_version_says_so(version, word):
     other = bytearray(BLOB)
     other[4] = version
     with pytest.raises(CodecError, match=f"is {version}, {word} than the 2") as caught:
@@ -140,19 +138,19 @@ def test_another_abi_version_says_so(version: int, word: str) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_field_out_of_range_names_its_offset(change: dict[str, object], offset: int) -> None:
+def test_a_field_out_of_range_names_its_offset(change, offset):
     with pytest.raises(CodecError) as caught:
         encode_kernel(dataclasses.replace(GFX1201, **change))
     assert caught.value.offset == offset
 
 
 @pytest.mark.parametrize("field", k._AMD_ONLY)
-def test_register_words_belong_to_amd_targets(field: str) -> None:
+def test_register_words_belong_to_amd_targets(field):
     with pytest.raises(CodecError, match="must be 0 for CPU_NUMPY"):
         encode_kernel(dataclasses.replace(NUMPY, **{field: 1}))
 
 
-def test_an_unknown_target() -> None:
+def test_an_unknown_target():
     other = bytearray(BLOB)
     other[6] = 0x7E
     with pytest.raises(CodecError, match="0x7e is unknown"):

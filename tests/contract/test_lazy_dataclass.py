@@ -1,7 +1,5 @@
 """Classes of this module do what those of the standard library do."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import pickle
@@ -53,7 +51,7 @@ class Open:
 
 @DEFINE
 @pytest.mark.parametrize("how", [{}, {"slots": True}, {"frozen": True, "slots": True}])
-def test_fields_and_defaults(dataclass: Define, how: dict[str, Any]) -> None:
+def test_fields_and_defaults(dataclass, how):
     """In order, by name, from factories, and without a parameter."""
     kind = point(dataclass, **how)
     one, other = kind(1), kind(1, 2.5, ["a"], quiet=8, last=4)
@@ -67,7 +65,7 @@ def test_fields_and_defaults(dataclass: Define, how: dict[str, Any]) -> None:
 
 
 @DEFINE
-def test_wrong_arguments_are_refused(dataclass: Define) -> None:
+def test_wrong_arguments_are_refused(dataclass):
     """In the same words, before and after the first object was made."""
     kind = point(dataclass)
     for _ in range(2):
@@ -81,7 +79,7 @@ def test_wrong_arguments_are_refused(dataclass: Define) -> None:
 
 @DEFINE
 @pytest.mark.parametrize("objects", [0, 1, 100])
-def test_objects_are_the_same_however_many_were_made(dataclass: Define, objects: int) -> None:
+def test_objects_are_the_same_however_many_were_made(dataclass, objects):
     """A factory is called once for each object, what comes after the fields once, and wrong
     arguments call neither."""
     calls: list[str] = []
@@ -109,7 +107,7 @@ def test_objects_are_the_same_however_many_were_made(dataclass: Define, objects:
 
 
 @DEFINE
-def test_fields_are_found_and_checked(dataclass: Define) -> None:
+def test_fields_are_found_and_checked(dataclass):
     """Defaults are attributes of a class without slots; what is no field is refused."""
     kind = point(dataclass)
     assert (kind.y, kind.COUNT, hasattr(kind, "names")) == (2.5, 3, False)
@@ -129,7 +127,7 @@ def test_fields_are_found_and_checked(dataclass: Define) -> None:
 
 
 @DEFINE
-def test_a_default_is_followed_by_defaults(dataclass: Define) -> None:
+def test_a_default_is_followed_by_defaults(dataclass):
     """Refused at the definition."""
     wrong = type("Wrong", (), {"__annotations__": {"a": "int", "b": "int"}, "a": 1})
     with pytest.raises(TypeError, match="non-default argument 'b' follows default argument"):
@@ -137,7 +135,7 @@ def test_a_default_is_followed_by_defaults(dataclass: Define) -> None:
 
 
 @DEFINE
-def test_equality_and_words(dataclass: Define) -> None:
+def test_equality_and_words(dataclass):
     """Of one class, by what is compared; a representation that meets itself ends."""
     kind = point(dataclass)
     assert kind(1) == kind(1, quiet=0)
@@ -152,7 +150,7 @@ def test_equality_and_words(dataclass: Define) -> None:
 
 
 @DEFINE
-def test_a_single_field_is_compared_as_a_tuple(dataclass: Define) -> None:
+def test_a_single_field_is_compared_as_a_tuple(dataclass):
     """One object that does not equal itself is the same all the same."""
 
     @dataclass(frozen=True)
@@ -170,7 +168,7 @@ def test_a_single_field_is_compared_as_a_tuple(dataclass: Define) -> None:
 
 
 @DEFINE
-def test_frozen(dataclass: Define) -> None:
+def test_frozen(dataclass):
     """Nothing is assigned or deleted; an heir has fields of its own that may be."""
 
     @dataclass(frozen=True)
@@ -196,7 +194,7 @@ def test_frozen(dataclass: Define) -> None:
 
 
 @DEFINE
-def test_methods_of_the_class_stay(dataclass: Define) -> None:
+def test_methods_of_the_class_stay(dataclass):
     """What it says of itself is not replaced, and it may check what it was given."""
 
     @dataclass(frozen=True)
@@ -221,7 +219,7 @@ def test_methods_of_the_class_stay(dataclass: Define) -> None:
 
 
 @DEFINE
-def test_heirs_have_all_fields(dataclass: Define) -> None:
+def test_heirs_have_all_fields(dataclass):
     """In the order of the classes, whichever of them makes an object first."""
 
     @dataclass(slots=True)
@@ -239,7 +237,7 @@ def test_heirs_have_all_fields(dataclass: Define) -> None:
 
 @pytest.mark.parametrize("heirs", [dataclasses.dataclass, lazy_dataclass.dataclass])
 @DEFINE
-def test_heirs_are_frozen_as_what_they_inherit_from(dataclass: Define, heirs: Define) -> None:
+def test_heirs_are_frozen_as_what_they_inherit_from(dataclass, heirs):
     """Whichever of the two defines either; else the definition is refused."""
 
     @dataclass(frozen=True)
@@ -262,7 +260,7 @@ def test_heirs_are_frozen_as_what_they_inherit_from(dataclass: Define, heirs: De
             heirs(frozen=frozen)(type("Other", (base,), {"__annotations__": {"b": int}}))
 
 
-def test_copies_and_pickles() -> None:
+def test_copies_and_pickles():
     """Frozen or not."""
     for one in (Kept(1, (2,)), Open(3)):
         for again in (pickle.loads(pickle.dumps(one)), copy.copy(one), copy.deepcopy(one)):
@@ -270,7 +268,7 @@ def test_copies_and_pickles() -> None:
     assert pickle.loads(pickle.dumps(Kept(1))) == Kept(1)
 
 
-def test_objects_by_identity_and_weak_references() -> None:
+def test_objects_by_identity_and_weak_references():
     """Without ``eq`` two are never the same, and one may be referred to weakly."""
 
     @lazy_dataclass.dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -283,7 +281,7 @@ def test_objects_by_identity_and_weak_references() -> None:
     assert weakref.ref(one)() is one
 
 
-def test_what_is_left_out_is_refused() -> None:
+def test_what_is_left_out_is_refused():
     """At the definition."""
     for left_out in ("repr", "init", "order", "unsafe_hash"):
         with pytest.raises(TypeError, match=left_out):

@@ -1,7 +1,5 @@
 """The opcode table itself, and the page of the docs printed from it."""
 
-from __future__ import annotations
-
 from contract.ir.opcode_table import COLUMNS, markdown_table
 from contract.opcodes import Opcode
 from contract.ops import TABLE
@@ -20,12 +18,12 @@ GONE = {19, 22, 23, 73}
 """Numbers of opcodes that are no more."""
 
 
-def test_the_docs_page_is_the_table() -> None:
+def test_the_docs_page_is_the_table():
     """Regenerate with ``python -m contract.ir.opcode_table > docs/opcodes.md``."""
     assert (ROOT / "docs" / "opcodes.md").read_text(encoding="utf-8") == markdown_table()
 
 
-def test_the_page_has_a_complete_row_an_opcode() -> None:
+def test_the_page_has_a_complete_row_an_opcode():
     rows = [line for line in markdown_table().splitlines() if line.startswith("| ")][2:]
     assert len(rows) == len(Opcode)
     for row, opcode in zip(rows, sorted(Opcode), strict=True):
@@ -36,18 +34,18 @@ def test_the_page_has_a_complete_row_an_opcode() -> None:
             assert f"`{operand.name}" in row
 
 
-def test_numbers_of_the_design_are_never_given_away() -> None:
+def test_numbers_of_the_design_are_never_given_away():
     kept = {number: name for number, name in enumerate(DESIGN_OPCODES, 1) if number not in GONE}
     assert {int(opcode): opcode.name for opcode in Opcode if opcode < 64} == kept
     assert not GONE & set(Opcode)
 
 
-def test_every_opcode_fits_the_bindings() -> None:
+def test_every_opcode_fits_the_bindings():
     for spec in TABLE.values():
         assert len(spec.operands) <= MAX_BINDINGS, spec.name
 
 
-def test_names_are_unambiguous() -> None:
+def test_names_are_unambiguous():
     """Operands and parameters share the keywords of one call; costs name real operands."""
     for spec in TABLE.values():
         names = [o.name for o in spec.operands] + [p.name for p in spec.params]
@@ -57,5 +55,5 @@ def test_names_are_unambiguous() -> None:
         assert set(spec.stored) <= {o.name for o in spec.operands if o.access is Access.UPDATE}
 
 
-def test_every_opcode_but_barrier_produces_something() -> None:
+def test_every_opcode_but_barrier_produces_something():
     assert [spec.name for spec in TABLE.values() if not spec.outputs] == ["barrier"]

@@ -1,8 +1,6 @@
 """Output rows selected early: which nodes are of rows then, when a graph stays as it was, and that
 what is moved behind the selection computes row by row."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -48,7 +46,7 @@ def with_kind(graph: Graph, buffer: str, kind: BufferKind) -> Graph:
     return replace(graph, buffers=MappingProxyType({**graph.buffers, buffer: decl}))
 
 
-def test_all_behind_the_last_attention_is_of_rows() -> None:
+def test_all_behind_the_last_attention_is_of_rows():
     graph = prune_rows(slider(), MANY)
     verify(graph)
     assert of_rows(graph) == [
@@ -62,7 +60,7 @@ def test_all_behind_the_last_attention_is_of_rows() -> None:
     ]
 
 
-def test_experts_are_of_rows() -> None:
+def test_experts_are_of_rows():
     graph = prune_rows(hybrid(), MANY)
     verify(graph)
     experts = [f"{name}[3]" for name in ("router", "experts_in", "experts_gated", "experts_out")]
@@ -71,7 +69,7 @@ def test_experts_are_of_rows() -> None:
     assert not any("[2]" in name for name in found if name != "experts_out[2].rows")
 
 
-def test_nodes_keep_their_names_and_their_order() -> None:
+def test_nodes_keep_their_names_and_their_order():
     for graph in (decoder(), slider(), hybrid()):
         early = select_rows_early(graph)
         verify(early)
@@ -83,7 +81,7 @@ def test_nodes_keep_their_names_and_their_order() -> None:
         assert select_rows_early(early) is early
 
 
-def test_a_gate_in_front_of_attention_is_of_rows_too() -> None:
+def test_a_gate_in_front_of_attention_is_of_rows_too():
     """A recurrent layer's gate is a product of the normed tokens, which others read as well: rows
     are normed again."""
     graph = select_rows_early(hybrid(replace(TINY, layers=3)))
@@ -96,7 +94,7 @@ def test_a_gate_in_front_of_attention_is_of_rows_too() -> None:
     assert {"ssm_gated[2]", "ssm_out[2]"} <= set(of_rows(graph))
 
 
-def test_what_is_saved_is_the_last_layers_work() -> None:
+def test_what_is_saved_is_the_last_layers_work():
     """Of a layer all but the products of queries, keys and values, and attention."""
     graph, key = slider(), ShapeKey(512, 1)
     late, early = (
@@ -110,13 +108,13 @@ def test_what_is_saved_is_the_last_layers_work() -> None:
 @pytest.mark.parametrize(
     "bucket", [(1, 1), (4, 4), (4, 1), (12, 12), (16, 1), (16, 16), (64, 17), (64, 64), (512, 512)]
 )
-def test_forms_of_decoding_stay_as_they_are(bucket: tuple[int, int]) -> None:
+def test_forms_of_decoding_stay_as_they_are(bucket):
     """Few tokens, or more rows than a quarter of them."""
     graph = slider()
     assert prune_rows(graph, ShapeKey(*bucket)) is graph
 
 
-def test_what_others_see_is_of_all_tokens() -> None:
+def test_what_others_see_is_of_all_tokens():
     """A result the host reads, and all in front of it, is not selected from."""
     graph = slider()
     for last in ("scratch.ffn_residual[3]", "scratch.select_rows"):
@@ -130,14 +128,14 @@ def test_what_others_see_is_of_all_tokens() -> None:
     assert "attn_residual[3]" not in of_rows(early)
 
 
-def test_what_cannot_be_selected_leaves_the_graph() -> None:
+def test_what_cannot_be_selected_leaves_the_graph():
     """SELECT_ROWS has no rows of integers: of experts that somebody sees nothing is selected."""
     shown = with_kind(hybrid(), "scratch.ids[3]", BufferKind.OUTPUT)
     verify(shown)
     assert select_rows_early(shown) is shown
 
 
-def test_graphs_without_exactly_one_selection_of_rows() -> None:
+def test_graphs_without_exactly_one_selection_of_rows():
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
     x = b.buffer("in", BufferKind.REQUEST, F32, ("tokens", 8))
@@ -150,7 +148,7 @@ def test_graphs_without_exactly_one_selection_of_rows() -> None:
     assert select_rows_early(twice) is twice
 
 
-def test_columns_are_selected_alone_and_names_are_new() -> None:
+def test_columns_are_selected_alone_and_names_are_new():
     """Of a wider buffer its columns; a name that the graph has gets a mark."""
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
@@ -170,7 +168,7 @@ def test_columns_are_selected_alone_and_names_are_new() -> None:
     assert "scratch.selected" not in early.buffers
 
 
-def test_columns_written_later_are_no_matter() -> None:
+def test_columns_written_later_are_no_matter():
     """Of a buffer whose other columns are written behind the node that reads some."""
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
@@ -188,7 +186,7 @@ def test_columns_written_later_are_no_matter() -> None:
     assert [node.name for node in early.nodes] == names
 
 
-def test_what_is_updated_in_place_is_not_selected_from() -> None:
+def test_what_is_updated_in_place_is_not_selected_from():
     """It may have other rows where they would be selected."""
     b = GraphBuilder("g")
     rows = b.request("request.output_rows", "rows")
@@ -205,7 +203,7 @@ def test_what_is_updated_in_place_is_not_selected_from() -> None:
 
 
 @pytest.mark.parametrize("opcode", sorted(ROW_BY_ROW), ids=lambda opcode: opcode.name)
-def test_rows_are_computed_alone(opcode: Opcode) -> None:
+def test_rows_are_computed_alone(opcode):
     """By the definitions: of some rows of the operands, in any order, those rows of the results."""
     tried = 0
     for case in (case for case in generate(opcode) if case.dtype in FORMATS):

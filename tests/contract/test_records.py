@@ -1,7 +1,5 @@
 """Records a device reads are whole numbers of 32-bit little-endian words, as the table says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,7 @@ RECORDS = {
 
 
 @pytest.mark.parametrize("name", [*RECORDS, "SLOT", "PAGE_META"])
-def test_a_record_is_packed_words(name: str) -> None:
+def test_a_record_is_packed_words(name):
     """Four-byte fields at consecutive offsets: an int32 array is a view of the records."""
     dtype: np.dtype[np.void] = getattr(records, name)
     offset = 0
@@ -32,7 +30,7 @@ def test_a_record_is_packed_words(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_has_the_words_its_operand_has(name: str) -> None:
+def test_a_record_has_the_words_its_operand_has(name):
     opcode, operand, words = RECORDS[name]
     assert TABLE[opcode].operand(operand).dims[-1] == str(words)
     assert getattr(records, name).itemsize == 4 * words

@@ -1,7 +1,5 @@
 """The scratch plan: buffers alive at the same time never share bytes, dead ones do."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,7 +34,7 @@ def chain(data: st.DataObject) -> Graph:
 
 @settings(max_examples=60)
 @given(data=st.data(), tokens=st.integers(1, 40))
-def test_live_buffers_do_not_overlap(data: st.DataObject, tokens: int) -> None:
+def test_live_buffers_do_not_overlap(data, tokens):
     graph, key = chain(data), ShapeKey(tokens, 1)
     plan = plan_scratch(graph, key)
     alive = lifetimes(graph)
@@ -53,6 +51,6 @@ def test_live_buffers_do_not_overlap(data: st.DataObject, tokens: int) -> None:
                 assert stop <= other_start or other_stop <= start
 
 
-def test_memory_does_not_grow_with_the_layers() -> None:
+def test_memory_does_not_grow_with_the_layers():
     key = ShapeKey(8, 8)
     assert plan_scratch(decoder(8), key).nbytes == plan_scratch(decoder(2), key).nbytes

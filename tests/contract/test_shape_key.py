@@ -1,7 +1,5 @@
 """ShapeKeys pack into 64 bits and back."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,24 +10,24 @@ SIZES = st.integers(0, MAX_SIZE)
 
 
 @given(SIZES, SIZES)
-def test_a_key_survives_packing(tokens: int, rows: int) -> None:
+def test_a_key_survives_packing(tokens, rows):
     key = ShapeKey(tokens, rows)
     assert 0 <= key.pack() < 2**64
     assert ShapeKey.unpack(key.pack()) == key
 
 
 @given(SIZES, SIZES, SIZES, SIZES)
-def test_packed_keys_sort_as_keys(a: int, b: int, c: int, d: int) -> None:
+def test_packed_keys_sort_as_keys(a, b, c, d):
     first, second = ShapeKey(a, b), ShapeKey(c, d)
     assert (first < second) == (first.pack() < second.pack())
 
 
-def test_the_symbols_are_the_fields() -> None:
+def test_the_symbols_are_the_fields():
     assert tuple(ShapeKey(3, 2).sizes()) == SYMBOLS
     assert ShapeKey(3, 2).sizes() == {"tokens": 3, "rows": 2}
 
 
 @pytest.mark.parametrize("sizes", [(-1, 0), (0, -1), (2**32, 0), (0, 2**32)])
-def test_a_size_that_does_not_pack(sizes: tuple[int, int]) -> None:
+def test_a_size_that_does_not_pack(sizes):
     with pytest.raises(ValueError, match="outside"):
         ShapeKey(*sizes)

@@ -1,7 +1,5 @@
 """Every row of the table: random well-formed operands verify, a wrong dimension does not."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -49,7 +47,7 @@ def changed(dim: Dim, step: int) -> Dim:
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
 @settings(max_examples=12)
 @given(data=st.data())
-def test_well_formed_nodes_verify(opcode: Opcode, data: st.DataObject) -> None:
+def test_well_formed_nodes_verify(opcode, data):
     """Whatever sizes are drawn, a node whose operands agree builds, verifies and has a cost. The
     rule gives every omitted output the shape a full node would have had. An output whose
     size is no product of others has to be named, in the one size that the constraint takes."""
@@ -82,7 +80,7 @@ def test_well_formed_nodes_verify(opcode: Opcode, data: st.DataObject) -> None:
             assert shape_of(operand, bound) == drawn.shapes[operand.name]
 
 
-def test_bindings_belong_to_whoever_asked() -> None:
+def test_bindings_belong_to_whoever_asked():
     """What one caller does to them, the next one with the same shapes does not see."""
     spec = TABLE[Opcode.ADD]
     shapes: dict[str, tuple[Dim, ...]] = {"a": ("tokens", 8), "b": ("tokens", 8)}
@@ -95,7 +93,7 @@ def test_bindings_belong_to_whoever_asked() -> None:
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
 @settings(max_examples=12)
 @given(data=st.data())
-def test_one_wrong_dimension_is_rejected(opcode: Opcode, data: st.DataObject) -> None:
+def test_one_wrong_dimension_is_rejected(opcode, data):
     """Changing any single determined dimension breaks the shape rule, at the node's name."""
     drawn = data.draw(well_formed(opcode))
     name, axis = data.draw(st.sampled_from(determined(drawn.spec, drawn)))
@@ -110,7 +108,7 @@ def test_one_wrong_dimension_is_rejected(opcode: Opcode, data: st.DataObject) ->
 @pytest.mark.parametrize("opcode", OPCODES, ids=lambda opcode: TABLE[opcode].name)
 @settings(max_examples=12)
 @given(data=st.data())
-def test_one_wrong_rank_is_rejected(opcode: Opcode, data: st.DataObject) -> None:
+def test_one_wrong_rank_is_rejected(opcode, data):
     """An operand with a dimension too many breaks the shape rule."""
     drawn = data.draw(well_formed(opcode))
     name = data.draw(st.sampled_from(sorted(drawn.shapes)))

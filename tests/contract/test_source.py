@@ -1,7 +1,5 @@
 """Row slices of tensors: text form and meaning."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +26,7 @@ def drawn_slices(groups: st.SearchStrategy[int], depth: int) -> st.SearchStrateg
 
 
 @given(st.none() | drawn_slices(st.integers(1, 60), 3))
-def test_text_and_back(rows: RowSlice | None) -> None:
+def test_text_and_back(rows):
     """parse_source inverts str."""
     source = WeightSource("blk.0.attn_q.weight", rows)
     assert parse_source(str(source)) == source
@@ -37,19 +35,19 @@ def test_text_and_back(rows: RowSlice | None) -> None:
 @pytest.mark.parametrize(
     "text", ["", "a[0:1]", "a[1:1/2]", "a[0:3/2]", "a[0:1/2]b", "[0:1/2]", "a[0:3/4][0:1/2]"]
 )
-def test_what_is_no_source(text: str) -> None:
+def test_what_is_no_source(text):
     """Malformed text and empty or overlong slices are refused."""
     with pytest.raises(ValueError, match=r"names no tensor|rows"):
         parse_source(text)
 
 
-def test_rows_of_every_group() -> None:
+def test_rows_of_every_group():
     """Rows 1 and 2 of every three."""
     rows = np.arange(12, dtype=np.uint8).reshape(6, 2)
     assert RowSlice(1, 3, 3).take(rows).tolist() == rows[[1, 2, 4, 5]].tolist()
 
 
-def test_rows_of_rows() -> None:
+def test_rows_of_rows():
     """Of rows 0 to 3 of every five, the first of every two."""
     rows = np.arange(20, dtype=np.uint8).reshape(10, 2)
     chosen = RowSlice(0, 4, 5, RowSlice(0, 1, 2))
@@ -59,7 +57,7 @@ def test_rows_of_rows() -> None:
 
 
 @given(drawn_slices(st.integers(1, 60), 3), st.integers(1, 3))
-def test_the_rows_kept_are_the_same_in_every_group(rows: RowSlice, groups: int) -> None:
+def test_the_rows_kept_are_the_same_in_every_group(rows, groups):
     whole = np.arange(groups * rows.group)[:, None]
     expected = [group * rows.group + row for group in range(groups) for row in rows.selected()]
     assert rows.take(whole)[:, 0].tolist() == expected
@@ -73,7 +71,7 @@ def test_the_rows_kept_are_the_same_in_every_group(rows: RowSlice, groups: int) 
         (WeightSource(ONES, None, (-1,) * 300), "1*2^(-1x300)"),
     ],
 )
-def test_powers_of_two(source: WeightSource, text: str) -> None:
+def test_powers_of_two(source, text):
     """They survive as text, and multiply columns."""
     assert str(source) == text
     assert parse_source(text) == source

@@ -1,7 +1,5 @@
 """Requests and tenants: defaults change nothing, every field out of range is named."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -22,9 +20,10 @@ from contract.types import (
     Tenant,
     TokenEvent,
 )
+from tests.tables import table
 
 
-def test_defaults_are_greedy_and_valid() -> None:
+def test_defaults_are_greedy_and_valid():
     sampling = SamplingParams()
     sampling.validate()
     assert sampling.temperature == 0
@@ -49,7 +48,7 @@ def test_defaults_are_greedy_and_valid() -> None:
         ("repeat_last_n", (-1, 2**31, 1.0)), ("seed", (-1, 2**64, 1.0)),
     ],
 )  # fmt: skip
-def test_a_parameter_out_of_range_is_named(field: str, values: tuple[float, ...]) -> None:
+def test_a_parameter_out_of_range_is_named(field, values):
     for value in (*values, math.nan, math.inf, -math.inf, True, None, "1"):
         with pytest.raises(RequestError) as caught:
             dataclasses.replace(SamplingParams(), **{field: value}).validate()
@@ -65,33 +64,25 @@ def test_a_parameter_out_of_range_is_named(field: str, values: tuple[float, ...]
         seed=st.integers(0, 2**64 - 1),
     )
 )  # fmt: skip
-def test_everything_in_range_is_accepted(sampling: SamplingParams) -> None:
+def test_everything_in_range_is_accepted(sampling):
     sampling.validate()
 
 
 @pytest.mark.parametrize(
-    ("changes", "penalizes"),
-    [
-        ({"repeat_penalty": 1.1}, True),
-        ({"presence_penalty": 0.1}, True),
-        ({"frequency_penalty": -0.1}, True),
-        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, False),
-        ({"temperature": 1.0, "top_k": 5}, False),
-    ],
-    ids=str,
+    ("changes", "penalizes"), table(__file__, "test_types")["only_penalties_look_back"], ids=str
 )
-def test_only_penalties_look_back(changes: dict[str, float], penalizes: bool) -> None:
+def test_only_penalties_look_back(changes, penalizes):
     assert dataclasses.replace(SamplingParams(), **changes).penalizes is penalizes
 
 
-def test_a_plain_tenant_is_valid() -> None:
+def test_a_plain_tenant_is_valid():
     Tenant(0, "default").validate()
     Tenant(7, "team", 0.25, 1, 1, isolation_group=3, qos=QosClass.BATCH).validate()
     Tenant(2, "guaranteed", max_kv_pages=10, reserved_pages=10).validate()
     LOCAL_TENANT.validate()
 
 
-def test_the_local_tenant_is_the_one_of_a_request_that_names_none() -> None:
+def test_the_local_tenant_is_the_one_of_a_request_that_names_none():
     assert Request(1, (5,), 3).tenant == LOCAL_TENANT.id == 0
     quotas = (
         *(LOCAL_TENANT.max_slots, LOCAL_TENANT.max_kv_pages, LOCAL_TENANT.decode_tokens_per_s),
@@ -100,12 +91,12 @@ def test_the_local_tenant_is_the_one_of_a_request_that_names_none() -> None:
     assert set(quotas) == {MAX_INT32}
 
 
-def test_classes_are_ranked_from_the_most_urgent() -> None:
+def test_classes_are_ranked_from_the_most_urgent():
     assert [qos.rank for qos in QosClass] == [0, 1, 2]
     assert QosClass.INTERACTIVE.rank < QosClass.STANDARD.rank < QosClass.BATCH.rank
 
 
-def test_a_full_queue_says_how_deep_it_is_and_when_to_return() -> None:
+def test_a_full_queue_says_how_deep_it_is_and_when_to_return():
     error = QueueFull(1024, 2.4)
     assert isinstance(error, ZincError)
     assert (error.depth, error.retry_after) == (1024, 2.4)
@@ -122,6 +113,6 @@ def test_a_full_queue_says_how_deep_it_is_and_when_to_return() -> None:
         ("max_context", 0), ("reserved_pages", -1), ("reserved_pages", 4097),
     ],
 )  # fmt: skip
-def test_a_tenant_field_out_of_range_is_named(field: str, value: object) -> None:
+def test_a_tenant_field_out_of_range_is_named(field, value):
     with pytest.raises(ConfigError, match=field):
         dataclasses.replace(Tenant(1, "team"), **{field: value}).validate()

@@ -1,9 +1,6 @@
 """Graphs without the nodes whose results nobody asks for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -39,7 +36,7 @@ def names(graph: Graph) -> list[str]:
     return [node.name for node in graph.nodes]
 
 
-def test_what_nobody_reads_goes_with_its_buffer() -> None:
+def test_what_nobody_reads_goes_with_its_buffer():
     shorter = without_outputs(two_outputs(), ["more"])
     verify(shorter)
     assert names(shorter) == ["less"]
@@ -47,18 +44,18 @@ def test_what_nobody_reads_goes_with_its_buffer() -> None:
 
 
 @pytest.mark.parametrize("requested", [[], ["less"], ["unknown"]])
-def test_what_a_node_reads_stays(requested: list[str]) -> None:
+def test_what_a_node_reads_stays(requested):
     graph = two_outputs()
     assert without_outputs(graph, requested) is graph
 
 
-def test_barriers_write_nothing_and_stay() -> None:
+def test_barriers_write_nothing_and_stay():
     graph = decoder()
     assert Opcode.BARRIER in graph.opcodes
     assert without_outputs(graph, LOG_PROBABILITIES) is graph
 
 
-def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) -> None:
+def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path):
     """A model's graph with log-probabilities is, without them, the one that never had any."""
     limits = Limits(2, 64, 8, step_rows=2)
     model = open_model(tiny_model_path)
@@ -76,7 +73,7 @@ def test_listing_adds_nothing_but_what_can_be_left_out(tiny_model_path: Path) ->
         assert kinds == [1, 2, 2, 4]
 
 
-def test_hidden_states_cost_only_the_steps_that_hand_them_over(tiny_model_path: Path) -> None:
+def test_hidden_states_cost_only_the_steps_that_hand_them_over(tiny_model_path):
     limits = Limits(2, 64, 8, step_rows=2)
     model = open_model(tiny_model_path)
     with model.file:
@@ -90,7 +87,7 @@ def test_hidden_states_cost_only_the_steps_that_hand_them_over(tiny_model_path: 
     assert (kinds_of_steps(whole), kinds_of_steps(plain)) == (2, 1)
 
 
-def test_a_seldom_group_is_lowered_ahead_by_itself_only() -> None:
+def test_a_seldom_group_is_lowered_ahead_by_itself_only():
     builder = GraphBuilder("g")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
     for name in ("y", "one", "two", "rare"):
@@ -110,7 +107,7 @@ def test_a_seldom_group_is_lowered_ahead_by_itself_only() -> None:
 
 
 @pytest.mark.parametrize("requested", [(), ("more",)])
-def test_optional_outputs_are_made_for_who_wants_them(requested: tuple[str, ...]) -> None:
+def test_optional_outputs_are_made_for_who_wants_them(requested):
     """Whoever wants none has fewer packets, and the bytes of the output are not touched."""
     graph = two_outputs()
     with CpuTier() as tier:

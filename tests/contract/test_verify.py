@@ -1,7 +1,5 @@
 """Every rule of the verifier: the smallest graph that breaks it, the node and the rule it names."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -19,7 +17,7 @@ from tests.contract.graphs import decoder
 from tests.contract.small_graphs import INPUT, OUT, TMP, K, add, buffer, graph, rejected, scale
 
 
-def test_a_good_graph_passes() -> None:
+def test_a_good_graph_passes():
     verify(graph(scale("s", "in", "out")))
     verify(decoder())
 
@@ -41,6 +39,9 @@ def norm(**params: Scalar) -> Graph:
 
 SELECTED = (INPUT, buffer("rows", K.REQUEST, ("rows",), I32), buffer("y", K.OUTPUT, ("rows", 8)))
 PACKED = (buffer("w", K.WEIGHT, (8, 64), Q4_0), buffer("x", K.REQUEST, ("tokens", 48)), OUT)
+ROWS = (buffer("w", K.WEIGHT, (16, 64), Q4_0), buffer("x64", K.REQUEST, ("tokens", 64)), OUT,
+        buffer("query", K.REQUEST, ("tokens", 4), I32),
+        buffer("y64", K.OUTPUT, ("tokens", 64)))  # fmt: skip
 WIDE = buffer("wide", K.REQUEST, ("tokens", 16))
 ADDED = {"a": "in", "b": "in", "y": "out"}
 BAD: list[tuple[Graph, str, Rule, str]] = [
@@ -71,22 +72,30 @@ BAD: list[tuple[Graph, str, Rule, str]] = [
            buffers=SELECTED), "n", Rule.VIEW_COLUMNS, ""),
     (graph(node(Opcode.MATMUL, {}, x="x", weight=View("w", (0, 48)), y="out"), buffers=PACKED), "n",
      Rule.VIEW_COLUMNS, ""),
+    *((graph(node(Opcode.MATMUL, {}, x="x64", weight=View("w", rows=rows), y="out"), buffers=ROWS),
+       "n", Rule.VIEW_ROWS, "") for rows in (0, -1, 17)),
+    (graph(node(Opcode.MATMUL, {}, x="x64", weight=View("w", (0, 32), 8), y="out"), buffers=ROWS),
+     "n", Rule.VIEW_ROWS, ""),
+    (graph(node(Opcode.MATMUL, {}, x=View("x64", rows=1), weight=View("w", rows=8), y="out"),
+           buffers=ROWS), "n", Rule.VIEW_ROWS, ""),
+    (graph(node(Opcode.EMBED, {}, query="query", table=View("w", rows=8), y="y64"), buffers=ROWS),
+     "n", Rule.VIEW_ROWS, "reads whole matrices"),
     (graph(add("n", "in", "wide", "out"), buffers=(INPUT, WIDE, OUT)), "n", Rule.SHAPE_RULE,
      "expected 8"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("bad", "name", "rule", "detail"), BAD)
-def test_a_graph_that_breaks_a_rule(bad: Graph, name: str, rule: Rule, detail: str) -> None:
+def test_a_graph_that_breaks_a_rule(bad, name, rule, detail):
     assert detail in rejected(bad, name, rule)
 
 
-def test_an_optional_operand_may_be_absent_and_others_not() -> None:
+def test_an_optional_operand_may_be_absent_and_others_not():
     verify(norm(groups=1))
 
 
 @pytest.mark.parametrize("heads", [2, 4])
-def test_heads_that_share_a_block_of_their_pages(heads: int) -> None:
+def test_heads_that_share_a_block_of_their_pages(heads):
     """A row of the pages is one head: one of 16 channels is half a block."""
 
     def written(head_dim: int) -> Graph:
@@ -123,7 +132,7 @@ def test_heads_that_share_a_block_of_their_pages(heads: int) -> None:
         ),
     ],
 )
-def test_a_node_behind_one_that_is_almost_the_same(wrong: Node, rule: Rule) -> None:
+def test_a_node_behind_one_that_is_almost_the_same(wrong, rule):
     """Nodes that are alike are checked once: those that differ in anything are not alike."""
     others = buffer("half", K.REQUEST, dtype=F16), buffer("narrow", K.REQUEST, ("tokens", 4))
     buffers = INPUT, TMP, OUT, buffer("like out", K.OUTPUT), *others
@@ -132,7 +141,7 @@ def test_a_node_behind_one_that_is_almost_the_same(wrong: Node, rule: Rule) -> N
     rejected(graph(first, wrong, buffers=buffers), "s", rule)
 
 
-def test_a_constraint_of_the_table() -> None:
+def test_a_constraint_of_the_table():
     buffers = (
         buffer("q", K.REQUEST, ("tokens", 12)), buffer("kv", K.STATE, (3, 2, 16, 2, 4)),
         buffer("pages", K.REQUEST, (1, 3), I32), buffer("query", K.REQUEST, ("tokens", 4), I32),
@@ -149,7 +158,7 @@ def test_a_constraint_of_the_table() -> None:
     rejected(graph(decode_only, buffers=buffers), "n", Rule.STAGE)
 
 
-def test_masks_and_lists_fit_the_vocabulary() -> None:
+def test_masks_and_lists_fit_the_vocabulary():
     """33 tokens need two words of mask; no more of them can be listed, nor more than 20 of many."""
     buffers = (
         buffer("logits", K.REQUEST, ("rows", 33)), buffer("sampling", K.REQUEST, ("rows", 16), I32),
@@ -181,7 +190,7 @@ def test_masks_and_lists_fit_the_vocabulary() -> None:
         ({"scale": 2.0**-21}, "scale is 4.76837158203125e-07, below 9.53674e-07"),
     ],
 )
-def test_what_attention_cannot_do_exactly(params: dict[str, float], problem: str) -> None:
+def test_what_attention_cannot_do_exactly(params, problem):
     """A product would leave int32, or a score the normal numbers."""
     given = {"heads": 1, "kv_heads": 1, "head_dim": 8, "scale": 0.5, **params}
     size = int(given["head_dim"])
@@ -202,13 +211,13 @@ def test_what_attention_cannot_do_exactly(params: dict[str, float], problem: str
         built()
 
 
-def test_a_storage_type_the_operand_does_not_take() -> None:
+def test_a_storage_type_the_operand_does_not_take():
     half = buffer("half", K.REQUEST, dtype=F16)
     bad = graph(add("n", "in", "half", "out"), buffers=(INPUT, half, OUT))
     assert "expected f32" in rejected(bad, "n", Rule.DTYPE)
 
 
-def test_a_decode_op_serves_a_decode_graph_only() -> None:
+def test_a_decode_op_serves_a_decode_graph_only():
     assert TABLE[Opcode.FLASH_ATTN].stages is Stage.DECODE
     b = GraphBuilder("g", Stage.DECODE)
     y = b.emit(
@@ -223,7 +232,7 @@ def test_a_decode_op_serves_a_decode_graph_only() -> None:
         rejected(dataclasses.replace(good, stage=stage), "n", Rule.STAGE)
 
 
-def test_more_buffers_than_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_buffers_than_can_be_bound(monkeypatch):
     """No opcode has more than MAX_BINDINGS operands, so the limit is lowered to reach the rule."""
     assert max(len(spec.operands) for spec in TABLE.values()) <= MAX_BINDINGS
     b = buffer("in2", K.REQUEST)
@@ -235,6 +244,6 @@ def test_more_buffers_than_can_be_bound(monkeypatch: pytest.MonkeyPatch) -> None
     verify(graph(add("n", "in", "in", "out")))
 
 
-def test_every_rule_has_a_distinct_stable_value() -> None:
+def test_every_rule_has_a_distinct_stable_value():
     assert len({rule.value for rule in Rule}) == len(Rule)
     assert Rule("unguarded read after in-place write") is Rule.UNGUARDED_READ

@@ -1,7 +1,5 @@
 """Random attention steps: several slots, pages in random order, garbage where nothing is stored."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Expert weights on the CPU tier: prepared when first used, within a limit of memory."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -26,7 +24,7 @@ def products(
     return out
 
 
-def test_an_expert_nobody_uses_is_not_prepared() -> None:
+def test_an_expert_nobody_uses_is_not_prepared():
     """The memory is that of the experts used so far."""
     weight = expert_matrices(Q8_0, EXPERTS, ROWS, COLUMNS, 1)
     experts = PreparedExperts()
@@ -39,7 +37,7 @@ def test_an_expert_nobody_uses_is_not_prepared() -> None:
     assert experts.nbytes == two * 3 // 2
 
 
-def test_more_experts_than_the_limit_allows() -> None:
+def test_more_experts_than_the_limit_allows():
     """The least recently used go, and every result is that of the definition."""
     weight = expert_matrices(Q4_K, EXPERTS, ROWS, COLUMNS, 2)
     one = PreparedExperts()
@@ -56,7 +54,7 @@ def test_more_experts_than_the_limit_allows() -> None:
     assert experts.prepare(weight, 5) is kept
 
 
-def test_forgetting_a_weight_drops_its_experts() -> None:
+def test_forgetting_a_weight_drops_its_experts():
     """Memory that another weight may occupy next is not remembered."""
     matrices = PreparedMatrices()
     weight = expert_matrices(Q8_0, EXPERTS, ROWS, COLUMNS, 4)
@@ -67,7 +65,7 @@ def test_forgetting_a_weight_drops_its_experts() -> None:
     assert matrices.nbytes == 0
 
 
-def test_many_threads_want_the_same_experts() -> None:
+def test_many_threads_want_the_same_experts():
     """Concurrent steps prepare an expert once as far as the memory counts."""
     weight = expert_matrices(Q8_0, EXPERTS, ROWS, COLUMNS, 5)
     experts, alone = PreparedExperts(), PreparedExperts()
@@ -78,7 +76,7 @@ def test_many_threads_want_the_same_experts() -> None:
     assert experts.nbytes == alone.nbytes
 
 
-def test_threads_that_take_turns_at_experts_change_no_bit() -> None:
+def test_threads_that_take_turns_at_experts_change_no_bit():
     """Enough work for two threads, every expert of a token with an activation of its own."""
     weight = expert_matrices(Q8_0, 3, 512, 1024, 6)
     x = np.random.default_rng(7).standard_normal((20, 2, 1024), dtype=np.float32)

@@ -1,7 +1,5 @@
 """What the CPU tier computes of a model's last layer, and that it does not show in the bits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,7 +11,6 @@ from contract.ops import TABLE
 from reference.cpu.experts import Call
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
-from tests.conftest import SyntheticModel
 from tests.families_table import EACH_KIND, FAMILIES
 from tests.few_rows import ATTENDS_LAST, STEPS, assert_definitions, differences, run_steps
 from tests.long_cases import long_except
@@ -46,11 +43,11 @@ def counts(model: Model, tier: Counting, step: int) -> dict[str, int]:
 
 
 @pytest.fixture
-def dense(synthetic_model: SyntheticModel) -> Model:
+def dense(synthetic_model) -> Model:
     return open_model(synthetic_model(architecture="qwen3", quant="q4_k_m", layers=2))
 
 
-def test_the_last_layer_is_computed_for_its_rows(dense: Model) -> None:
+def test_the_last_layer_is_computed_for_its_rows(dense):
     """Keys and values of all tokens, whatever stands behind attention of the rows alone."""
     (chunks, rows), tokens = STEPS[0], 23
     assert sum(count for _, count in chunks) == tokens
@@ -63,14 +60,14 @@ def test_the_last_layer_is_computed_for_its_rows(dense: Model) -> None:
     assert found["attention[1].rows"] == found["ffn_residual[0].rows"] == len(rows)
 
 
-def test_a_chunk_that_nobody_reads_ends_with_attention(dense: Model) -> None:
+def test_a_chunk_that_nobody_reads_ends_with_attention(dense):
     with Counting() as tier:
         found = counts(dense, tier, 1)
     assert found["attention[1]"] == 19
     assert {found[name] for name in ("attn_output[1]", "ffn_down[1]", "lm_head")} == {0}
 
 
-def test_definitions_run_the_graph_as_it_was_written(dense: Model) -> None:
+def test_definitions_run_the_graph_as_it_was_written(dense):
     with Counting(definitions_only=True) as tier:
         found = counts(dense, tier, 0)
     assert found["ffn_residual[1]"] == 23
@@ -79,7 +76,7 @@ def test_definitions_run_the_graph_as_it_was_written(dense: Model) -> None:
 
 
 @pytest.mark.parametrize("name", [*long_except(FAMILIES, *EACH_KIND), "attends last"])
-def test_bits_are_those_of_the_definitions(synthetic_model: SyntheticModel, name: str) -> None:
+def test_bits_are_those_of_the_definitions(synthetic_model, name):
     """Logits, hidden states, tokens and all that outlives a step, of each kind of layer."""
     fields = FAMILIES.get(name, ATTENDS_LAST)
     model = open_model(synthetic_model(quant="q4_k_m", **fields))
@@ -87,7 +84,7 @@ def test_bits_are_those_of_the_definitions(synthetic_model: SyntheticModel, name
         assert_definitions(model, tier)
 
 
-def test_other_rows_would_be_noticed(dense: Model) -> None:
+def test_other_rows_would_be_noticed(dense):
     """The residual of a neighbouring row fails the comparison above."""
     with CpuTier(1) as tier:
         expected = run_steps(dense, tier)

@@ -1,7 +1,5 @@
 """The CPU tier's delta-net kernels have the bits of the definitions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -51,9 +49,7 @@ CONV_EXTRAS = ("bias", "input_gate", "output_gate")
 )
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_convolution_equals_definition(
-    query: NDArray[np.int32], seed: int, history: int, extras: set[str], threads: int
-) -> None:
+def test_convolution_equals_definition(query, seed, history, extras, threads):
     """Any step, with any of the optional operands; more channels than a thread takes at a time."""
     rng = np.random.default_rng(seed)
     channels = 300
@@ -81,9 +77,7 @@ def test_convolution_equals_definition(
 )
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_recurrence_equals_definition(
-    query: NDArray[np.int32], seed: int, size: int, ratio: int, grouped: int, threads: int
-) -> None:
+def test_recurrence_equals_definition(query, seed, size, ratio, grouped, threads):
     """Any step, heads that fill no block of a thread, a slot that holds NaN."""
     rng = np.random.default_rng(seed)
     keys, values = 2, 2 * ratio
@@ -104,7 +98,7 @@ def test_recurrence_equals_definition(
     assert same(state, expected_state)
 
 
-def test_runs_end_where_another_sequence_begins() -> None:
+def test_runs_end_where_another_sequence_begins():
     """At a change of the slot and at position 0, even in one slot."""
     slots_positions = [(1, 4), (1, 5), (1, 0), (1, 1), (0, 0), (0, 0), (1, 2)]
     query = np.array([(0, slot, position, 0) for slot, position in slots_positions], np.int32)
@@ -118,7 +112,7 @@ def test_runs_end_where_another_sequence_begins() -> None:
     assert list(runs_of(query[:0])) == []
 
 
-def test_blocks_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_heads_change_nothing(monkeypatch):
     """One head at a time, or all: the same bits."""
     rng = np.random.default_rng(3)
     query = np.array([(0, 0, p, 0) for p in range(5)], np.int32)
@@ -144,9 +138,7 @@ def test_blocks_of_heads_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None
 )
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_scan_equals_definition(
-    query: NDArray[np.int32], seed: int, size: int, width: int, ratio: int, threads: int
-) -> None:
+def test_scan_equals_definition(query, seed, size, width, ratio, threads):
     """Any step; all heads at once or a few at a time."""
     rng = np.random.default_rng(seed)
     groups, heads = 2, 2 * ratio

@@ -1,7 +1,5 @@
 """The scratch plan: nothing that lives at the same time shares a byte, everything is aligned."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,7 +58,7 @@ def conflicts(graph: Graph, plan: ScratchPlan, key: ShapeKey) -> list[tuple[str,
 
 @given(graph=graphs(), key=KEYS)
 @settings(deadline=None)
-def test_no_two_living_buffers_overlap(graph: Graph, key: ShapeKey) -> None:
+def test_no_two_living_buffers_overlap(graph, key):
     """Whatever the graph and the sizes."""
     plan = plan_scratch(graph, key)
     assert set(plan.offsets) == set(lifetimes(graph))
@@ -69,7 +67,7 @@ def test_no_two_living_buffers_overlap(graph: Graph, key: ShapeKey) -> None:
 
 @given(graph=graphs(), key=KEYS)
 @settings(deadline=None)
-def test_offsets_are_aligned_and_inside_the_arena(graph: Graph, key: ShapeKey) -> None:
+def test_offsets_are_aligned_and_inside_the_arena(graph, key):
     """Every buffer starts at a multiple of the alignment and ends before the arena does."""
     plan = plan_scratch(graph, key)
     for name, offset in plan.offsets.items():
@@ -79,7 +77,7 @@ def test_offsets_are_aligned_and_inside_the_arena(graph: Graph, key: ShapeKey) -
 
 @given(graph=graphs(), key=KEYS)
 @settings(deadline=None, max_examples=30)
-def test_plan_is_deterministic(graph: Graph, key: ShapeKey) -> None:
+def test_plan_is_deterministic(graph, key):
     """The same graph and key give the same plan."""
     assert plan_scratch(graph, key) == plan_scratch(graph, key)
 
@@ -94,13 +92,13 @@ def chain(length: int) -> Graph:
     return builder.build()
 
 
-def test_chain_reuses_two_buffers() -> None:
+def test_chain_reuses_two_buffers():
     """Memory does not grow with depth."""
     key = ShapeKey(16, 1)
     assert plan_scratch(chain(40), key).nbytes == plan_scratch(chain(1), key).nbytes
 
 
-def test_shared_bytes_are_found() -> None:
+def test_shared_bytes_are_found():
     """Negative control: a plan that puts everything at offset 0 is caught."""
     graph, key = chain(3), ShapeKey(16, 1)
     broken = ScratchPlan(dict.fromkeys(lifetimes(graph), 0), 4096)

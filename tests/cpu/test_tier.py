@@ -1,7 +1,5 @@
 """The CPU tier behind the contract: errors, memory, and its two ways of computing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -72,20 +70,20 @@ def run(tier: CpuTier, tokens: list[int], rows: list[int]) -> NDArray[np.float32
 
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("tokens", [[3], [1, 2, 3, 10, 0], [5] * 40])
-def test_fast_kernels_equal_definitions(threads: int, tokens: list[int]) -> None:
+def test_fast_kernels_equal_definitions(threads, tokens):
     """A whole graph, scratch reuse included, has the same bits both ways."""
     rows = [len(tokens) - 1, 0]
     with CpuTier(threads) as fast, CpuTier(definitions_only=True) as plain:
         assert (run(fast, tokens, rows) == run(plain, tokens, rows)).all()
 
 
-def test_step_without_output_rows() -> None:
+def test_step_without_output_rows():
     """A prefill chunk that wants no logits runs."""
     with CpuTier(1) as tier:
         assert run(tier, [1, 2, 3], []).shape == (0, VOCAB)
 
 
-def test_rows_do_not_depend_on_the_batch() -> None:
+def test_rows_do_not_depend_on_the_batch():
     """Every token's logits are those it has alone."""
     tokens = [4, 0, 9, 9, 2]
     with CpuTier(2) as tier:
@@ -94,7 +92,7 @@ def test_rows_do_not_depend_on_the_batch() -> None:
             assert (run(tier, [token], [0])[0] == together[row]).all()
 
 
-def test_missing_opcode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_opcode_is_named(monkeypatch):
     """Lowering refuses the graph before anything runs."""
     absent = Opcode.SSM_CONV1D
     known = {opcode: function for opcode, function in DEFINITIONS.items() if opcode is not absent}
@@ -105,7 +103,7 @@ def test_missing_opcode_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.opcodes == (absent.name,)
 
 
-def test_absurd_allocation_is_refused() -> None:
+def test_absurd_allocation_is_refused():
     """An exabyte is an error of the tier, not of numpy, and names the buffer."""
     decl = BufferDecl("kv.0", BufferKind.STATE, F32, (1 << 58,))
     with CpuTier(1) as tier, pytest.raises(OutOfMemory, match=r"kv\.0") as caught:
@@ -113,7 +111,7 @@ def test_absurd_allocation_is_refused() -> None:
     assert caught.value.needed == 1 << 60
 
 
-def test_upload_is_a_view() -> None:
+def test_upload_is_a_view():
     """Weights are mapped, never copied."""
     data = random_blocks(Q8_0, 3, 64, 1)
     with CpuTier(1) as tier:
@@ -134,7 +132,7 @@ def multiply(tier: CpuTier, dtype: DType, blocks: NDArray[np.uint8], columns: in
     return run_graph(tier, builder.build(), ShapeKey(1, 0), contents)["y"].view(np.float32)
 
 
-def test_freed_weight_is_forgotten() -> None:
+def test_freed_weight_is_forgotten():
     """A second model in the memory of the first gets its own products."""
     blocks = random_blocks(Q8_0, 4, 64, 1)
     ones = np.ones((1, 64), np.float32)
@@ -145,7 +143,7 @@ def test_freed_weight_is_forgotten() -> None:
         assert (multiply(tier, Q8_0, blocks, 64) == expected).all()
 
 
-def test_two_matrices_that_start_at_one_address() -> None:
+def test_two_matrices_that_start_at_one_address():
     """A matrix and its first rows are two weights."""
     blocks = random_blocks(Q8_0, 6, 64, 1)
     ones = np.ones((1, 64), np.float32)
@@ -163,7 +161,7 @@ def test_two_matrices_that_start_at_one_address() -> None:
         assert (y["y.some"].view(np.float32) == expected[:2]).all()
 
 
-def test_absurd_scratch_is_refused() -> None:
+def test_absurd_scratch_is_refused():
     """Lowering for more tokens than memory holds is OutOfMemory too."""
     graph = feed_forward()
     with CpuTier(1) as tier:

@@ -1,7 +1,5 @@
 """Opening tiers by name: what this build has, what it lacks, and how it says so."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest
@@ -14,25 +12,25 @@ from zinc_rt.arguments import TierName
 
 
 @pytest.mark.parametrize("name", [AUTO, "cpu"])
-def test_cpu_always_opens(name: str) -> None:
+def test_cpu_always_opens(name):
     """By name and as the best there is on a machine without a device."""
     with open_tier(name, TierOptions(threads=1)) as tier:
         assert tier.info.name in TIERS
 
 
-def test_every_tier_of_the_design_is_built() -> None:
+def test_every_tier_of_the_design_is_built():
     """None of the names that programs list is empty, and options take each."""
     assert set(TIERS) == set(TIER_NAMES)
     assert settings_table.TIERS == get_args(TierName) == (AUTO, *TIER_NAMES)
 
 
-def test_unknown_name() -> None:
+def test_unknown_name():
     """A misspelt tier lists the names there are."""
     with pytest.raises(TierUnavailable, match="choose one of auto, cpu"):
         open_tier("gpu")
 
 
-def test_probe_reports_every_tier_of_the_design() -> None:
+def test_probe_reports_every_tier_of_the_design():
     """One status each, in order; an unavailable one says why and what to do."""
     statuses = probe()
     assert tuple(status.name for status in statuses) == TIER_NAMES
@@ -50,7 +48,7 @@ tiers.open_tier = lambda name: print("no linker", flush=True) or os._exit(6)
 """
 
 
-def test_a_driver_that_ends_the_process_is_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_ends_the_process_is_a_status(monkeypatch):
     """The tiers after it are still found."""
     monkeypatch.setattr(tiers, "TIER_NAMES", ("cpu", "opencl", "intel"))
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from accel.cuda.delta_net import FEW_TOKENS, SLOTS
+from accel.cuda.delta_net import FEW_TOKENS, PARTS, SLOTS
 from contract.dtypes import I12
 from contract.ir.nodes import BufferKind
 from contract.shape_key import ShapeKey
@@ -34,8 +34,11 @@ MANY_HEADS = {"many heads": {"state": 32, "key_heads": 5, "value_heads": 10}}
 """More heads than a block of the launches around the recurrence has warps."""
 
 
-def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> RecordedModel:
-    """A model of one recurrent layer, whose slots have a past of so many states."""
+def recorded(
+    name: str, folder: Path, key: ShapeKey, states: int = 1, tokens: int = FEW_TOKENS + 16
+) -> RecordedModel:
+    """A model of one recurrent layer, whose slots have a past of so many states; steps have up to
+    so many tokens."""
     path = folder / f"delta-{name}.gguf"
     if not path.exists():
         architecture = "qwen3next" if name == "qwen3next" else "qwen35"
@@ -46,7 +49,8 @@ def recorded(name: str, folder: Path, key: ShapeKey, states: int = 1) -> Recorde
             "tiny", architecture=architecture, quant="q8_0", recurrent=recurrent, **SHAPE, **more
         )
         write_synthetic(path, spec)
-    limits = Limits(20, 96, 120, I12, step_tokens=FEW_TOKENS + 16, step_rows=4, slot_states=states)
+    rows = max(4, key.rows)
+    limits = Limits(20, 96, 120, I12, step_tokens=tokens, step_rows=rows, slot_states=states)
     model = RecordedModel(open_model(path), limits, key)
     rng = np.random.default_rng(11)
     for decl in model.graph.of_kind(BufferKind.STATE):
@@ -126,6 +130,40 @@ def test_slots_pass_through_the_blocks_there_are(name: str, folder: Path) -> Non
     run(steps, positions, slots)
 
 
+@pytest.mark.parametrize("prompts", [False, True])
+@pytest.mark.parametrize(("name", "tokens"), [("qwen35", 70), ("small", 390), ("short", 390)])
+def test_many_sequences_decode(name: str, tokens: int, prompts: bool, folder: Path) -> None:
+    """More tokens than others have such blocks for, and more than a block has threads, in a step
+    that has a row for each, and in one whose prompts have few."""
+    key, bucket = ShapeKey(tokens, 60 if prompts else tokens - 4), ShapeKey(tokens + 2, tokens)
+    steps = TunedSteps(
+        recorded(name, folder, key, tokens=tokens + 2), bucket, DEVICE, FILES, folder
+    )
+    ((first, *others),) = steps.runs
+    assert (first.entry, len(others)) == ("delta_slots", 5)
+    run(steps, [5 + i // 20 for i in range(tokens)], [7 * i % 20 for i in range(tokens)])
+
+
+def test_each_step_has_launches_of_its_own(folder: Path) -> None:
+    """Those for steps with prompts leave out one without, and the other way round."""
+    for rows, used in ((70, range(1)), (60, range(1, 6))):
+        key, bucket = ShapeKey(70, rows), ShapeKey(72, 72)
+        model = recorded("qwen35", folder, key, tokens=72)
+        steps = TunedSteps(model, bucket, DEVICE, FILES, folder)
+        given = model.inputs([1] * 70, [3] * 70, [n % 20 for n in range(70)])
+        steps.begin(given, {name: model.raw[name].copy() for name in steps.states})
+        (launches,) = steps.runs
+        for number, launch in enumerate(launches):
+            before = [steps.states[name].copy() for name in steps.states]
+            scratch = steps.scratch_before(range(0))
+            scratch.view(np.float32)[:] = 0.5
+            wrote = scratch.copy()
+            steps.launch(launch, scratch)
+            after = [steps.states[name] for name in steps.states]
+            changed = any((a != b).any() for a, b in zip(before, after, strict=True))
+            assert (changed or bool((wrote != scratch).any())) == (number in used)
+
+
 @pytest.mark.parametrize(("kilobytes", "at_once"), [(48, 1), (99, 2)])
 def test_devices_with_less_shared_memory(kilobytes: int, at_once: int, folder: Path) -> None:
     """Fewer chunks, or one block: the same bits."""
@@ -173,7 +211,7 @@ def test_blocks_share_the_heads_of_few_tokens(folder: Path) -> None:
     key, bucket = ShapeKey(7, 1), ShapeKey(8, 2)
     device = replace(DEVICE, multiprocessors=132)
     steps = TunedSteps(recorded("many heads", folder, key), bucket, device, FILES, folder)
-    assert [run[-1].grid[1] for run in steps.runs] == [1, 2, 1, 2]
+    assert [run[-1].grid[1] for run in steps.runs] == [1, 2, PARTS, 2]
     run(steps, [0, 3, 1, 2, 3, 4, 5], [0, 1, 0, 0, 0, 0, 0])
 
 

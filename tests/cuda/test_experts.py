@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from accel.cuda import expert_prompts
+from accel.cuda import expert_groups, expert_prompts
 from accel.cuda.device import Device
 from accel.packets.shares import Share
 from contract.dtypes import I12
@@ -199,27 +199,36 @@ def test_several_tokens(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "quant", "tokens", "most", "multiprocessors"),
+    ("name", "quant", "tokens", "most", "multiprocessors", "launches"),
     [
-        ("qwen3moe", "q4_k", 7, 9, 3),
-        ("qwen3moe", "q4_k", 7, 9, 132),
-        ("shared", "q5_k", 19, 20, 9),
-        pytest.param("shared", "q4_k_m", 40, 66, 3, marks=pytest.mark.long),
-        ("wide", "q6_k", 21, 21, 3),
-        ("qwen3moe", "q4_k", 37, 66, 4),
+        ("qwen3moe", "q4_k", 7, 9, 3, FIVE),
+        ("qwen3moe", "q4_k", 7, 9, 132, FIVE),
+        ("shared", "q5_k", 19, 20, 9, FIVE),
+        pytest.param("shared", "q4_k_m", 40, 66, 3, MANY, marks=pytest.mark.long),
+        ("wide", "q6_k", 21, 21, 3, FIVE),
+        ("qwen3moe", "q4_k", 37, 66, 4, MANY),
+        ("qwen3moe", "q4_k", 69, 70, 4, FIVE),
     ],
 )
 def test_tokens_that_share_experts(
-    name: str, quant: str, tokens: int, most: int, multiprocessors: int, folder: Path
+    name: str,
+    quant: str,
+    tokens: int,
+    most: int,
+    multiprocessors: int,
+    launches: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One to several chunks of an expert, full ones and others, which one or several columns of
     blocks pass over; more tokens than one block of the router takes, and with most tokens several
     groups of rows a block. So many rows are read that none are picked in front of it."""
     key, bucket = ShapeKey(tokens, tokens // 3), ShapeKey(most, most // 3)
     device = replace(DEVICE, multiprocessors=multiprocessors)
+    if launches is MANY:
+        monkeypatch.setattr(expert_groups, "FOUR_ROWS_TOKENS", most - 1)
     steps = TunedSteps(recorded(name, folder, key, quant), bucket, device, ROUTED, folder)
-    files = [[launch.source.name for launch in run] for run in steps.runs]
-    assert files == [FIVE if most <= 64 else MANY]
+    assert [[launch.source.name for launch in run] for run in steps.runs] == [launches]
     positions = [i // 2 for i in range(tokens)]
     run(steps, [i * 5 % 90 for i in range(tokens)], positions, [i % 2 for i in range(tokens)])
 

@@ -27,12 +27,12 @@ from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
-from tests.cuda import test_delta_net, test_experts
+from tests.cuda import test_delta_net, test_experts, test_selective_scan
 from tests.needs import need_device
 
 pytestmark = pytest.mark.device
 
-SLOTS = 20
+SLOTS = 80
 LIMITS = Limits(SLOTS, 96, SLOTS * 6, I12, step_tokens=96, step_rows=SLOTS)
 MODELS: Mapping[str, Mapping[str, Any]] = {
     **{f"experts-{name}": fields for name, fields in test_experts.MODELS.items()},
@@ -42,6 +42,10 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         }
         for name, sizes in test_delta_net.MODELS.items()
         if name != "qwen3next"
+    },
+    **{
+        f"scan-{name}": {"architecture": "mamba2", **test_delta_net.SHAPE, "mamba": sizes}
+        for name, sizes in test_selective_scan.MODELS.items()
     },
     "both": {
         "architecture": "qwen35moe", **test_experts.SHAPE, "hidden": 1280, "layers": 4,
@@ -64,6 +68,7 @@ STEPS: Sequence[Sequence[Chunk]] = (
     [(1, 3, 1), (0, 3, 1), (2, 0, 1)],
     [(0, 4, 70), (3, 0, 9), (1, 4, 1)],
     [(slot, 0, 1) for slot in range(4, SLOTS)],
+    [*((slot, 1, 1) for slot in range(6, 60)), (1, 5, 20)],
     [(0, 74, 5), (5, 1, 2), (3, 9, 1), (2, 1, 20)],
     [(0, 79, 1)],
 )

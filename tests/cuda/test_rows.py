@@ -90,3 +90,38 @@ def test_other_rows_are_the_plain_kernels(tokens: int, graph: Graph) -> None:
     that are too long."""
     step = lower_graph(graph, ShapeKey(tokens, 0), 1, "cuda")
     assert plain_ops(plan_launches(step.ops, DEVICE, step.scratch)) == [*range(len(step.ops))]
+
+
+def scaled(nodes: tuple[str, ...]) -> Graph:
+    """Nodes over a row's first half; ADD takes the second, the third node what was scaled."""
+    builder = GraphBuilder("scaled")
+    x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 2 * WIDTH))
+    y = builder.output("y", "tokens", WIDTH)
+    made = [x[0:WIDTH]]
+    for number, node in enumerate(nodes):
+        to = y if number + 1 == len(nodes) else builder.scratch(f"t{number}", "tokens", WIDTH)
+        if node == "scale":
+            builder.emit(Opcode.SCALE, x=made[-1], y=to, factor=0.3)
+        else:
+            terms = [made[1] if number == 2 else x[WIDTH : 2 * WIDTH], made[-1]]
+            a, b = terms[::-1] if node == "add to" else terms
+            builder.emit(Opcode.ADD, a=a, b=b, y=to)
+        made.append(to)
+    return builder.build()
+
+
+@pytest.mark.parametrize("last", ["add", "add to"])
+def test_addition_of_what_is_scaled(last: str, folder: Path) -> None:
+    """One launch, in either order of the sum."""
+    graph = scaled(("scale", last))
+    x = np.random.default_rng(6).standard_normal((3, 2 * WIDTH)).astype(np.float32)
+    y = aligned_memory(5 * WIDTH * 4).view(np.float32).reshape(5, WIDTH)
+    run_step(graph, SIZES, {"x": x}, {"y": y}, {}, folder)
+    assert np.array_equal(y[:3], x[:, WIDTH:] + x[:, :WIDTH] * np.float32(0.3))
+    assert np.isnan(y[3:]).all()
+
+
+def test_what_is_scaled_and_read_twice_keeps_the_plain_kernels() -> None:
+    step = lower_graph(scaled(("scale", "add", "add")), SIZES[1], 1, "cuda")
+    entries = [launch.entry for launch in plan_launches(step.ops, DEVICE).launches]
+    assert entries == ["launch_scale", "launch_add", "launch_add"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from accel.cuda.device import Device
+from accel.cuda.expert_groups import FOUR_ROWS_TOKENS
 from accel.cuda.expert_prompts import SINGLE_WARP_TOKENS
 from accel.cuda.packed_tiles import UNITS
 from accel.cuda.plan import PlannedLaunch, plan_launches
@@ -21,13 +22,14 @@ from accel.packets.shares import Share
 from contract import dtypes
 from contract.errors import TierUnavailable
 from contract.shape_key import ShapeKey
-from tests.cuda import test_delta_net, test_experts
+from tests.cuda import test_delta_net, test_experts, test_selective_scan
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.product_cases import layer, one_product, spans
 from tests.cuda.test_attention import PARTS, Heads, attention
 from tests.cuda.test_attention_clusters import heads_and_attention
 from tests.cuda.test_head_rows import heads_graph
 from tests.cuda.test_persistent import recorded
+from tests.cuda.test_rows import scaled
 from tests.cuda.test_sampling import sampling_graph
 from tests.needs import missing
 
@@ -61,6 +63,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (attention(Heads(4, 1, 128)), (1, 9, 80)),
         (attention(Heads(4, 1, 256)), (80,)),
         (heads_graph(128, 1, True, 1), (1,)),
+        (scaled(("scale", "add")), (1,)),
         (heads_and_attention(4, 1, 128), (1,)),
         (heads_and_attention(4, 1, 256), (4,)),
         (heads_and_attention(4, 1, 128, dtype=dtypes.I4R), (1, 9)),
@@ -104,12 +107,14 @@ def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:
         test_experts.recorded("shared", folder, one, "q4_k_m").graph,
         test_experts.recorded("gemma4", folder, one, "q5_k").graph,
         test_delta_net.recorded("qwen35", folder, one).graph,
+        test_selective_scan.recorded("one group", folder, one, 4, 1).graph,
     ]
     found: list[PlannedLaunch] = []
     for graph in graphs:
         # Only rows that are read pass the last layer.
         many = SINGLE_WARP_TOKENS + 1
-        for tokens, rows in ((1, 1), (4, 1), (9, 3), (80, 1), (many, SINGLE_WARP_TOKENS)):
+        more = FOUR_ROWS_TOKENS + 1
+        for tokens, rows in ((1, 1), (4, 1), (9, 3), (80, 70), (more, 1), (many, many - 1)):
             step = lower_graph(graph, ShapeKey(tokens, rows), PARTS, "cuda")
             for shared in (False, True) if tokens == 4 else (False,):
                 found += plan_launches(step.ops, replace(device, mps_enabled=shared)).launches
@@ -186,7 +191,10 @@ def test_tuned_kernels_compile(
     names = {source.name for source in every}
     attention = {f"attention_{kind}.cu" for kind in ("spans", "tokens")}
     assert names >= {"step.cu", "all_gather.cu"} | attention
-    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS}
+    assert names >= {f"delta_{kind}.cu" for kind in test_delta_net.KINDS} | {
+        "scan_rows.cu",
+        "scaled_rows.cu",
+    }
     assert names >= {
         f"expert_{kind}.cu" for kind in ("router", "gates", "down", "product", "order")
     }

@@ -130,6 +130,10 @@ class TunedSteps(DeviceSteps):
             if op.name == "ssm_delta_inputs":
                 qk, gates = self._delta_inputs(op)
                 self._keep(op, qk=qk, gates=gates)
+            if op.name == "ssm_scan_gates":
+                read = {name: self._values(named(op)[name]) for name in SCAN_READ}
+                step = softplus(read["dt"] + read["dt_bias"])
+                self._keep(op, gates=np.concatenate([exp(step * read["decay"]), step], axis=1))
 
     def _delta_inputs(self, op: Op) -> tuple[NDArray[Any], NDArray[Any]]:
         sizes = op.max_sizes()
@@ -192,6 +196,7 @@ def columns_of(memory: Bytes, tensor: Tensor) -> NDArray[np.float32]:
 
 
 DELTA_READ = ("x", "alpha", "beta", "decay", "dt_bias")
+SCAN_READ = ("dt", "decay", "dt_bias")
 
 
 def named(op: Op) -> dict[str, Tensor]:

@@ -1,7 +1,5 @@
 """The deployment files name what there is: directives, settings, metrics, paths."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -11,7 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.serve.run import Running
 from harness.settings import ENV_PREFIX, SETTINGS
 from tests.needs import machine_lacks
 from tests.paths import ROOT
@@ -42,7 +39,7 @@ def complaints(unit: str, folder: Path) -> str:
     return "".join(line for line in done.stderr.splitlines(True) if str(path) in line)
 
 
-def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+def test_systemd_takes_the_unit(tmp_path):
     assert complaints(UNIT, tmp_path) == ""
 
 
@@ -50,26 +47,26 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     ("right", "wrong"),
     [("Type=notify", "Type=notified"), ("ProtectHome=", "ProtectHomes="), ("=45s", "=soon")],
 )
-def test_systemd_complains_of_what_is_wrong(tmp_path: Path, right: str, wrong: str) -> None:
+def test_systemd_complains_of_what_is_wrong(tmp_path, right, wrong):
     """Negative control: one word changed."""
     assert right in UNIT
     assert complaints(UNIT.replace(right, wrong, 1), tmp_path) != ""
 
 
-def test_a_server_gets_longer_to_end_than_its_answers() -> None:
+def test_a_server_gets_longer_to_end_than_its_answers():
     seconds = re.search(r"TimeoutStopSec=(\d+)s", UNIT)
     assert seconds is not None
     assert int(seconds[1]) > SETTINGS["drain_seconds"].default_value()
 
 
-def test_every_setting_that_is_named_is_one() -> None:
+def test_every_setting_that_is_named_is_one():
     named = set(re.findall(rf"{ENV_PREFIX}[A-Z_]+", UNIT + DOCKERFILE + OPERATIONS))
     named -= {f"{ENV_PREFIX}EXTRAS", f"{ENV_PREFIX}NO_APT", f"{ENV_PREFIX}KEY"}
     assert named
     assert named <= {setting.env for setting in SETTINGS.values()}
 
 
-def test_the_image_has_what_it_installs_from() -> None:
+def test_the_image_has_what_it_installs_from():
     """What the ignore file keeps is there, and all that the script copies and reads."""
     assert all((ROOT / path).exists() for path in KEPT)
     copied = re.search(r"for part in ([^;]+);", INSTALL)
@@ -78,7 +75,7 @@ def test_the_image_has_what_it_installs_from() -> None:
     assert "harness/deploy/install.sh" in DOCKERFILE
 
 
-def test_the_script_is_a_shell_script(tmp_path: Path) -> None:
+def test_the_script_is_a_shell_script(tmp_path):
     subprocess.run(["sh", "-n", str(DEPLOY / "install.sh")], check=True)
     done = subprocess.run(["sh", str(DEPLOY / "install.sh")], capture_output=True, text=True)
     assert done.returncode != 0
@@ -90,7 +87,7 @@ def metric_names(text: str) -> set[str]:
     return set(re.findall(r"zinc_rt:[a-z_]+[a-z]", text))
 
 
-def test_alerts_and_page_name_metrics_that_there_are(server: Running) -> None:
+def test_alerts_and_page_name_metrics_that_there_are(server):
     http = Http(server.url)
     assert http.post("/v1/completions", {"prompt": "a", "max_tokens": 2}).status == 200
     text = http.get("/metrics").body.decode()
@@ -104,7 +101,7 @@ def test_alerts_and_page_name_metrics_that_there_are(server: Running) -> None:
     assert not metric_names("zinc_rt:no_such_metric") <= there
 
 
-def test_alerts_are_rules() -> None:
+def test_alerts_are_rules():
     (group,) = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
     for rule in group["rules"]:
         assert set(rule) == {"alert", "expr", "for", "annotations"}

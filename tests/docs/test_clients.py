@@ -1,11 +1,9 @@
 """docs/serving.md names the versions of the clients that the tests run."""
 
-from __future__ import annotations
-
 from tests.paths import ROOT
 
 
-def test_versions_are_those_of_the_constraints() -> None:
+def test_versions_are_those_of_the_constraints():
     """Of every client that is among them; others were tried by hand."""
     lines = (ROOT / "ci" / "constraints.txt").read_text().splitlines()
     pinned = {name: version for name, _, version in (line.partition("==") for line in lines)}

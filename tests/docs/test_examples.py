@@ -1,7 +1,5 @@
 """Every script of docs/examples runs on a tiny model and prints what the engine computes."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math
@@ -9,11 +7,9 @@ import os
 import re
 import runpy
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from harness.serve.run import Running
 from tests.paths import ROOT
 from tests.serve.conftest import serve, server
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -32,8 +28,8 @@ ALONE = {"tier": "cpu", "slots": 1, "progress": False}
 
 @pytest.fixture
 def play(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tiny_model_path, tmp_path, monkeypatch,
+    capsys,
 ) -> Play:  # fmt: skip
     """``play(name)`` runs a script as its user does and returns what it printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_RUNTIME_DIR"):
@@ -59,7 +55,7 @@ def constant(name: str, variable: str) -> object:
     raise AssertionError(f"{name}.py has no constant {variable}")
 
 
-def test_generate(play: Play, tiny_model_path: Path) -> None:
+def test_generate(play, tiny_model_path):
     """Three prompts in one call print the bits of each prompt alone."""
     printed = play("generate")
     prompts = constant("generate", "PROMPTS")
@@ -70,7 +66,7 @@ def test_generate(play: Play, tiny_model_path: Path) -> None:
     assert printed == "".join(f"{text}\n--\n" for text in texts)
 
 
-def test_chat(play: Play) -> None:
+def test_chat(play):
     printed = play("chat")
     questions = constant("chat", "QUESTIONS")
     assert isinstance(questions, list)
@@ -81,7 +77,7 @@ def test_chat(play: Play) -> None:
     assert first_all // 16 * 16 <= second < second_all  # whole pages of the first turn
 
 
-def test_stream(play: Play, tiny_model_path: Path) -> None:
+def test_stream(play, tiny_model_path):
     """The pieces together are the text of ``generate``."""
     printed = play("stream")
     with LLM(tiny_model_path, **ALONE) as llm:
@@ -90,7 +86,7 @@ def test_stream(play: Play, tiny_model_path: Path) -> None:
     assert printed == f"{output.text}\n{end}\n"
 
 
-def test_score(play: Play, server: Running) -> None:
+def test_score(play, server):
     """The scores are those that ``echo`` gives over HTTP, and their sum is exact."""
     from openai import OpenAI
 
@@ -108,7 +104,7 @@ def test_score(play: Play, server: Running) -> None:
     assert f"sum {math.fsum(values)!r}, perplexity " in printed
 
 
-def test_tools(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools(play, tmp_path, monkeypatch):
     """The call obeys the parameters, and its result goes back to the model."""
     monkeypatch.setenv("ZINC_RT_MODEL", str(speaking_model(tmp_path, HERMES)))
     printed = play("tools")
@@ -122,21 +118,21 @@ def test_tools(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert "answer: " in printed
 
 
-def test_openai_client(play: Play, server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openai_client(play, server, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", f"{server.url}/v1")
     printed = play("openai_client")
     assert "fingerprint: exact-2-" in printed
     assert printed.endswith("streamed and whole are the same: True\n")
 
 
-def test_verify(play: Play) -> None:
+def test_verify(play):
     """The answer is proved, and one that was changed is not."""
     printed = play("verify")
     assert "\nthe answer: identical\n" in printed
     assert "\nwith one character more: different: choices[0].text: " in printed
 
 
-def test_examples_are_short_and_all_tested() -> None:
+def test_examples_are_short_and_all_tested():
     examples = [path for path in EXAMPLES.glob("*.py") if not path.stem.startswith(LONG)]
     names = {path.stem for path in examples}
     assert all(f'"{name}.py"' in path.read_text() for name, path in ELSEWHERE.items())

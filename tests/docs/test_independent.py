@@ -1,8 +1,6 @@
 """The second implementation in docs/examples agrees with the reference on every vector and model,
 and each of its roundings matters."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import json
@@ -10,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -50,17 +47,17 @@ def failures(independent: ModuleType, *ops: str) -> set[str]:
     return {case["op"] for case in cases if not independent.check(case)}
 
 
-def test_the_stored_vectors_are_those_of_the_reference() -> None:
+def test_the_stored_vectors_are_those_of_the_reference():
     assert VECTORS.read_text() == text_of(document())
 
 
-def test_every_rule_and_operation_has_vectors(independent: ModuleType) -> None:
+def test_every_rule_and_operation_has_vectors(independent):
     rules = {rule for case in STORED["cases"] for rule in case["rule"].split()}
     assert rules == RULES
     assert {case["op"] for case in STORED["cases"]} == set(independent.OPS)
 
 
-def test_it_imports_nothing_of_the_project() -> None:
+def test_it_imports_nothing_of_the_project():
     allowed = {*sys.stdlib_module_names, "numpy", *(path.stem for path in FILES)}
     for path in FILES:
         assert len(path.read_text().splitlines()) <= 400, path.name
@@ -71,7 +68,7 @@ def test_it_imports_nothing_of_the_project() -> None:
                 assert str(node.module).split(".")[0] in allowed
 
 
-def test_it_runs_alone(tmp_path: Path) -> None:
+def test_it_runs_alone(tmp_path):
     """Without the project on the path, from another folder; every vector agrees."""
     command = [sys.executable, EXAMPLES / "independent.py", VECTORS]
     run = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=True)
@@ -80,7 +77,7 @@ def test_it_runs_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("model", STORED["models"], ids=lambda model: model["spec"]["quant"])
-def test_models_agree(independent: ModuleType, tmp_path: Path, model: dict[str, Any]) -> None:
+def test_models_agree(independent, tmp_path, model):
     """The digest of the logits of a prompt, and every token sampled after it."""
     file = tmp_path / "model.gguf"
     write_synthetic(file, spec_of(model["spec"]))
@@ -155,9 +152,7 @@ MUTATIONS: dict[str, tuple[Callable[[ModuleType], tuple[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("what", MUTATIONS)
-def test_another_rounding_is_caught(
-    independent: ModuleType, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_another_rounding_is_caught(independent, monkeypatch, what):
     """Negative control: the vectors of the operation fail when one rule is broken."""
     make, op = MUTATIONS[what]
     name, broken = make(independent.rules)
@@ -165,9 +160,7 @@ def test_another_rounding_is_caught(
     assert failures(independent, op) == {op}
 
 
-def test_signs_groups_and_matrices_matter(
-    independent: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_signs_groups_and_matrices_matter(independent, monkeypatch):
     """Negative control: rotations without signs, a choice of experts that knows no groups, heads
     that all have the first matrix."""
 
@@ -184,9 +177,7 @@ def test_signs_groups_and_matrices_matter(
     assert failures(independent) == {"rotate", "attention", "choice", "heads"}
 
 
-def test_a_model_with_another_rounding_is_caught(
-    independent: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_with_another_rounding_is_caught(independent, tmp_path, monkeypatch):
     """Negative control: one truncated activation changes the digest of a model's logits."""
     model = STORED["models"][0]
     write_synthetic(tmp_path / "model.gguf", spec_of(model["spec"]))
@@ -196,7 +187,7 @@ def test_a_model_with_another_rounding_is_caught(
     assert independent.digest(np.array(rows)) != model["logits_sha256"]
 
 
-def test_a_changed_vector_is_caught(independent: ModuleType) -> None:
+def test_a_changed_vector_is_caught(independent):
     """Negative control: one bit of a stored result differs."""
     case = next(case for case in STORED["cases"] if case["op"] == "exp")
     words = case["out"]["y"]["f32"].split()
@@ -206,9 +197,7 @@ def test_a_changed_vector_is_caught(independent: ModuleType) -> None:
     assert not independent.check(changed)
 
 
-def test_it_verifies_a_receipt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_it_verifies_a_receipt(tmp_path, monkeypatch, capsys):
     """Of a run with penalties, step by step; and a changed token or digest is seen."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     model, receipt = tmp_path / "model.gguf", tmp_path / "receipt.json"

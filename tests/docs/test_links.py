@@ -1,8 +1,6 @@
 """Links, anchors, paths and names in README and docs lead somewhere, and so do the pages code
 names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -31,18 +29,14 @@ FILES_OF = re.compile(
 Classes = dict[str, list[tuple[str, list[str]]]]
 """By name the text of each module that defines such a class, and the words of its bases."""
 NOT_OURS = {
-    "m_b": "a formula's",
-    "gsm8k": "a data set",
-    "preemptions_total": "the Prometheus client adds _total",
-    "rejections_total": "the same",
-    "ZINC_RT_PARITY_CASES": "read by the tests alone",
-    "ZINC_RT_TINYGRAD": "the same",
-    "sm_80": "named to NVRTC by the tests alone",
-    "MTL_DEBUG_LAYER": "Apple's",
+    "m_b": "a formula's", "gsm8k": "a data set",
+    "preemptions_total": "the Prometheus client adds _total", "rejections_total": "the same",
+    "ZINC_RT_PARITY_CASES": "read by the tests alone", "ZINC_RT_TINYGRAD": "the same",
+    "sm_80": "named to NVRTC by the tests alone", "MTL_DEBUG_LAYER": "Apple's",
     "simdgroup_matrix": "Apple's, said not to be used",
     "VK_NV_cooperative_matrix2": "NVIDIA's, said not to be used",
     "VK_NVX_binary_import": "the same",
-}
+}  # fmt: skip
 """Names on the pages that the product does not contain, and why."""
 
 
@@ -136,7 +130,7 @@ def product() -> dict[Path, str]:
 
 
 @pytest.fixture(scope="module")
-def words(product: dict[Path, str]) -> set[str]:
+def words(product) -> set[str]:
     """All words of the product, and of the names of all files."""
     paths = [path for folder in CODE for path in (ROOT / folder).rglob("*")]
     names = [path.name for path in paths if "__pycache__" not in path.parts]
@@ -151,7 +145,7 @@ def file_names() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_and_paths_exist(page: Path, file_names: set[str]) -> None:
+def test_links_and_paths_exist(page, file_names):
     text = page.read_text()
     assert list(broken_links(page, text)) == []
     assert list(missing_paths(text)) == []
@@ -159,12 +153,12 @@ def test_links_and_paths_exist(page: Path, file_names: set[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def classes(product: dict[Path, str]) -> Classes:
+def classes(product) -> Classes:
     return classes_of(text for path, text in product.items() if path.suffix == ".py")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_names_exist(page: Path, words: set[str], classes: Classes) -> None:
+def test_names_exist(page, words, classes):
     """What a page says of the code was renamed with the code."""
     text = page.read_text()
     assert unknown_names(text, words) <= NOT_OURS.keys()
@@ -172,17 +166,17 @@ def test_names_exist(page: Path, words: set[str], classes: Classes) -> None:
     assert list(missing_files(text)) == []
 
 
-def test_exceptions_are_needed(words: set[str]) -> None:
+def test_exceptions_are_needed(words):
     named = set().union(*(unknown_names(page.read_text(), words) for page in PAGES))
     assert named == NOT_OURS.keys()
 
 
-def test_every_invariant_is_listed() -> None:
+def test_every_invariant_is_listed():
     listed = {span for _, span in SPAN.findall((ROOT / "docs" / "tools.md").read_text())}
     assert {invariant.name for invariant in Invariant} <= listed
 
 
-def test_pages_that_code_names_exist() -> None:
+def test_pages_that_code_names_exist():
     """In comments, docstrings and help texts."""
     missing = [
         f"{path.relative_to(ROOT)}: {name}"
@@ -193,13 +187,13 @@ def test_pages_that_code_names_exist() -> None:
     assert missing == []
 
 
-def test_the_readme_leads_to_every_page() -> None:
+def test_the_readme_leads_to_every_page():
     linked = set(LINK.findall((ROOT / "README.md").read_text()))
     names = {target.partition("#")[0] for target in linked}
     assert {f"docs/{page.name}" for page in PAGES[1:]} <= names
 
 
-def test_what_is_broken_is_found() -> None:
+def test_what_is_broken_is_found():
     """Negative controls: a missing file, a missing heading, a missing path."""
     page = ROOT / "docs" / "lifecycle.md"
     text = "[a](no.md) [b](memory.md#no-such-heading) [c](memory.md#pages) [d](https://x.org/no)"

@@ -1,7 +1,5 @@
 """Engines on simulated devices, and those who would bend them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sessions of an agent: prompts that grow by answers and results of tools, and are edited."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Runners of a tiny model, and a bound of the steps that give nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +9,6 @@ from contract.types import TokenEvent
 from harness.simulation import history
 from reference.engine import Engine
 from reference.runner import ModelRunner
-from tests.conftest import SyntheticModel
 from tests.engine import scored_prompts
 from tests.engine.small_engine import LIMITS, TIERS
 from tests.families_table import DENSE, HYBRIDS
@@ -22,7 +19,7 @@ MOST_WITHOUT_TOKENS = 3000
 
 
 @pytest.fixture(autouse=True)
-def steps_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def steps_come_to_an_end(monkeypatch) -> None:
     """A test whose engine steps and steps, though it has work and nothing comes of it, fails."""
     step, without = Engine.step, 0
 
@@ -38,44 +35,44 @@ def steps_come_to_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def finite_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+def finite_logits(monkeypatch) -> None:
     """No simulated request ends because its logits are not finite."""
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
 
 
 @pytest.fixture
-def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(tiny_model_path) -> Iterator[ModelRunner]:
     with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture
-def dense(synthetic_model: SyntheticModel) -> Path:
+def dense(synthetic_model) -> Path:
     """A model whose pages are on disk."""
     return synthetic_model(**dict(DENSE["qwen3"]) | {"quant": "q8_0"})
 
 
 @pytest.fixture
-def hybrid(synthetic_model: SyntheticModel) -> Path:
+def hybrid(synthetic_model) -> Path:
     """One with states beside its pages."""
     return synthetic_model(**dict(HYBRIDS["qwen35"]) | {"quant": "q8_0"})
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path) -> Path:
     """Where the disk cache is."""
     return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def kept_runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
+def kept_runner(request, tiny_model_path) -> Iterator[ModelRunner]:
     """One runner for many engines: what an engine leaves behind must not matter."""
     with runner_on(tiny_model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module", params=scored_prompts.TIERS)
-def scoring(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
+def scoring(request, tiny_model_path) -> Iterator[ModelRunner]:
     """A runner on each tier that can score tokens."""
     tier = scored_prompts.TIERS[request.param]
     with runner_on(tiny_model_path, tier, scored_prompts.LIMITS) as opened:
@@ -83,7 +80,7 @@ def scoring(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[M
 
 
 @pytest.fixture(scope="module")
-def quick(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def quick(tiny_model_path) -> Iterator[ModelRunner]:
     """The same on one tier."""
     with runner_on(tiny_model_path, quick_tier, scored_prompts.LIMITS) as opened:
         yield opened

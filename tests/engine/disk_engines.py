@@ -1,7 +1,5 @@
 """Engines that are opened one after the other on one folder, as a server that is restarted."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

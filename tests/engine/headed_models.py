@@ -1,7 +1,5 @@
 """Synthetic models with an EAGLE-3 or DFlash head in a file beside the model's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Requests for the log-probabilities of given tokens, and what the definition gives for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """A tiny model with few slots and pages, and what tests of its engine ask."""
 
-from __future__ import annotations
-
 from contract.types import Request, TokenEvent
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine

@@ -1,7 +1,5 @@
 """An engine that is left with events nobody took: its usage counts what was handed out."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.types import FinishReason, Request
@@ -36,7 +34,7 @@ def assert_ledger_counts(engine: Engine, tokens: int, ended: int) -> None:
 
 
 @pytest.mark.parametrize("steps", range(7))
-def test_events_that_were_counted_and_not_taken_are_counted_no_more(steps: int) -> None:
+def test_events_that_were_counted_and_not_taken_are_counted_no_more(steps):
     engine = engine_with_requests()
     taken = [event for _ in range(steps) for event in engine.step()]
     engine.advance()
@@ -65,7 +63,7 @@ def left_after_an_interrupt(line: int, steps: int) -> bool:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 4, 5])
-def test_an_interrupt_at_any_line_before_it_is_left(steps: int) -> None:
+def test_an_interrupt_at_any_line_before_it_is_left(steps):
     line = 1 + steps % 2
     while left_after_an_interrupt(line, steps):
         line += 3

@@ -1,10 +1,7 @@
 """Rounds of drafts that are abandoned while they begin behind a step that was read."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,16 +19,14 @@ Both = tuple[ModelRunner, ModelRunner]
 
 
 @pytest.fixture(scope="module")
-def runners(synthetic_model: Callable[..., Path]) -> Iterator[Both]:
+def runners(synthetic_model) -> Iterator[Both]:
     """A model and its draft block."""
     path = drafting_model(synthetic_model, "qwen35")
     with quick_tier() as tier, drafting(path, tier, replace(LIMITS, pages=24)) as both:
         yield both
 
 
-def test_who_stays_and_is_stalled_loses_no_token(
-    runners: Both, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_stays_and_is_stalled_loses_no_token(runners, monkeypatch):
     """One of two that draft stalls behind a step of both, and the other leaves while the next round
     is submitted: the tokens of the step come once."""
 

@@ -1,8 +1,6 @@
 """Steps that are abandoned because all their requests leave: others go on with every bit, and
 nobody finds what was not computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,7 +36,7 @@ STAYS = Request(2, PROMPT[:50], 7, ignore_end=True)
 
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen35"])
-def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(request, tmp_path_factory) -> Path:
     """A model with attention alone, and a hybrid."""
     path = tmp_path_factory.mktemp("abandoned") / "model.gguf"
     write_synthetic(path, sized_spec("tiny", architecture=request.param))
@@ -46,7 +44,7 @@ def model_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def any_runner(request: pytest.FixtureRequest, model_path: Path) -> Iterator[ModelRunner]:
+def any_runner(request, model_path) -> Iterator[ModelRunner]:
     with runner_on(model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 
@@ -88,7 +86,7 @@ def said_within(runner: ModelRunner, number: int, say: Callable[[], Any]) -> Ite
 
 
 @pytest.mark.parametrize("number", [1, 3, 61])
-def test_another_request_is_computed_as_if_alone(any_runner: ModelRunner, number: int) -> None:
+def test_another_request_is_computed_as_if_alone(any_runner, number):
     """Its prompt begins like the one that was being read, and it finds all that was computed."""
     leaves, stays = (replace(one, prompt=one.prompt[:40]) for one in (LEAVES, STAYS))
     expected = [tokens_of(engine_on(any_runner), request) for request in (stays, leaves)]
@@ -120,9 +118,7 @@ def simulated(
 
 @pytest.mark.parametrize("steps_ahead", [1, 2, 3])
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_who_found_lost_pages_waits_again(
-    finite_logits: None, steps_ahead: int, recurrent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_found_lost_pages_waits_again(finite_logits, steps_ahead, recurrent, monkeypatch):
     """It was admitted behind the steps in flight and is in none of them. Were it to go on, it would
     read what was never written."""
     engine, runner = simulated(steps_ahead, recurrent=recurrent)
@@ -146,7 +142,7 @@ def test_who_found_lost_pages_waits_again(
         leave_behind_another()
 
 
-def test_steps_with_others_are_finished(finite_logits: None) -> None:
+def test_steps_with_others_are_finished(finite_logits):
     """A request that leaves ends between two steps as long as someone else needs them."""
     engine, runner = simulated(1)
     engine.submit(STAYS)
@@ -162,7 +158,7 @@ def test_steps_with_others_are_finished(finite_logits: None) -> None:
     assert [event.token for event in tokens if event.request_id == STAYS.id] == expected
 
 
-def test_what_was_computed_counts(finite_logits: None) -> None:
+def test_what_was_computed_counts(finite_logits):
     """Who leaves and asks again is not ahead of who waits: an abandoned step counts whole."""
     engine, runner = simulated(1)
     engine.submit(LEAVES)
@@ -177,9 +173,7 @@ def test_what_was_computed_counts(finite_logits: None) -> None:
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_no_copy_of_an_abandoned_page_is_written(
-    finite_logits: None, recurrent: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_copy_of_an_abandoned_page_is_written(finite_logits, recurrent, monkeypatch):
     """Pages that wait for room in the queue to the disk are replaced by those of a request that
     computes all its logits. They are copied before its steps are abandoned."""
     monkeypatch.setattr(disk, "LOST_ONE_IN", 1 << 62)
@@ -224,9 +218,7 @@ class FindsNothing(Drafter):
         pass
 
 
-def test_the_time_behind_an_abandoned_step_is_not_that_of_a_draft(
-    finite_logits: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_behind_an_abandoned_step_is_not_that_of_a_draft(finite_logits, monkeypatch):
     """A step that waited for drafts of which there were none is abandoned while it is submitted."""
     noted: list[float] = []
     monkeypatch.setattr(

@@ -1,11 +1,8 @@
 """How many calls of functions a token takes in the engine, whoever asks for it. Time is not
 measured."""
 
-from __future__ import annotations
-
 import gc
 import sys
-from pathlib import Path
 from types import FrameType
 
 from contract.types import Request
@@ -45,7 +42,7 @@ def calls(engine: Engine, first: int, tokens: int) -> int:
     return made
 
 
-def test_a_token_takes_few_calls(tiny_model_path: Path) -> None:
+def test_a_token_takes_few_calls(tiny_model_path):
     """Of answers that run together, their share of the steps included."""
     model = open_model(tiny_model_path)
     with model.file, NullTier(65) as tier, ModelRunner(model, tier, LIMITS) as runner:

@@ -1,9 +1,6 @@
 """Who joins and leaves is data: once every form of a step is lowered, nothing is lowered again."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -44,13 +41,13 @@ class Lowerings:
 
 
 @pytest.fixture(params=TIERS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+def tier(request) -> Iterator[Tier]:
     with TIERS[request.param]() as tier:
         yield tier
 
 
 @pytest.fixture
-def runner(tier: Tier, synthetic_model: Callable[..., Path]) -> Iterator[ModelRunner]:
+def runner(tier, synthetic_model) -> Iterator[ModelRunner]:
     """One narrow layer: what is computed does not matter here."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=1)
     model = open_model(path)
@@ -92,9 +89,7 @@ def churn(runner: ModelRunner, steps: int, wave: int) -> tuple[set[int], int]:
 
 
 @pytest.mark.parametrize("most", [STEPS, pytest.param(1000, marks=LONG)])
-def test_steps_of_churn_lower_nothing(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_steps_of_churn_lower_nothing(runner, monkeypatch, most):
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)
     emulated = is_emulated(runner.tier)
@@ -107,9 +102,7 @@ def test_steps_of_churn_lower_nothing(
 
 
 @pytest.mark.parametrize("tier", [name for name in TIERS if name != "vulkan"], indirect=True)
-def test_a_lowering_in_the_middle_of_churn_is_counted(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lowering_in_the_middle_of_churn_is_counted(runner, monkeypatch):
     """The control: what a port is bound to changes, so every form in use is lowered again."""
     runner.prepare()
     lowerings = Lowerings(runner.tier, monkeypatch)

@@ -1,7 +1,5 @@
 """What was computed counts towards the rates of a tenant, whatever became of the request."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -69,15 +67,13 @@ def computed(steps_ahead: int, tokens: int, when: When, *, prefix: bool = True) 
 @pytest.mark.parametrize("steps_ahead", [0, 1, 3])
 @pytest.mark.parametrize("prefix", [True, False])
 @pytest.mark.parametrize("when", [lambda step: True, lambda step: step % 3 == 0], ids=["1", "3"])
-def test_who_cancels_after_each_step_computes_no_more_than_its_rate(
-    steps_ahead: int, prefix: bool, when: When
-) -> None:
+def test_who_cancels_after_each_step_computes_no_more_than_its_rate(steps_ahead, prefix, when):
     """Above it at most by what one admission begins in each window: the steps under way."""
     begun = (steps_ahead + 3) * CHUNK / (WINDOW_SECONDS + 1 / BUCKETS_PER_SECOND)
     assert computed(steps_ahead, 8, when, prefix=prefix) <= RATE + begun
 
 
-def test_what_is_dropped_uncounted_passes_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_dropped_uncounted_passes_the_rate(monkeypatch):
     """Negative control: only steps that are read and whose request is still there are counted."""
     monkeypatch.setattr("reference.engine.pipeline.Pipeline._count", lambda self, step: None)
     begun = 6 * CHUNK / WINDOW_SECONDS
@@ -85,7 +81,7 @@ def test_what_is_dropped_uncounted_passes_the_rate(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("steps_ahead", [0, 3])
-def test_every_position_is_counted_once(steps_ahead: int) -> None:
+def test_every_position_is_counted_once(steps_ahead):
     engine, _ = engine_of(Tenant(1, "one"), steps_ahead=steps_ahead)
     for number in (1, 2):
         prompt = tuple(range(number * 100, number * 100 + 70))

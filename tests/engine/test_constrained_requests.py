@@ -1,12 +1,9 @@
 """Requests with masks, biases and log-probabilities: the same bits however they are run."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -77,28 +74,26 @@ def run(
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(request, tiny_model_path) -> Iterator[ModelRunner]:
     with runner_on(tiny_model_path, TIERS[request.param], LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module")
-def cpu(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def cpu(tiny_model_path) -> Iterator[ModelRunner]:
     with runner_on(tiny_model_path, quick_tier, LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture(scope="module")
-def alone(cpu: ModelRunner) -> Outcome:
+def alone(cpu) -> Outcome:
     """Every request by itself on the CPU tier."""
     return {one[0].id: run(cpu, [one])[one[0].id] for one in ASKED}
 
 
 @pytest.mark.parametrize(("depth", "chunk"), [(0, None), (1, 7), (3, 16)])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3, 4, 5), (3, 0, 5, 2), (4, 3)], ids=str)
-def test_company_depth_and_tier_change_no_bit(
-    runner: ModelRunner, alone: Outcome, order: tuple[int, ...], depth: int, chunk: int | None
-) -> None:
+def test_company_depth_and_tier_change_no_bit(runner, alone, order, depth, chunk):
     """Tokens and log-probabilities are those of the solo run; requests wait, join and are
     preempted on the way."""
     asked = [ASKED[index] for index in order]
@@ -107,7 +102,7 @@ def test_company_depth_and_tier_change_no_bit(
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_guessing_changes_nothing(runner: ModelRunner, alone: Outcome, depth: int) -> None:
+def test_guessing_changes_nothing(runner, alone, depth):
     """Biases, penalties and log-probabilities of several tokens a step; masks beside them."""
     engine = Engine(runner, EngineOptions(steps_ahead=depth), drafter=PromptLookup())
     for request, allowed in ASKED:
@@ -116,7 +111,7 @@ def test_guessing_changes_nothing(runner: ModelRunner, alone: Outcome, depth: in
     assert engine.statistics.speculation.accepted > 0
 
 
-def test_preemption_changes_nothing(runner: ModelRunner, alone: Outcome) -> None:
+def test_preemption_changes_nothing(runner, alone):
     """A masked sequence too resumes from its tokens, when its tenant's pages are cut down."""
     engine = Engine(runner, EngineOptions(steps_ahead=1))
     for request, allowed in ASKED:
@@ -132,7 +127,7 @@ def test_preemption_changes_nothing(runner: ModelRunner, alone: Outcome) -> None
     assert engine.statistics.preempted > 0
 
 
-def test_without_constraints_other_tokens_come_out(cpu: ModelRunner, alone: Outcome) -> None:
+def test_without_constraints_other_tokens_come_out(cpu, alone):
     """The negative control: each of them decides."""
     for index in (0, 1, 3):
         request = replace(ASKED[index][0], logit_bias=())
@@ -140,7 +135,7 @@ def test_without_constraints_other_tokens_come_out(cpu: ModelRunner, alone: Outc
         assert [e.token for e in free] != [e.token for e in alone[request.id]]
 
 
-def test_every_token_is_allowed(alone: Outcome) -> None:
+def test_every_token_is_allowed(alone):
     """And the providers were told what had been generated, in order."""
     tokens = [event.token for event in alone[1]]
     assert all((after - token) % 5 in (1, 2) for token, after in pairwise(tokens))
@@ -149,7 +144,7 @@ def test_every_token_is_allowed(alone: Outcome) -> None:
         assert start <= event.token < start + 20
 
 
-def test_a_provider_sees_each_token_once(cpu: ModelRunner) -> None:
+def test_a_provider_sees_each_token_once(cpu):
     seen: list[list[int]] = []
 
     def watch(generated: list[int]) -> NDArray[np.uint32] | None:
@@ -161,7 +156,7 @@ def test_a_provider_sees_each_token_once(cpu: ModelRunner) -> None:
     assert seen == [tokens[:count] for count in range(len(tokens))]
 
 
-def test_log_probabilities_are_those_of_the_logits(cpu: ModelRunner, alone: Outcome) -> None:
+def test_log_probabilities_are_those_of_the_logits(cpu, alone):
     """Of the model's own, whatever mask, bias and penalties made of them; only where asked."""
     for (request, _), most in zip(ASKED, (6, None, 0, 2, None, 3), strict=True):
         assert request.log_probabilities == most
@@ -203,10 +198,7 @@ def misshapen(generated: list[int]) -> NDArray[np.uint32] | None:
 
 @pytest.mark.parametrize("depth", [0, 3])
 @pytest.mark.parametrize("bad", [nothing, raising, misshapen])
-def test_a_mask_that_fails_ends_one_request(
-    runner: ModelRunner, alone: Outcome, bad: MaskProvider, depth: int,
-    caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+def test_a_mask_that_fails_ends_one_request(runner, alone, bad, depth, caplog):
     """Three tokens, then an error; the others do not notice. A provider's failure is logged."""
     caplog.set_level(logging.CRITICAL if bad is nothing else logging.ERROR)
     others = [ASKED[0], ASKED[3]]
@@ -232,9 +224,7 @@ def test_a_mask_that_fails_ends_one_request(
         ({"log_probabilities": 7}, "log_probabilities"),
     ],
 )
-def test_what_cannot_be_had_is_refused(
-    cpu: ModelRunner, alone: Outcome, changes: dict[str, object], field: str
-) -> None:
+def test_what_cannot_be_had_is_refused(cpu, alone, changes, field):
     engine = Engine(cpu)
     with pytest.raises(RequestError) as caught:
         engine.submit(replace(ASKED[5][0], **changes))
@@ -243,7 +233,7 @@ def test_what_cannot_be_had_is_refused(
     assert list(engine.run()) == alone[6]
 
 
-def test_a_step_has_masks_for_all_slots_or_none(tiny_model_path: Path) -> None:
+def test_a_step_has_masks_for_all_slots_or_none(tiny_model_path):
     model = open_model(tiny_model_path)
     with model.file, quick_tier() as tier:
         with (
@@ -281,7 +271,7 @@ def written_out(request: Request, own: MaskProvider | None) -> MaskProvider:
     return allowed
 
 
-def test_a_least_number_of_tokens_is_a_mask(runner: ModelRunner, cpu: ModelRunner) -> None:
+def test_a_least_number_of_tokens_is_a_mask(runner, cpu):
     defined: Outcome = {}
     for request, own in LEAST:
         plain = replace(request, min_tokens=0, stop_tokens=())
@@ -294,6 +284,6 @@ def test_a_least_number_of_tokens_is_a_mask(runner: ModelRunner, cpu: ModelRunne
 
 
 @pytest.mark.parametrize("least", [-1, 5, 2.0, True])
-def test_a_least_number_that_cannot_be(cpu: ModelRunner, least: object) -> None:
+def test_a_least_number_that_cannot_be(cpu, least):
     with pytest.raises(RequestError, match="min_tokens"):
         Engine(cpu).submit(Request(1, (1,), 4, min_tokens=least))  # type: ignore[arg-type]

@@ -1,7 +1,5 @@
 """What is counted as handed out is what was handed out."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.errors import DeviceLost
@@ -12,7 +10,7 @@ from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
 
 
-def test_a_request_for_logits_alone_generates_nothing() -> None:
+def test_a_request_for_logits_alone_generates_nothing():
     """A row of logits is sampled like any other; nobody gets the token."""
     engine = Engine(SimulatedRunner(Limits(1, 32, 2, step_tokens=9), VirtualClock()))
     engine.submit(Request(1, (7, 8, 9), 0), lambda start, logits: None)
@@ -21,7 +19,7 @@ def test_a_request_for_logits_alone_generates_nothing() -> None:
     assert engine.usage.of(0).tokens_generated == 0
 
 
-def test_an_end_is_told_before_a_step_can_fail() -> None:
+def test_an_end_is_told_before_a_step_can_fail():
     """Else its client could cancel, and the end would follow."""
     runner = SimulatedRunner(Limits(2, 32, 4, step_tokens=9), VirtualClock())
     engine = Engine(runner, EngineOptions(stall_steps=1, steps_ahead=0))
@@ -39,7 +37,7 @@ def test_an_end_is_told_before_a_step_can_fail() -> None:
     assert {event.request_id for event in engine.run()} == {2}
 
 
-def test_cancel_takes_back_events_that_a_sink_held_up() -> None:
+def test_cancel_takes_back_events_that_a_sink_held_up():
     """A sink that raises ends the step before its events are given away."""
     engine = Engine(
         SimulatedRunner(Limits(2, 32, 4, step_tokens=9), VirtualClock()),

@@ -1,9 +1,6 @@
 """A server that is restarted answers from pages on disk, with the bits of a cold run."""
 
-from __future__ import annotations
-
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,6 @@ from reference.memory.disk import entry as entry_module
 from reference.memory.disk.entry import HEADER_BYTES
 from reference.memory.disk.folder import CacheFolder
 from reference.memory.disk.names import PageNames
-from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.engine.small_engine import ALL_TIERS as TIERS
 from tests.families_table import DENSE, GEMMAS, HYBRIDS
@@ -21,9 +17,7 @@ MODELS = {"dense": DENSE["qwen3"], "hybrid": HYBRIDS["qwen35"], "window": GEMMAS
 
 
 @pytest.mark.parametrize(("tier", "name"), on_each(TIERS, MODELS, "dense"))
-def test_a_restarted_server_gives_the_bits_of_a_cold_one(
-    synthetic_model: SyntheticModel, name: str, tier: str, tmp_path: Path
-) -> None:
+def test_a_restarted_server_gives_the_bits_of_a_cold_one(synthetic_model, name, tier, tmp_path):
     model = synthetic_model(**dict(MODELS[name]) | {"quant": "q8_0"})
     folder = tmp_path / "cache"
     with life(model, None, tier=tier) as cold:
@@ -41,9 +35,7 @@ def test_a_restarted_server_gives_the_bits_of_a_cold_one(
     assert not [*first.lines, *second.lines]
 
 
-def test_a_restart_does_no_work_twice(
-    synthetic_model: SyntheticModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_restart_does_no_work_twice(synthetic_model, tmp_path, monkeypatch):
     """Each byte is hashed once, and no file is looked for before it is read. A page is named to
     find its file, and as a page in memory."""
     model = synthetic_model(**dict(MODELS["dense"]) | {"quant": "q8_0"})
@@ -74,9 +66,7 @@ def test_a_restart_does_no_work_twice(
     assert work == {"hashed": sum(sizes), "named": 2 * len(sizes)}
 
 
-def test_the_end_of_a_prompt_makes_room_before_its_beginning(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_the_end_of_a_prompt_makes_room_before_its_beginning(synthetic_model, tmp_path):
     """The states of a hybrid, too, whatever order they were written in."""
     for kind in ("dense", "hybrid"):
         model = synthetic_model(**dict(MODELS[kind]) | {"quant": "q8_0"})

@@ -1,19 +1,15 @@
 """Whatever is wrong with the disk cache, answers have the bits of a cold run and the engine goes
 on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from contract.dtypes import I3R, I4R, I12
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk.entry import HEADER_BYTES
-from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import WHOLE, files, life, lived
 from tests.families_table import DENSE
 
@@ -24,7 +20,7 @@ def flip(path: Path, index: int) -> None:
     path.write_bytes(whole)
 
 
-def test_a_flipped_bit_changes_no_answer(dense: Path, folder: Path) -> None:
+def test_a_flipped_bit_changes_no_answer(dense, folder):
     """In a page in the middle: what comes before it is used, it and what follows are computed, and
     it is written anew. Every byte of a file has ``tests/memory``."""
     expected = lived(dense, folder)
@@ -38,9 +34,7 @@ def test_a_flipped_bit_changes_no_answer(dense: Path, folder: Path) -> None:
         assert third.from_disk == WHOLE, "the page was not written again"
 
 
-def test_a_page_that_is_trusted_unchecked_would_change_the_answer(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_is_trusted_unchecked_would_change_the_answer(dense, folder, monkeypatch):
     """The negative control: without the checksum the flipped bits are computed with."""
     monkeypatch.setattr(entry_module, "_checksum", lambda *parts: bytes(32))
     expected = lived(dense, folder)
@@ -52,7 +46,7 @@ def test_a_page_that_is_trusted_unchecked_would_change_the_answer(
         assert second.ask() != expected
 
 
-def test_a_state_that_is_damaged_or_gone_is_computed(hybrid: Path, folder: Path) -> None:
+def test_a_state_that_is_damaged_or_gone_is_computed(hybrid, folder):
     """A hit ends at an earlier state."""
     expected = lived(hybrid, folder)
     with life(hybrid, folder) as second:
@@ -74,9 +68,7 @@ def test_a_state_that_is_damaged_or_gone_is_computed(hybrid: Path, folder: Path)
         before.rename(folder)
 
 
-def test_another_model_of_the_same_shape_reads_nothing(
-    synthetic_model: SyntheticModel, folder: Path, tmp_path: Path
-) -> None:
+def test_another_model_of_the_same_shape_reads_nothing(synthetic_model, folder, tmp_path):
     """It even has the file name, the size and the time of the first one."""
     kinds = [dict(DENSE["qwen3"]) | {"quant": "q8_0", "seed": seed} for seed in (1, 2)]
     path = tmp_path / "model.gguf"
@@ -93,7 +85,7 @@ def test_another_model_of_the_same_shape_reads_nothing(
     assert answers[0] != answers[1]
 
 
-def test_another_type_of_keys_and_values_reads_nothing(dense: Path, folder: Path) -> None:
+def test_another_type_of_keys_and_values_reads_nothing(dense, folder):
     answers = {}
     for kv_dtype in (I12, I4R, I3R):
         with life(dense, None, kv_dtype=kv_dtype) as cold:

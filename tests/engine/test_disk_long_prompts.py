@@ -3,8 +3,6 @@
 Here two pages are in host memory at once, and the engine reads one itself when it looks for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +16,6 @@ from reference.engine.disk_pages import DiskPages
 from reference.memory import row_copies
 from reference.memory.disk.cache import DiskCache
 from reference.memory.disk.reading import Reading
-from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import GREEDY
 from tests.engine.disk_engines import PROMPT, WHOLE, Life, files, life, lived, request
 from tests.engine.test_disk_faults import flip
@@ -33,12 +30,12 @@ ANN = replace(LOCAL_TENANT, id=1, name="ann")
 
 
 @pytest.fixture(params=MODELS)
-def model(synthetic_model: SyntheticModel, request: pytest.FixtureRequest) -> Path:
+def model(synthetic_model, request) -> Path:
     return synthetic_model(**dict(MODELS[request.param]) | {"quant": "q8_0"})
 
 
 @pytest.fixture(autouse=True)
-def one_page_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_page_at_a_time(monkeypatch) -> None:
     """Without threads: what is between two steps does not depend on their speed."""
     due, take, left = DiskCache.due, Reading._take, [0]
 
@@ -84,7 +81,7 @@ def until_loading(server: Life) -> None:
     pytest.fail("the prompt is not loaded in its slot")
 
 
-def test_it_has_the_bits_of_a_cold_run(model: Path, folder: Path) -> None:
+def test_it_has_the_bits_of_a_cold_run(model, folder):
     with life(model, None) as cold:
         expected = cold.ask()
     assert lived(model, folder) == expected
@@ -143,9 +140,7 @@ EVENTS: list[Callable[[Life], None]] = [cancel, fail, leave, come_back, remove, 
 
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.__name__)
-def test_whatever_happens_meanwhile_loses_nothing(
-    event: Callable[[Life], None], model: Path, folder: Path
-) -> None:
+def test_whatever_happens_meanwhile_loses_nothing(event, model, folder):
     """Before every step of the engine. Its pages are free or cached at the end, as ``restarted``
     checks, and the next one has the bits of a cold run."""
     tenants = [ANN, LOCAL_TENANT]
@@ -178,7 +173,7 @@ def lived_as(model: Path, folder: Path, tenants: list[Tenant]) -> None:
 
 
 @pytest.mark.parametrize("page", range(PAGES))
-def test_a_damaged_page_ends_what_is_loaded(model: Path, folder: Path, page: int) -> None:
+def test_a_damaged_page_ends_what_is_loaded(model, folder, page):
     """Those before it are used, up to a state where the model has any."""
     expected = lived(model, folder)
     flip(files(folder)[page], -1)
@@ -192,9 +187,7 @@ def test_a_damaged_page_ends_what_is_loaded(model: Path, folder: Path, page: int
         assert third.ask() == expected
 
 
-def test_others_are_answered_meanwhile(
-    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_others_are_answered_meanwhile(model, folder, monkeypatch):
     """A step takes one page of those that arrived. The disk gives the next one only when the other
     request has its answer."""
     expected = lived(model, folder)
@@ -216,7 +209,7 @@ def test_others_are_answered_meanwhile(
         assert second.ask() == expected
 
 
-def test_its_pages_count_and_another_class_gets_them(model: Path, folder: Path) -> None:
+def test_its_pages_count_and_another_class_gets_them(model, folder):
     """They are its tenant's from its admission on; who is preempted looks it up again."""
     low, high = (
         replace(LOCAL_TENANT, id=number, name=qos.name, qos=qos)
@@ -237,9 +230,7 @@ def test_its_pages_count_and_another_class_gets_them(model: Path, folder: Path) 
         assert second.ask(tenant=1) == expected
 
 
-def test_memory_that_is_given_back_early_is_noticed(
-    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_given_back_early_is_noticed(model, folder, monkeypatch):
     """The negative control: before the device has read it."""
     expected = lived(model, folder)
 

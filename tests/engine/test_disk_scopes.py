@@ -1,7 +1,5 @@
 """Who finds what on disk: tenants after a restart, processes at once, other tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +16,6 @@ from reference.memory.disk import names as names_module
 from reference.memory.disk.folder import SUBFOLDER
 from reference.model.open import open_model
 from reference.sched.tenants import Tenants
-from tests.conftest import SyntheticModel
 from tests.engine.disk_engines import CONTEXT, PROMPT, WHOLE, life
 from tests.families_table import DENSE
 
@@ -38,7 +35,7 @@ def names(folder: Path) -> set[str]:
     return {path.name for path in (folder / SUBFOLDER).glob("*/*.page")}
 
 
-def test_a_tenant_finds_its_own_pages_only(dense: Path, folder: Path) -> None:
+def test_a_tenant_finds_its_own_pages_only(dense, folder):
     """Another tenant's have other names, in another folder: they are not even looked for."""
     with life(dense, folder, tenants=[ANN, BOB]) as first:
         expected = first.ask(tenant=1)
@@ -55,9 +52,7 @@ def test_a_tenant_finds_its_own_pages_only(dense: Path, folder: Path) -> None:
     assert found(dense, folder, [ANN, BOB], 2) == WHOLE
 
 
-def test_without_scopes_in_names_tenants_would_share(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_scopes_in_names_tenants_would_share(dense, folder, monkeypatch):
     """The negative control."""
     monkeypatch.setattr(names_module, "_text", lambda value: b"all the same")
     with life(dense, folder, tenants=[ANN, BOB]) as first:
@@ -65,14 +60,14 @@ def test_without_scopes_in_names_tenants_would_share(
     assert found(dense, folder, [ANN, BOB], 2) == WHOLE
 
 
-def test_a_group_shares_its_pages_and_no_others(dense: Path, folder: Path) -> None:
+def test_a_group_shares_its_pages_and_no_others(dense, folder):
     with life(dense, folder, tenants=TEAM) as first:
         first.ask(tenant=1)
     assert found(dense, folder, TEAM, 2) == WHOLE
     assert found(dense, folder, [ANN, BOB], 1) == 0, "who left the group has none of its pages"
 
 
-def test_others_with_the_same_number_find_nothing(dense: Path, folder: Path) -> None:
+def test_others_with_the_same_number_find_nothing(dense, folder):
     """The file of tenants was changed while no server ran: another tenant has the id, or the group
     has a member more, so perhaps it is another group."""
     carl = replace(TEAM[0], id=3, name="carl")
@@ -97,9 +92,7 @@ ENDS: dict[str, tuple[list[Tenant], Change]] = {
 
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("restarted", [False, True])
-def test_a_scope_that_ends_while_no_model_is_loaded_leaves_nothing(
-    dense: Path, folder: Path, end: str, restarted: bool
-) -> None:
+def test_a_scope_that_ends_while_no_model_is_loaded_leaves_nothing(dense, folder, end, restarted):
     """Also for those whom it had before."""
     tenants, change = ENDS[end]
     registry = Tenants([*tenants, replace(BOB, id=9)], clock=no_clock, forget=forgetting(folder))
@@ -115,7 +108,7 @@ def test_a_scope_that_ends_while_no_model_is_loaded_leaves_nothing(
         assert second.from_disk == WHOLE
 
 
-def test_a_scope_that_nobody_forgets_is_found(dense: Path, folder: Path) -> None:
+def test_a_scope_that_nobody_forgets_is_found(dense, folder):
     """The negative control."""
     registry = Tenants([ANN], clock=no_clock)
     with life(dense, folder, tenants=registry) as first:
@@ -124,7 +117,7 @@ def test_a_scope_that_nobody_forgets_is_found(dense: Path, folder: Path) -> None
     assert found(dense, folder, [ANN], 1) == WHOLE
 
 
-def test_of_a_removed_tenant_nothing_is_left(dense: Path, folder: Path) -> None:
+def test_of_a_removed_tenant_nothing_is_left(dense, folder):
     """Also not for one of the same name and id."""
     with life(dense, folder, tenants=[ANN, BOB]) as first:
         first.ask(tenant=2)
@@ -150,8 +143,8 @@ def test_of_a_removed_tenant_nothing_is_left(dense: Path, folder: Path) -> None:
     ("tenants", "changes"), [(TEAM, [ANN]), ([ANN], [TEAM[0], ANN])], ids=["leaves", "comes back"]
 )
 def test_whose_scope_ends_while_its_pages_are_read_gets_none_of_them(
-    dense: Path, folder: Path, tenants: list[Tenant], changes: list[Tenant]
-) -> None:
+    dense, folder, tenants, changes
+):
     """Once they were read, before it is admitted; also where it comes back into one like it."""
     with life(dense, folder, tenants=tenants) as first:
         first.ask(tenant=1)
@@ -173,7 +166,7 @@ def test_whose_scope_ends_while_its_pages_are_read_gets_none_of_them(
         second.engine.memory.check([])
 
 
-def test_two_servers_use_one_folder_at_once(dense: Path, folder: Path) -> None:
+def test_two_servers_use_one_folder_at_once(dense, folder):
     with life(dense, folder) as one, life(dense, folder) as two:
         expected = one.ask()
         one.flush()
@@ -184,7 +177,7 @@ def test_two_servers_use_one_folder_at_once(dense: Path, folder: Path) -> None:
     assert not [*one.lines, *two.lines]
 
 
-def test_pages_of_one_tier_are_pages_of_every_tier(dense: Path, folder: Path) -> None:
+def test_pages_of_one_tier_are_pages_of_every_tier(dense, folder):
     """They are stored as the definition has them."""
     with life(dense, folder, tier="cpu") as first:
         expected = first.ask()
@@ -194,7 +187,7 @@ def test_pages_of_one_tier_are_pages_of_every_tier(dense: Path, folder: Path) ->
             assert second.from_disk == WHOLE
 
 
-def test_a_small_folder_stays_small_and_answers_stay_right(dense: Path, folder: Path) -> None:
+def test_a_small_folder_stays_small_and_answers_stay_right(dense, folder):
     with life(dense, None) as cold:
         expected = [cold.ask(PROMPT[turn:]) for turn in range(4)]
         page = cold.engine.runner.page_copies()
@@ -214,9 +207,7 @@ def test_a_small_folder_stays_small_and_answers_stay_right(dense: Path, folder: 
         assert small.from_disk, "what was used last is there, from its first page on"
 
 
-def test_pages_depend_on_the_context_only_where_frequencies_do(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_pages_depend_on_the_context_only_where_frequencies_do(synthetic_model, tmp_path):
     """A long context has another table of frequencies in models with two of them."""
 
     def name(kind: str, context: int, slots: int = 1) -> str:

@@ -1,14 +1,11 @@
 """A disk that is full, forbidden, broken, slow or gone changes no answer and stops no engine."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,9 +24,7 @@ def refusing(number: int) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EIO])
-def test_a_disk_that_takes_nothing_is_told_once(
-    dense: Path, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_takes_nothing_is_told_once(dense, folder, number, monkeypatch):
     """Full, read-only, forbidden or broken."""
     with life(dense, None) as cold:
         expected = cold.ask()
@@ -56,9 +51,7 @@ def _after_the_secret(refuse: Callable[..., Any]) -> Callable[[int, bytes], None
     return write_or_refuse
 
 
-def test_a_disk_that_is_full_for_a_while_is_used_again(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_for_a_while_is_used_again(dense, folder, monkeypatch):
     with life(dense, folder) as first:
         with monkeypatch.context() as patch:
             patch.setattr(folder_module, "_write_all", refusing(errno.ENOSPC))
@@ -76,9 +69,7 @@ def test_a_disk_that_is_full_for_a_while_is_used_again(
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-def test_a_disk_that_gives_nothing_is_told_once(
-    dense: Path, folder: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_gives_nothing_is_told_once(dense, folder, number, monkeypatch):
     expected = lived(dense, folder)
     monkeypatch.setattr(cache_module, "read_entry", refusing(number))
     with life(dense, folder) as second:
@@ -88,7 +79,7 @@ def test_a_disk_that_gives_nothing_is_told_once(
     assert os.strerror(number) in line
 
 
-def test_a_folder_that_cannot_be_made_is_told_once(dense: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_told_once(dense, tmp_path):
     (tmp_path / "file").write_text("this is no folder")
     with life(dense, None) as cold:
         expected = cold.ask()
@@ -99,9 +90,7 @@ def test_a_folder_that_cannot_be_made_is_told_once(dense: Path, tmp_path: Path) 
     assert "goes on without it" in line
 
 
-def test_a_folder_that_cannot_be_made_at_first_is_used_later(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_cannot_be_made_at_first_is_used_later(dense, folder, monkeypatch):
     """A disk that was full, or not there, when the server began. The next one finds what was
     stored."""
     with monkeypatch.context() as patch, ExitStack() as owned:
@@ -125,9 +114,7 @@ def test_a_folder_that_cannot_be_made_at_first_is_used_later(
         assert second.from_disk
 
 
-def test_a_folder_that_another_process_made_is_left_to_it(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_process_made_is_left_to_it(dense, folder, monkeypatch):
     """Its secret gives pages other names; what is found there is none of this process's."""
     with monkeypatch.context() as patch, ExitStack() as owned:
         patch.setattr(folder_module, "secret_in", refusing(errno.ENOSPC))
@@ -144,9 +131,7 @@ def test_a_folder_that_another_process_made_is_left_to_it(
         assert files(folder) == before
 
 
-def test_a_disk_that_recovers_and_fails_again_is_told_each_time(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_recovers_and_fails_again_is_told_each_time(dense, folder, monkeypatch):
     """However many writes failed, one is tried a minute after the last."""
     now = [0.0]
     with life(dense, folder, clock=lambda: now[0]) as first:
@@ -171,7 +156,7 @@ def ask(first: Life, turn: int) -> None:
     first.flush()
 
 
-def test_a_folder_that_vanishes_is_made_again(dense: Path, folder: Path) -> None:
+def test_a_folder_that_vanishes_is_made_again(dense, folder):
     """With the same secret, so pages keep their names."""
     with life(dense, folder) as first:
         ask(first, 0)
@@ -189,8 +174,8 @@ def test_a_folder_that_vanishes_is_made_again(dense: Path, folder: Path) -> None
 
 
 def test_the_folder_of_a_disk_that_is_not_mounted_is_not_made_on_another(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dense, folder, monkeypatch
+):
     with life(dense, folder) as first:
         ask(first, 0)
         kept = folder.rename(folder.with_name("kept"))
@@ -218,9 +203,7 @@ def gate() -> Iterator[threading.Event]:
     event.set()
 
 
-def test_a_disk_that_hangs_while_it_is_read_delays_nobody(
-    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_hangs_while_it_is_read_delays_nobody(dense, folder, gate, monkeypatch):
     """What nothing is read of for the time of patience, here none, is computed."""
     expected = lived(dense, folder)
     read = entry_module.read_entry
@@ -238,9 +221,7 @@ def test_a_disk_that_hangs_while_it_is_read_delays_nobody(
         gate.set()
 
 
-def test_a_disk_that_hangs_while_it_is_written_delays_nobody(
-    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_hangs_while_it_is_written_delays_nobody(dense, folder, gate, monkeypatch):
     """What has no room in the queue is not written, unless it is still in memory when there is
     room again."""
     with life(dense, None) as cold:
@@ -264,18 +245,14 @@ def test_a_disk_that_hangs_while_it_is_written_delays_nobody(
         assert [second.ask(PROMPT[turn:]) for turn in range(3)] == expected
 
 
-def test_the_end_waits_no_longer_than_it_may(
-    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_end_waits_no_longer_than_it_may(dense, folder, gate, monkeypatch):
     monkeypatch.setattr(folder_module.CacheFolder, "write", lambda *parts: gate.wait())
     with life(dense, folder, flush_seconds=0.0) as first:
         first.ask()
     assert first.counts.dropped
 
 
-def test_what_waits_at_the_end_is_written(
-    dense: Path, folder: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_waits_at_the_end_is_written(dense, folder, gate, monkeypatch):
     """Also where the queue has no room for it before."""
     write = folder_module.CacheFolder.write
 
@@ -293,9 +270,7 @@ def test_what_waits_at_the_end_is_written(
         assert second.from_disk == WHOLE
 
 
-def test_a_step_that_fails_leaves_nothing_on_disk(
-    dense: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_fails_leaves_nothing_on_disk(dense, folder, monkeypatch):
     """Its pages may hold anything: here a third of the prompt was computed with wrong bits."""
     with life(dense, None) as cold:
         expected = cold.ask()
@@ -325,8 +300,8 @@ def test_a_step_that_fails_leaves_nothing_on_disk(
 
 @pytest.mark.parametrize("given_back", [False, True])
 def test_a_step_in_flight_that_fails_at_the_end_leaves_nothing_on_disk(
-    dense: Path, folder: Path, given_back: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    dense, folder, given_back, monkeypatch
+):
     """What was read of steps before it was written; of the rest nobody knows what it is. The error
     is reported once, however often the end fails."""
     with life(dense, folder, tier="late", steps_ahead=2) as first:

@@ -1,9 +1,5 @@
 """The policy of drafts hears of every round of every sequence, and of its end."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +17,8 @@ REQUESTS = [Request(n, tuple(range(n, 9 + n)), 12 + 9 * n) for n in range(3)]
 
 
 def test_a_round_is_noted_for_each_of_its_sequences_also_those_that_it_ends(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    synthetic_model, monkeypatch
+):
     rounds: list[int] = []
     gained: list[int] = []
     note_round, note = DraftPolicy.note_round, DraftPolicy.note_gain

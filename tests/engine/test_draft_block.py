@@ -1,8 +1,6 @@
 """The draft block or head of a model: right drafts by its formulas, and answers that it cannot
 change."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -37,6 +35,8 @@ LIMITS = Limits(
     biases=4, top_log_probabilities=4, hidden_states=True,
 )  # fmt: skip
 DRAFTS = 5
+FREQUENT_TOKENS = 250
+"""Of 300 tokens. Prompts have no others, answers do: so some drafts are of all tokens."""
 FAST = [
     *((name, tier) for name in ARCHITECTURES for tier in ("native", "cuda")),
     *(("qwen35", tier) for tier in ("quick", "late", "opencl")),
@@ -62,7 +62,8 @@ def drafting(
         runner = owned.enter_context(ModelRunner(model, tier, whole))
         graph = model.draft_graph(sizes)
         shared = runner.shared_buffers(graph)
-        block = ModelRunner(model, tier, sizes, graph=graph, shared=shared)
+        frequent = model.draft_graph(replace(sizes, frequent_tokens=FREQUENT_TOKENS))
+        block = ModelRunner(model, tier, sizes, graph=graph, shared=shared, frequent=frequent)
         yield runner, owned.enter_context(block)
 
 
@@ -74,7 +75,7 @@ HEADS = ("qwen3 head", "qwen3 dflash")
 
 
 @pytest.fixture(scope="module", params=FAST, ids=" on ".join)
-def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+def runners(request, synthetic_model) -> Iterator[Runners]:
     """The runners of a model and of its draft block on a tier, and the answers without drafts."""
     name, tier_name = request.param
     path = drafting_model(synthetic_model, name)
@@ -151,7 +152,7 @@ def answers_of_cpu(path: Path) -> Events:
     ids=lambda value: " on ".join(value) if isinstance(value, tuple) else str(value),
     indirect=["runners"],
 )
-def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | None) -> None:
+def test_no_draft_changes_an_answer(runners, ahead, chunk):
     """Greedy and sampled, with penalties, biases and masks, log-probabilities to the last bit; more
     sequences than slots, preempted for pages, with common prefixes, beside cancelled ones."""
     runner, block, expected = runners
@@ -178,7 +179,7 @@ def test_no_draft_changes_an_answer(runners: Runners, ahead: int, chunk: int | N
     ids=lambda value: " on ".join(value) if isinstance(value, tuple) else str(value),
     indirect=["runners"],
 )
-def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> None:
+def test_a_cancel_at_any_step_changes_no_other(runners, ahead):
     """Every other request is cancelled, each with more tokens than the one before: in its prompt,
     after right drafts, and after wrong ones."""
     runner, block, expected = runners
@@ -201,9 +202,7 @@ def test_a_cancel_at_any_step_changes_no_other(runners: Runners, ahead: int) -> 
 
 
 @pytest.mark.parametrize("name", ["qwen35", *HEADS])
-def test_a_wrong_acceptance_is_caught(
-    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_wrong_acceptance_is_caught(synthetic_model, monkeypatch, name):
     """The control: records of every draft as right give other answers."""
     path = drafting_model(synthetic_model, name)
     take = OutputProcessor._take_drafted
@@ -221,9 +220,7 @@ def test_a_wrong_acceptance_is_caught(
         assert run(engine_of(runner, block), REQUESTS[:2]) != expected
 
 
-def test_the_host_never_reads_a_draft(
-    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_host_never_reads_a_draft(synthetic_model, monkeypatch):
     """The device verifies what it has drafted itself, and accepts as much as of drafts that the
     host has read and sends."""
     order: list[str] = []
@@ -255,9 +252,7 @@ def test_the_host_never_reads_a_draft(
 
 
 @pytest.mark.parametrize("tier_name", ["quick", "native"])
-def test_the_device_does_not_wait_for_consumers(
-    synthetic_model: SyntheticModel, tier_name: str
-) -> None:
+def test_the_device_does_not_wait_for_consumers(synthetic_model, tier_name):
     """On a tier with a queue the next round is submitted before the tokens of one are handed out,
     but for those that end an answer."""
     path = drafting_model(synthetic_model, "qwen35")
@@ -275,9 +270,7 @@ def test_the_device_does_not_wait_for_consumers(
     assert found == {(False, tier.info.asynchronous), (True, False)}
 
 
-def test_a_round_that_fails_keeps_the_tokens_before(
-    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_round_that_fails_keeps_the_tokens_before(synthetic_model, monkeypatch):
     """Whichever submission fails, of the block or of the model, no token is lost or comes twice."""
     path = drafting_model(synthetic_model, "qwen35")
     submit, left = ModelRunner.submit, [0]

@@ -1,7 +1,5 @@
 """Drafts of blocks and of heads by their formulas in binary64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -135,7 +133,7 @@ def assert_follow(drafted: Drafted, truth: Any, name: str, without: frozenset[in
 
 @pytest.mark.parametrize("every", [1, 41], ids=["every step", "now and then"])
 @pytest.mark.parametrize("name", CHAINED)
-def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, every: int) -> None:
+def test_drafts_follow_the_formulas(synthetic_model, name, every):
     """Prompts in short chunks and in chunks longer than a ring, drafts after every step and after
     longer than a ring holds: the logits are those of the whole sequence in binary64."""
     path = path_of(synthetic_model, name)
@@ -151,13 +149,13 @@ def test_drafts_follow_the_formulas(synthetic_model: SyntheticModel, name: str, 
 
 
 @pytest.fixture
-def as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def as_many_as_fit(monkeypatch) -> None:
     monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most, *_: most)
 
 
 @pytest.mark.parametrize("name", ["qwen35", "eagle"])
 @pytest.mark.usefixtures("as_many_as_fit")
-def test_a_prefix_hit_has_its_keys(synthetic_model: SyntheticModel, name: str) -> None:
+def test_a_prefix_hit_has_its_keys(synthetic_model, name):
     """Of a cached prompt only the position behind it lacks the state before. Wrong drafts of the
     first request do not end those of the second."""
     path = path_of(synthetic_model, name)
@@ -174,7 +172,7 @@ def test_a_prefix_hit_has_its_keys(synthetic_model: SyntheticModel, name: str) -
         assert_follow(drafter.drafted, truth, name, frozenset())
 
 
-def test_a_model_without_its_head_is_the_same(synthetic_model: SyntheticModel) -> None:
+def test_a_model_without_its_head_is_the_same(synthetic_model):
     """What a head reads is in the graph where hidden rows are kept, and nowhere else."""
     path = path_of(synthetic_model, "eagle")
     head = head_of(path)
@@ -229,7 +227,7 @@ def assert_blocks_follow(
 
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.usefixtures("as_many_as_fit")
-def test_drafts_of_blocks_follow_the_formulas(synthetic_model: SyntheticModel, name: str) -> None:
+def test_drafts_of_blocks_follow_the_formulas(synthetic_model, name):
     """Blocks of several sequences in one step, behind prompts in chunks, over page ends, and of a
     prefix that the cache has."""
     path = path_of(synthetic_model, name)
@@ -249,9 +247,7 @@ def test_drafts_of_blocks_follow_the_formulas(synthetic_model: SyntheticModel, n
 
 
 @pytest.mark.usefixtures("as_many_as_fit")
-def test_a_block_has_no_more_rows_than_the_head_was_made_for(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_a_block_has_no_more_rows_than_the_head_was_made_for(synthetic_model, tmp_path):
     path = path_of(synthetic_model, "dflash")
     changed(path, tmp_path / "short.head", {"dflash.block_size": 3})
     (tmp_path / "short.gguf").hardlink_to(path)
@@ -265,7 +261,7 @@ def test_a_block_has_no_more_rows_than_the_head_was_made_for(
 
 
 @pytest.mark.parametrize(("known", "drafts"), [(10, 6), (15, 1), (16, 0)])
-def test_a_block_ends_in_the_pages_of_its_sequence(known: int, drafts: int) -> None:
+def test_a_block_ends_in_the_pages_of_its_sequence(known, drafts):
     """One page: a row behind it would overwrite keys of another sequence."""
     drafter = DFlashDrafter(cast(Any, None), cast(Any, SimpleNamespace(block_size=16)))
     drafter.attach(cast(Any, SimpleNamespace(page_count=[1])), lambda sequence: True)

@@ -2,9 +2,7 @@
 nothing is right, and gains where much is. The clock runs by those times, so no machine changes a
 figure."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -147,17 +145,15 @@ def speed(
 
 @pytest.mark.parametrize(("together", "apart"), [(1, 0), (4, 0), (4, 16)])
 def test_a_block_that_is_never_right_loses_at_most_a_fiftieth_and_a_few_steps(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, together: int, apart: int
-) -> None:
+    synthetic_model, monkeypatch, together, apart
+):
     path = drafting_model(synthetic_model, "qwen35")
     count = 3
     tokens = count * ANSWER
     assert speed(path, 0.0, together, apart, count, monkeypatch) >= 0.98 - 8 / tokens
 
 
-def test_a_block_that_reads_everything_loses_more(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_block_that_reads_everything_loses_more(synthetic_model, monkeypatch):
     """The control: it follows every sequence, and nothing is drafted."""
     path = drafting_model(synthetic_model, "qwen35")
     monkeypatch.setattr(DraftPolicy, "draft_count", lambda *_: 0)
@@ -171,9 +167,7 @@ def test_a_block_that_reads_everything_loses_more(
     assert found[1] < 0.99
 
 
-def test_plain_steps_have_a_row_for_each_slot(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_steps_have_a_row_for_each_slot(synthetic_model, monkeypatch):
     """With the rows of drafts, too, the last layer of a short prompt would be computed whole."""
     lowered: list[int] = []
 

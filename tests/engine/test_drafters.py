@@ -1,8 +1,5 @@
 """A drafter hears of every slot that is lost, however it is lost."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,9 +37,7 @@ def running(engine: Engine) -> set[int]:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_nothing_is_kept_of_who_lost_its_slot(
-    cancelled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_kept_of_who_lost_its_slot(cancelled, monkeypatch):
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
     engine, _ = engine_of(CALM, HURRIED, drafter=PromptLookup())
     calm: list[int] = []
@@ -81,9 +76,7 @@ class Knows:
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_drafted_tokens_count_where_handing_over_fails(
-    fails: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_drafted_tokens_count_where_handing_over_fails(fails, monkeypatch):
     """The rate of a tenant has every token that it got, whatever fails at the last of them."""
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
     asked = Request(1, tuple(range(20)), 31, tenant=1, ignore_end=True)
@@ -112,7 +105,7 @@ def test_drafted_tokens_count_where_handing_over_fails(
     assert counted == len(answer)
 
 
-def test_a_draft_model_beside_preemption(tiny_model_path: Path) -> None:
+def test_a_draft_model_beside_preemption(tiny_model_path):
     """Every request gets the tokens it gets alone, and the draft model's slots are free again."""
     model = open_model(tiny_model_path)
     with (

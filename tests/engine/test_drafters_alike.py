@@ -1,8 +1,6 @@
 """What every source of drafts must not change, on every tier: the prompt or a draft model, right
 and wrong, beside preemption, prefix hits, cancels, masks and prompts in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 
 
 @pytest.fixture(scope="module")
-def case(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Case]:
+def case(request, synthetic_model) -> Iterator[Case]:
     """A model on a tier, and its answers without drafts."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     with runner_on(path, TIERS[request.param], with_drafts(LIMITS, DRAFTS)) as runner:
@@ -58,7 +56,7 @@ def drafter_of(kind: str, case: Case) -> Iterator[Drafter]:
 @pytest.mark.parametrize(
     ("case", "how"), on_each(TIERS, RUNS, ("told", 1, 20)), ids=str, indirect=["case"]
 )
-def test_no_draft_changes_an_answer(case: Case, how: tuple[str, int, int | None]) -> None:
+def test_no_draft_changes_an_answer(case, how):
     """Six requests in three slots and seven pages, and every second of them once more, cancelled
     after as many tokens as the one before and one more."""
     (runner, expected), (kind, ahead, chunk) = case, how

@@ -1,7 +1,5 @@
 """The first drafts of a round that are computed before the host reads the round in front."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -53,7 +51,7 @@ ALIKE = [replace(one, prompt=one.prompt[:9], max_tokens=60) for one in GREEDY]
 
 
 @pytest.fixture(scope="module", params=[*CASES, ("qwen3 head", "native")], ids=" on ".join)
-def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Runners]:
+def runners(request, synthetic_model) -> Iterator[Runners]:
     """A model and its draft block on a tier, and the answers without drafts."""
     name, tier_name = request.param
     path = drafting_model(synthetic_model, name)
@@ -62,7 +60,7 @@ def runners(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> 
 
 
 @pytest.fixture(scope="module", params=CASES, ids=" on ".join)
-def roomy(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Both]:
+def roomy(request, synthetic_model) -> Iterator[Both]:
     """The same with pages for three sequences at a time."""
     name, tier_name = request.param
     path = drafting_model(synthetic_model, name)
@@ -113,9 +111,7 @@ def alone(
 
 
 @pytest.mark.parametrize(("steps", "early"), WAYS)
-def test_drafts_ahead_are_those_that_follow(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
-) -> None:
+def test_drafts_ahead_are_those_that_follow(runners, monkeypatch, steps, early):
     """Rounds that use them and rounds that do not: the same drafts are right as where each round
     waits for the host. Their number is fixed: a round that begins early is of the number chosen one
     round before."""
@@ -138,9 +134,7 @@ def test_drafts_ahead_are_those_that_follow(
 
 
 @pytest.mark.parametrize(("steps", "early"), WAYS)
-def test_no_draft_ahead_changes_an_answer(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
-) -> None:
+def test_no_draft_ahead_changes_an_answer(runners, monkeypatch, steps, early):
     """Greedy and sampled, with penalties, biases and masks, preempted, cancelled, with prefix hits
     and prompts in chunks: one sequence that is left is drafted for ahead."""
     runner, block, expected = runners
@@ -160,9 +154,7 @@ def test_no_draft_ahead_changes_an_answer(
 
 
 @pytest.mark.parametrize(("steps", "early"), WAYS)
-def test_cancels_and_joins_behind_drafts_ahead(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, steps: int, early: bool
-) -> None:
+def test_cancels_and_joins_behind_drafts_ahead(runners, monkeypatch, steps, early):
     """A sequence with steps ahead is cancelled after each number of tokens, and another begins in
     its slot and its pages; or another joins it."""
     runner, block, _ = runners
@@ -188,9 +180,7 @@ def test_cancels_and_joins_behind_drafts_ahead(
 
 @pytest.mark.parametrize("roomy", CASES[:1], indirect=True, ids=" on ".join)
 @pytest.mark.parametrize("pages", [pipeline.ROUND_PAGES, 1 << 20])
-def test_a_round_is_verified_early_only_where_its_pages_are_free(
-    roomy: Both, monkeypatch: pytest.MonkeyPatch, pages: int
-) -> None:
+def test_a_round_is_verified_early_only_where_its_pages_are_free(roomy, monkeypatch, pages):
     runner, block = roomy
     monkeypatch.setattr(pipeline, "ROUND_PAGES", pages)
     set_steps(monkeypatch, 0, early=True)
@@ -207,9 +197,7 @@ def test_a_round_is_verified_early_only_where_its_pages_are_free(
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_rounds_of_several_sequences_begin_early(
-    roomy: Both, monkeypatch: pytest.MonkeyPatch, early: bool
-) -> None:
+def test_rounds_of_several_sequences_begin_early(roomy, monkeypatch, early):
     """The same answers, also where one is cancelled, and nearly all of their rounds do."""
     runner, block = roomy
     monkeypatch.setattr(
@@ -232,9 +220,7 @@ def test_rounds_of_several_sequences_begin_early(
 
 
 @pytest.mark.parametrize(("runners", "seed"), SEEDS, indirect=["runners"])
-def test_no_event_is_lost_or_doubled(
-    runners: Runners, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_no_event_is_lost_or_doubled(runners, monkeypatch, seed):
     """Steps are interrupted wherever they are submitted, also those of a round that begins before
     the tokens in front of it are taken; consumers stop and go on; requests join and are
     cancelled."""
@@ -243,9 +229,7 @@ def test_no_event_is_lost_or_doubled(
 
 
 @pytest.mark.parametrize(("roomy", "seed"), [(c, n + 3) for c, n in SEEDS], indirect=["roomy"])
-def test_no_event_of_several_sequences_is_lost_or_doubled(
-    roomy: Both, monkeypatch: pytest.MonkeyPatch, seed: int
-) -> None:
+def test_no_event_of_several_sequences_is_lost_or_doubled(roomy, monkeypatch, seed):
     """The same where they begin together, so that most rounds are those of several."""
     counted = Counted(monkeypatch)
     assert interrupted_steps(roomy, monkeypatch, seed, ALIKE, joining=1.0) > 1
@@ -291,9 +275,7 @@ def interrupted_steps(
     return interrupted
 
 
-def test_the_device_does_not_wait_for_the_host(
-    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_device_does_not_wait_for_the_host(synthetic_model, monkeypatch):
     """Where all drafts are right, steps of the block follow the model's before it is read, and the
     rest, with the model's next step, before its tokens are taken."""
     order: list[str] = []
@@ -347,9 +329,7 @@ def test_the_device_does_not_wait_for_the_host(
         assert "Vddt" not in "".join(order)
 
 
-def test_nothing_is_kept_of_a_cancelled_sequence(
-    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_kept_of_a_cancelled_sequence(synthetic_model, monkeypatch):
     """A step of two sequences is read after the first of them was cancelled."""
     monkeypatch.setattr(DraftPolicy, "should_begin", lambda *_: False)
     path = drafting_model(synthetic_model, "qwen35")
@@ -366,7 +346,7 @@ def test_nothing_is_kept_of_a_cancelled_sequence(
         assert not engine._speculative._histories
 
 
-def test_a_penalty_sees_no_draft_ahead(runners: Runners, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_penalty_sees_no_draft_ahead(runners, monkeypatch):
     """Nothing is noted for a sequence whose penalties look at recent tokens."""
     runner, block, expected = runners
     set_steps(monkeypatch, 2)
@@ -376,9 +356,7 @@ def test_a_penalty_sees_no_draft_ahead(runners: Runners, monkeypatch: pytest.Mon
     assert counted.used == counted.unused == 0
 
 
-def test_stale_drafts_are_caught(
-    synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stale_drafts_are_caught(synthetic_model, monkeypatch):
     """The control: steps ahead that are used though a draft was wrong make fewer drafts right."""
     path = drafting_model(synthetic_model, "qwen35")
     set_steps(monkeypatch, 2)

@@ -1,7 +1,5 @@
 """The engine's bookkeeping: admission, limits, cancellation, ends. Bits are in tests/invariance."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +9,6 @@ from contract.errors import RequestError
 from contract.types import FinishReason, QosClass, Request, SamplingParams, Tenant
 from reference.engine import Engine, EngineOptions
 from reference.observer import Observer
-from reference.runner import ModelRunner
 from tests.engine.small_engine import (
     CONTEXT,
     PAGES,
@@ -22,7 +19,7 @@ from tests.engine.small_engine import (
 )
 
 
-def test_tokens_come_once_in_order_and_end_with_a_reason(runner: ModelRunner) -> None:
+def test_tokens_come_once_in_order_and_end_with_a_reason(runner):
     """Positions are consecutive from the end of the prompt; only the last event has a reason."""
     engine = Engine(runner)
     for number in range(7):
@@ -35,7 +32,7 @@ def test_tokens_come_once_in_order_and_end_with_a_reason(runner: ModelRunner) ->
         assert produced[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_who_waits_for_what_never_comes_fails(runner: ModelRunner) -> None:
+def test_who_waits_for_what_never_comes_fails(runner):
     """The bound of ``conftest.py``: on an idle engine, and on one whose client takes no tokens."""
     for held in (False, True):
         engine = Engine(runner)
@@ -46,7 +43,7 @@ def test_who_waits_for_what_never_comes_fails(runner: ModelRunner) -> None:
             next(filter(None, iter(engine.step, None)))
 
 
-def test_everything_is_free_again_when_idle(runner: ModelRunner) -> None:
+def test_everything_is_free_again_when_idle(runner):
     engine = Engine(runner)
     for number in range(9):
         engine.submit(request(number))
@@ -55,7 +52,7 @@ def test_everything_is_free_again_when_idle(runner: ModelRunner) -> None:
     assert_nothing_is_held(engine)
 
 
-def test_pages_are_taken_as_sequences_grow(runner: ModelRunner) -> None:
+def test_pages_are_taken_as_sequences_grow(runner):
     """Requests that could need all pages run side by side as long as they do not."""
     engine = Engine(runner)
     for number in range(SLOTS):
@@ -65,7 +62,7 @@ def test_pages_are_taken_as_sequences_grow(runner: ModelRunner) -> None:
     assert engine.memory.held(0) == SLOTS
 
 
-def test_who_runs_out_of_pages_is_preempted_and_resumes(kept_runner: ModelRunner) -> None:
+def test_who_runs_out_of_pages_is_preempted_and_resumes(kept_runner):
     """Three grow beyond the pool: nobody is lost, and every token is that of the request alone."""
     requests = [request(number, length=20, max_tokens=70) for number in range(4)]
     alone = {}
@@ -87,9 +84,7 @@ def test_who_runs_out_of_pages_is_preempted_and_resumes(kept_runner: ModelRunner
 
 
 @pytest.mark.parametrize("most", [None, 0, 2])
-def test_so_many_pages_are_kept_for_those_that_begin_alike(
-    runner: ModelRunner, most: int | None
-) -> None:
+def test_so_many_pages_are_kept_for_those_that_begin_alike(runner, most):
     """Of the three whole pages of a request that is gone; who runs can be shared with always."""
     engine = Engine(runner, EngineOptions(cached_pages=most))
     for number in (1, 2):
@@ -116,7 +111,7 @@ class Admissions(Observer):
         self.reused.setdefault(request_id, []).append(reused)
 
 
-def test_who_was_preempted_goes_on_from_the_pages_it_filled(runner: ModelRunner) -> None:
+def test_who_was_preempted_goes_on_from_the_pages_it_filled(runner):
     """Those of generated tokens, too: of a prompt of 20 tokens only one page is whole."""
     admissions = Admissions()
     engine = Engine(runner, observer=admissions)
@@ -132,7 +127,7 @@ def test_who_was_preempted_goes_on_from_the_pages_it_filled(runner: ModelRunner)
     assert again == [32]
 
 
-def test_what_penalties_look_at_is_computed_not_found(runner: ModelRunner) -> None:
+def test_what_penalties_look_at_is_computed_not_found(runner):
     """The last 16 tokens of a prompt that is cached: they have to pass through the slot."""
     sampling = SamplingParams(repeat_penalty=1.5, repeat_last_n=16)
     penalized = request(1, length=40, max_tokens=8, sampling=sampling)
@@ -147,7 +142,7 @@ def test_what_penalties_look_at_is_computed_not_found(runner: ModelRunner) -> No
     assert engine.statistics.prefix.tokens_hit == 16
 
 
-def test_cancel_frees_slot_and_pages_at_once(runner: ModelRunner) -> None:
+def test_cancel_frees_slot_and_pages_at_once(runner):
     engine = Engine(runner)
     engine.submit(request(1, max_tokens=50))
     engine.submit(request(2, max_tokens=50))
@@ -159,7 +154,7 @@ def test_cancel_frees_slot_and_pages_at_once(runner: ModelRunner) -> None:
     assert {e.request_id for e in engine.run()} == {2}
 
 
-def test_cancel_before_admission(runner: ModelRunner) -> None:
+def test_cancel_before_admission(runner):
     engine = Engine(runner)
     for number in range(5):
         engine.submit(request(number))
@@ -168,9 +163,7 @@ def test_cancel_before_admission(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("cancelled", [False, True])
-def test_a_tenant_is_removed_when_its_last_request_ended(
-    runner: ModelRunner, cancelled: bool
-) -> None:
+def test_a_tenant_is_removed_when_its_last_request_ended(runner, cancelled):
     """What it had reserved is free at once, its requests end as always, new ones are refused."""
     engine = Engine(runner)
     engine.put_tenant(Tenant(7, "seven", reserved_pages=8))
@@ -191,7 +184,7 @@ def test_a_tenant_is_removed_when_its_last_request_ended(
         engine.remove_tenant(7)
 
 
-def test_a_tenant_that_comes_back_is_not_removed(runner: ModelRunner) -> None:
+def test_a_tenant_that_comes_back_is_not_removed(runner):
     engine = Engine(runner)
     engine.put_tenant(Tenant(7, "seven"))
     engine.submit(request(1, tenant=7))
@@ -202,7 +195,7 @@ def test_a_tenant_that_comes_back_is_not_removed(runner: ModelRunner) -> None:
     assert engine.tenants[7].max_slots == 1
 
 
-def test_end_of_generation_stops_unless_ignored(runner: ModelRunner) -> None:
+def test_end_of_generation_stops_unless_ignored(runner):
     engine = Engine(runner)
     engine.submit(request(1, max_tokens=8))
     tokens = [e.token for e in engine.run()]
@@ -216,7 +209,7 @@ def test_end_of_generation_stops_unless_ignored(runner: ModelRunner) -> None:
     assert [e.token for e in engine.run()] == tokens
 
 
-def test_the_context_ends_a_request(runner: ModelRunner) -> None:
+def test_the_context_ends_a_request(runner):
     """A sequence may fill the context and no more."""
     engine = Engine(runner)
     engine.submit(request(1, length=CONTEXT - 3, max_tokens=50))
@@ -225,7 +218,7 @@ def test_the_context_ends_a_request(runner: ModelRunner) -> None:
     assert produced[-1].finish_reason is FinishReason.LENGTH
 
 
-def test_logits_of_every_position_are_handed_over_once(runner: ModelRunner) -> None:
+def test_logits_of_every_position_are_handed_over_once(runner):
     """More positions than a step has rows: they come in chunks that join without a gap."""
     chunks: list[tuple[int, np.ndarray]] = []
     engine = Engine(runner)
@@ -239,7 +232,7 @@ def test_logits_of_every_position_are_handed_over_once(runner: ModelRunner) -> N
     assert sum(len(logits) for _, logits in chunks) == 40
 
 
-def test_a_broken_sequence_breaks_no_other(runner: ModelRunner) -> None:
+def test_a_broken_sequence_breaks_no_other(runner):
     """A NaN in one sequence's cache ends that sequence with an error; the other is untouched."""
     undisturbed = Engine(runner)
     undisturbed.submit(request(2, max_tokens=6))
@@ -264,9 +257,7 @@ def test_a_broken_sequence_breaks_no_other(runner: ModelRunner) -> None:
     (request(1, sampling=SamplingParams(min_p=-1.0)), "min_p"),
     (request(1, sampling=SamplingParams(repeat_penalty=1.1, repeat_last_n=65)), "repeat_last_n"),
 ])  # fmt: skip
-def test_a_request_that_can_never_run_is_refused(
-    runner: ModelRunner, bad: Request, field: str
-) -> None:
+def test_a_request_that_can_never_run_is_refused(runner, bad, field):
     engine = Engine(runner)
     with pytest.raises(RequestError) as raised:
         engine.submit(bad)
@@ -274,7 +265,7 @@ def test_a_request_that_can_never_run_is_refused(
     assert engine.idle
 
 
-def test_an_id_is_taken_while_its_request_lives(runner: ModelRunner) -> None:
+def test_an_id_is_taken_while_its_request_lives(runner):
     """Events are told apart by it, so a second one is refused, waiting or running."""
     engine = Engine(runner)
     engine.submit(request(1, max_tokens=2))

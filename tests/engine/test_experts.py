@@ -1,7 +1,5 @@
 """The experts that each token of a mixture uses: those of the definition, the same in any mix."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
@@ -78,22 +76,20 @@ def by_definition(path: Path, tokens: tuple[int, ...]) -> list[Any]:
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=" on ".join)
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     name, tier = request.param
     with runner_on(model_file(synthetic_model, name), TIERS[tier], LIMITS) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def cpu(synthetic_model: SyntheticModel) -> Iterator[ModelRunner]:
+def cpu(synthetic_model) -> Iterator[ModelRunner]:
     with runner_on(model_file(synthetic_model, "qwen3moe"), quick_tier, LIMITS) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("name", ALL_MIXTURES)
-def test_they_are_those_that_the_layers_use(synthetic_model: SyntheticModel, name: str) -> None:
+def test_they_are_those_that_the_layers_use(synthetic_model, name):
     """In one step the ids that the products of each layer read, and those that were asked for."""
     opened = open_model(model_file(synthetic_model, name))
     graph = opened.graph(LIMITS)
@@ -108,7 +104,7 @@ def test_they_are_those_that_the_layers_use(synthetic_model: SyntheticModel, nam
         assert output.outputs[name].tobytes() == output.outputs[read].tobytes()
 
 
-def test_company_and_chunks_change_nothing(runner: ModelRunner) -> None:
+def test_company_and_chunks_change_nothing(runner):
     """Of prompts and of answers, beside others that sample, draft, are scored or forced."""
     for chunk, ahead, drafter in ((3, 0, PromptLookup()), (32, 3, None)):
         options = EngineOptions(chunk_tokens=chunk, steps_ahead=ahead)
@@ -130,7 +126,7 @@ def test_company_and_chunks_change_nothing(runner: ModelRunner) -> None:
             assert found[number].ids == whole[: len(tokens) - 1]
 
 
-def test_preempted_and_shared_ones_are_the_same(cpu: ModelRunner) -> None:
+def test_preempted_and_shared_ones_are_the_same(cpu):
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
     engine = Engine(cpu, EngineOptions(chunk_tokens=7))
     found = [Experts() for _ in range(5)]
@@ -143,7 +139,7 @@ def test_preempted_and_shared_ones_are_the_same(cpu: ModelRunner) -> None:
         assert each.ids == by_definition(cpu.model.file.path, PROMPT[: number + 30])
 
 
-def test_asking_for_them_changes_no_bit(runner: ModelRunner) -> None:
+def test_asking_for_them_changes_no_bit(runner):
     """Tokens and their log-probabilities with experts, and without."""
     own = Request(1, PROMPT[:20], 10, SAMPLED, ignore_end=True, log_probabilities=3)
     found: list[Any] = []
@@ -154,7 +150,7 @@ def test_asking_for_them_changes_no_bit(runner: ModelRunner) -> None:
     assert found[0] == found[1]
 
 
-def test_others_are_computed_without_them(cpu: ModelRunner) -> None:
+def test_others_are_computed_without_them(cpu):
     """A step that nobody asks is that of a graph without them, and of two kinds more there are."""
     with open_model(cpu.model.file.path).file:
         plain = cpu.model.graph(replace(LIMITS, experts=False))
@@ -181,7 +177,7 @@ def test_others_are_computed_without_them(cpu: ModelRunner) -> None:
     assert not asked[-1]
 
 
-def test_ids_of_layers_that_use_fewer_are_padded() -> None:
+def test_ids_of_layers_that_use_fewer_are_padded():
     outputs = {
         expert_output(layer): np.arange(2 * used, dtype=np.int32).view(np.uint8)
         for layer, used in ((11, 1), (2, 3))
@@ -190,7 +186,7 @@ def test_ids_of_layers_that_use_fewer_are_padded() -> None:
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_another_token_uses_others(synthetic_model: SyntheticModel, name: str) -> None:
+def test_another_token_uses_others(synthetic_model, name):
     """Negative control: behind another token some experts are others; before it none."""
     path = model_file(synthetic_model, name)
     other = (*PROMPT[:10], (PROMPT[10] + 1) % 250, *PROMPT[11:30])
@@ -199,7 +195,7 @@ def test_another_token_uses_others(synthetic_model: SyntheticModel, name: str) -
     assert first[10:] != second[10:]
 
 
-def test_a_receiver_that_cancels_is_told_nothing_more(cpu: ModelRunner) -> None:
+def test_a_receiver_that_cancels_is_told_nothing_more(cpu):
     engine = Engine(cpu, EngineOptions(chunk_tokens=8, prefix_cache=False))
     taken: list[int] = []
 
@@ -212,7 +208,7 @@ def test_a_receiver_that_cancels_is_told_nothing_more(cpu: ModelRunner) -> None:
     assert taken == [0]
 
 
-def test_refusals(synthetic_model: SyntheticModel) -> None:
+def test_refusals(synthetic_model):
     dense, mixture = (model_file(synthetic_model, name) for name in ("qwen3", "qwen3moe"))
     for path, limits, problem in (
         (dense, LIMITS, "the model has none"),

@@ -1,8 +1,6 @@
 """Whatever fails and wherever it is interrupted: nobody is lost, nothing is kept, every token comes
 once."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable
@@ -58,9 +56,7 @@ class Failing:
 
 @pytest.mark.parametrize("number", range(1, 9))
 @pytest.mark.parametrize("cached_pages", [None, 1])
-def test_a_copy_that_fails_loses_nobody(
-    number: int, cached_pages: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails_loses_nobody(number, cached_pages, monkeypatch):
     """While a preempted sequence is released, or while room is made: who ran goes on."""
     failing = Failing(monkeypatch, number)
     engine, _ = engine_of(
@@ -97,9 +93,7 @@ def test_a_copy_that_fails_loses_nobody(
     assert_all_given_back(engine)
 
 
-def test_a_copy_that_fails_in_a_cancel_gives_everything_back(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_copy_that_fails_in_a_cancel_gives_everything_back(monkeypatch):
     engine, _ = engine_of(CALM, pages=10, context=CONTEXT, host_pages=20, cached_pages=1)
     for n in (1, 2):
         engine.submit(Request(n, tuple(range(n, n + 50)), 20, tenant=1, ignore_end=True))
@@ -118,7 +112,7 @@ def test_a_copy_that_fails_in_a_cancel_gives_everything_back(
     assert_all_given_back(engine)
 
 
-def test_a_device_that_fails_for_good_ends_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_fails_for_good_ends_its_requests(monkeypatch):
     Failing(monkeypatch, *range(1, 1000))
     engine, _ = engine_of(CALM, pages=10, context=CONTEXT, host_pages=20, cached_pages=0)
     for n in (1, 2, 3):
@@ -230,14 +224,14 @@ def play_interrupted(kind: str, seeds: range) -> int:
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_an_interrupt_at_any_line_spoils_nothing(kind: str) -> None:
+def test_an_interrupt_at_any_line_spoils_nothing(kind):
     assert play_interrupted(kind, range(25)) > 40
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("kind", OPTIONS)
-def test_interrupts_for_long(kind: str) -> None:
+def test_interrupts_for_long(kind):
     assert play_interrupted(kind, range(1000, 3000)) > 4000
 
 
@@ -276,34 +270,30 @@ def make_room_at(lines: range, *, urgent: bool = True) -> None:
 
 
 @pytest.mark.parametrize("first", range(1, 8))
-def test_an_interrupt_while_room_is_made(first: int) -> None:
+def test_an_interrupt_while_room_is_made(first):
     make_room_at(range(first, 1200, 7))
 
 
 @pytest.mark.parametrize("first", range(1, 4))
-def test_an_interrupt_while_a_token_is_taken(first: int) -> None:
+def test_an_interrupt_while_a_token_is_taken(first):
     make_room_at(range(first, 600, 3), urgent=False)
 
 
-def test_who_is_lost_between_running_and_waiting_is_noticed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_is_lost_between_running_and_waiting_is_noticed(monkeypatch):
     """Negative control: after an interrupt only those are looked for that ran or waited."""
     who_is_in_between_is_lost(monkeypatch)
     with pytest.raises((AssertionError, KeyError)):
         make_room_at(range(1, 1200, 5))
 
 
-def test_a_token_that_its_sequence_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_that_its_sequence_forgets_is_noticed(monkeypatch):
     """Negative control: tokens that are about to be handed out are not looked at again."""
     monkeypatch.setattr(OutputProcessor, "apply_batch", lambda self, live: [])
     with pytest.raises((AssertionError, KeyError)):
         make_room_at(range(200, 600), urgent=False)
 
 
-def test_a_tenant_that_is_removed_before_an_engine_recovers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_tenant_that_is_removed_before_an_engine_recovers(monkeypatch):
     """An end of a request and its recovery that are interrupted leave its slot held for a step."""
     engine, _ = engine_of(CALM, HURRIED, pages=10, context=CONTEXT)
     for n in (1, 2):
@@ -330,7 +320,7 @@ def test_a_tenant_that_is_removed_before_an_engine_recovers(
 
 @pytest.mark.parametrize("max_tokens", [0, 1, 5])
 @pytest.mark.parametrize("steps_ahead", [0, 1, 3])
-def test_a_sink_that_cancels_its_own_request(max_tokens: int, steps_ahead: int) -> None:
+def test_a_sink_that_cancels_its_own_request(max_tokens, steps_ahead):
     engine, _ = engine_of(CALM, steps_ahead=steps_ahead, context=CONTEXT)
     engine.submit(
         Request(1, tuple(range(50)), max_tokens, tenant=1, ignore_end=True),
@@ -345,9 +335,7 @@ def test_a_sink_that_cancels_its_own_request(max_tokens: int, steps_ahead: int) 
 @pytest.mark.parametrize("order", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("tokens", [1, 6])
 @pytest.mark.parametrize("position", [10, 12])
-def test_a_sink_that_cancels_a_neighbour(
-    order: tuple[int, int], tokens: int, position: int
-) -> None:
+def test_a_sink_that_cancels_a_neighbour(order, tokens, position):
     """Whether the neighbour's event of the same step is pending or not yet made, its last one
     among them: no event follows, and the usage is what was handed out."""
     engine, _ = engine_of(CALM, HURRIED, steps_ahead=1, context=CONTEXT)
@@ -377,7 +365,7 @@ def test_a_sink_that_cancels_a_neighbour(
     assert_all_given_back(engine)
 
 
-def test_a_sink_that_removes_its_tenant() -> None:
+def test_a_sink_that_removes_its_tenant():
     engine, _ = engine_of(CALM, HURRIED, context=CONTEXT)
     seen: list[int] = []
 

@@ -1,7 +1,5 @@
 """A request that can never have room is told so, and holds up nobody."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -35,7 +33,7 @@ def wide(number: int, pages: int, tokens: int = 4, tenant: int = 1) -> Request:
 
 
 @pytest.mark.parametrize("waits", [0.0, 11.0])
-def test_pages_reserved_later_end_what_can_never_fit(waits: float) -> None:
+def test_pages_reserved_later_end_what_can_never_fit(waits):
     """It waits, aged or not, while another tenant reserves what it would need."""
     engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12)
     engine.submit(wide(1, 4, tokens=30, tenant=2))
@@ -56,9 +54,7 @@ def test_pages_reserved_later_end_what_can_never_fit(waits: float) -> None:
     ("slots", "runs", "asked", "reserved"),
     [(2, 4, 7, (5,)), (2, 4, 10, (5, 0)), (1, 1, 10, (5, 0))],
 )
-def test_what_has_room_or_has_it_again_in_time_is_served(
-    slots: int, runs: int, asked: int, reserved: tuple[int, ...]
-) -> None:
+def test_what_has_room_or_has_it_again_in_time_is_served(slots, runs, asked, reserved):
     """Beside one that runs: in what reservations leave, and where one is taken back before the
     request has ended, another slot free or not."""
     engine, clock = engine_of(OWNER, OTHER, slots=slots, pages=12)
@@ -71,7 +67,7 @@ def test_what_has_room_or_has_it_again_in_time_is_served(
     assert set(ends(engine, clock).values()) == {FinishReason.LENGTH}
 
 
-def test_what_can_never_come_back_is_not_admitted_again() -> None:
+def test_what_can_never_come_back_is_not_admitted_again():
     """However often reservations change: a request that lost its slot ends within a step."""
     engine, _ = engine_of(OWNER, OTHER, LATE, slots=1, pages=8)
     engine.submit(wide(1, 4, tokens=30))
@@ -91,7 +87,7 @@ def test_what_can_never_come_back_is_not_admitted_again() -> None:
     assert (preempted, engine.statistics.admitted) == (1, 1)
 
 
-def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it() -> None:
+def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it():
     """A reservation takes nothing from anybody; what is preempted and can never come back ends."""
     hurried = Tenant(4, "hurried", qos=QosClass.INTERACTIVE)
     engine, clock = engine_of(replace(OWNER, qos=QosClass.BATCH), OTHER, hurried, slots=1, pages=12)
@@ -106,7 +102,7 @@ def test_one_that_runs_keeps_what_it_has_and_is_told_when_it_lost_it() -> None:
     assert found == {1: FinishReason.ERROR, 2: FinishReason.LENGTH}
 
 
-def test_a_tenant_that_comes_with_a_reservation() -> None:
+def test_a_tenant_that_comes_with_a_reservation():
     engine, clock = engine_of(OWNER, slots=2, pages=12)
     engine.submit(wide(1, 6, tokens=40))
     engine.step()
@@ -117,7 +113,7 @@ def test_a_tenant_that_comes_with_a_reservation() -> None:
         engine.submit(wide(3, 10))
 
 
-def test_a_stalled_client_does_not_hold_up_an_aged_request() -> None:
+def test_a_stalled_client_does_not_hold_up_an_aged_request():
     """Nothing is computed for who takes no tokens, so its pages are there for who waits."""
     engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12, stall_steps=100_000)
     engine.submit(wide(1, 6, tokens=40, tenant=2))
@@ -133,9 +129,7 @@ def test_a_stalled_client_does_not_hold_up_an_aged_request() -> None:
     assert ends(engine, clock, 60) == {1: FinishReason.LENGTH}
 
 
-def test_without_a_look_at_what_waits_the_engine_is_blocked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_without_a_look_at_what_waits_the_engine_is_blocked(monkeypatch):
     """Negative control."""
     monkeypatch.setattr(
         "reference.engine.scheduler.Scheduler._can_ever_fit", lambda self, sequence: True
@@ -148,7 +142,7 @@ def test_without_a_look_at_what_waits_the_engine_is_blocked(
     assert ends(engine, clock) == {}
 
 
-def test_who_takes_no_tokens_holds_up_nobody_however_long_it_waits() -> None:
+def test_who_takes_no_tokens_holds_up_nobody_however_long_it_waits():
     """A request that waits, is aged and has no room, and whose consumer takes nothing: others pass
     it, of its own tenant too; when the consumer takes tokens again it is admitted and ends."""
     engine, clock = engine_of(OWNER, OTHER, LATE, slots=2, pages=12, stall_steps=100_000)

@@ -1,10 +1,7 @@
 """Answers whose tokens are given: log-probabilities of the definition, and those of the answer that
 a model gives by itself, with the same bits in any mix."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +12,6 @@ from contract.errors import RequestError
 from contract.types import FinishReason, Request, SamplingParams, TokenEvent
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
-from reference.runner import ModelRunner
 from reference.sched.constraints import pack_mask
 from tests.engine.scored_prompts import (
     LIMITS,
@@ -55,7 +51,7 @@ def bits(events: list[TokenEvent]) -> tuple[bytes, bytes, bytes]:
     )
 
 
-def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
+def test_they_are_those_of_the_definition(scoring, tiny_model_path):
     for cut in (1, 16, CUT, len(PROMPT) - 1):
         events = run(Engine(scoring, WHOLE), forced(1, PROMPT[:cut], said=PROMPT[cut:]))[1]
         assert [event.token for event in events] == list(PROMPT[cut:])
@@ -67,9 +63,7 @@ def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path:
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.9, seed=3)])
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_what_a_model_says_by_itself_has_the_same_events(
-    scoring: ModelRunner, sampling: SamplingParams
-) -> None:
+def test_what_a_model_says_by_itself_has_the_same_events(scoring, sampling):
     """Penalties, biases and masks included, since rule R10 is of the logits before them."""
     penalized = replace(sampling, repeat_penalty=1.2, repeat_last_n=20)
     bias = ((7, 2.0), (9, -3.0))
@@ -87,9 +81,7 @@ def test_what_a_model_says_by_itself_has_the_same_events(
 @pytest.mark.parametrize(
     ("scoring", "chunk", "ahead"), runs_of((5, 3), (1, 0), (32, 1)), indirect=["scoring"]
 )
-def test_company_and_chunks_change_no_bit(
-    scoring: ModelRunner, tiny_model_path: Path, chunk: int, ahead: int
-) -> None:
+def test_company_and_chunks_change_no_bit(scoring, tiny_model_path, chunk, ahead):
     """Beside others that sample, are scored, or are forced, too; and those do not change."""
     drafter = PromptLookup() if ahead == 3 else None
     other = Request(
@@ -110,9 +102,7 @@ def test_company_and_chunks_change_no_bit(
 
 
 @pytest.mark.parametrize("scoring", ["late", "native"], indirect=True)
-def test_preempted_and_shared_ones_have_the_same_bits(
-    scoring: ModelRunner, tiny_model_path: Path
-) -> None:
+def test_preempted_and_shared_ones_have_the_same_bits(scoring, tiny_model_path):
     """More requests than pages hold, which begin alike: cached, evicted, preempted, recomputed."""
     engine = Engine(scoring, EngineOptions(chunk_tokens=7))
     scored = []
@@ -129,7 +119,7 @@ def test_preempted_and_shared_ones_have_the_same_bits(
 
 
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_the_prompt_may_have_scores_too(scoring: ModelRunner, tiny_model_path: Path) -> None:
+def test_the_prompt_may_have_scores_too(scoring, tiny_model_path):
     engine = Engine(scoring, EngineOptions(chunk_tokens=9))
     receiver = submit(engine, forced(1, score_from=2, score_top=LISTED))
     events = run(engine)[1]
@@ -140,9 +130,7 @@ def test_the_prompt_may_have_scores_too(scoring: ModelRunner, tiny_model_path: P
 
 
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_logits_are_those_that_its_tokens_would_be_sampled_from(
-    scoring: ModelRunner, tiny_model_path: Path
-) -> None:
+def test_logits_are_those_that_its_tokens_would_be_sampled_from(scoring, tiny_model_path):
     """Of each token once, also with chunks; without log-probabilities the events have none."""
     for chunk in (3, 32):
         parts: list[NDArray[np.float32]] = []
@@ -160,7 +148,7 @@ def test_logits_are_those_that_its_tokens_would_be_sampled_from(
         assert np.allclose(found, exact[np.arange(len(SAID)), list(SAID)], atol=1e-4)
 
 
-def test_no_prompt_token_is_computed_again_and_none_is_sampled(quick: ModelRunner) -> None:
+def test_no_prompt_token_is_computed_again_and_none_is_sampled(quick):
     """A prefix comes from the cache, and the answer is computed in chunks as a prompt is."""
     engine = Engine(quick)
     expected = run(engine, forced(1))[1]
@@ -170,7 +158,7 @@ def test_no_prompt_token_is_computed_again_and_none_is_sampled(quick: ModelRunne
     assert engine.statistics.steps - steps <= -(-len(SAID) // LIMITS.step_rows) + 1
 
 
-def test_its_last_token_may_end_it(quick: ModelRunner) -> None:
+def test_its_last_token_may_end_it(quick):
     end = 9
     ends = replace(WHOLE, end_of_generation=frozenset({end}))
     for ignored, reason in ((False, FinishReason.STOP), (True, FinishReason.LENGTH)):
@@ -180,9 +168,7 @@ def test_its_last_token_may_end_it(quick: ModelRunner) -> None:
         assert [event.finish_reason for event in events] == [None, None, None, reason]
 
 
-def test_an_engine_that_fails_goes_on_where_it_was(
-    quick: ModelRunner, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_goes_on_where_it_was(quick, tiny_model_path, monkeypatch):
     """A step is lost between two that gave tokens: each token has one event."""
     engine = Engine(quick, EngineOptions(chunk_tokens=6, steps_ahead=0))
     engine.submit(forced(1, PROMPT[:3], said=PROMPT[3:]))
@@ -202,7 +188,7 @@ def test_an_engine_that_fails_goes_on_where_it_was(
     assert bits(events) == by_definition(tiny_model_path, start=3)
 
 
-def test_a_broken_row_ends_it(quick: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_row_ends_it(quick, monkeypatch):
     """A token that the device did not give, as where a logit is not finite, has no score."""
     break_tokens(quick, monkeypatch)
     engine = Engine(quick, WHOLE)
@@ -223,7 +209,7 @@ def test_a_broken_row_ends_it(quick: ModelRunner, monkeypatch: pytest.MonkeyPatc
         ({"said": tuple(range(66))}, "force_tokens: is 66 tokens, which with the prompt exceed"),
     ],
 )
-def test_refusals(quick: ModelRunner, fields: dict[str, Any], problem: str) -> None:
+def test_refusals(quick, fields, problem):
     engine = Engine(quick)
     with pytest.raises(RequestError, match=problem):
         engine.submit(forced(1, **fields))
@@ -233,7 +219,7 @@ def test_refusals(quick: ModelRunner, fields: dict[str, Any], problem: str) -> N
 
 
 @pytest.mark.parametrize("asked", [forced(1), score(1)], ids=["forced", "scored"])
-def test_an_engine_without_scores_refuses_them(tiny_model_path: Path, asked: Request) -> None:
+def test_an_engine_without_scores_refuses_them(tiny_model_path, asked):
     with (
         runner_on(tiny_model_path, quick_tier, replace(LIMITS, scores=False)) as runner,
         pytest.raises(RequestError, match="built without scores"),
@@ -241,7 +227,7 @@ def test_an_engine_without_scores_refuses_them(tiny_model_path: Path, asked: Req
         Engine(runner).submit(asked)
 
 
-def test_another_token_has_other_bits(quick: ModelRunner, tiny_model_path: Path) -> None:
+def test_another_token_has_other_bits(quick, tiny_model_path):
     """Negative control: one token of the answer changed changes its own and all that follow."""
     other = (*SAID[:4], (SAID[4] + 1) % 250, *SAID[5:])
     events = run(Engine(quick, WHOLE), forced(1, said=other))[1]

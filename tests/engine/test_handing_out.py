@@ -1,8 +1,6 @@
 """Between counting a token and handing it out: an interrupt there loses no token and pays for none,
 whatever the client does next."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 
@@ -106,9 +104,7 @@ def interrupted_before(line: int, steps: int, cancelled: tuple[int, ...]) -> boo
 
 @pytest.mark.parametrize("cancelled", [(), (1,), (2,), (2, 3), (1, 2, 3)])
 @pytest.mark.parametrize("steps", [2, 3, 5])
-def test_an_interrupt_at_any_line_of_a_step_of_models(
-    cancelled: tuple[int, ...], steps: int
-) -> None:
+def test_an_interrupt_at_any_line_of_a_step_of_models(cancelled, steps):
     """From the first line to the last: the turns of the models, the step, the counting."""
     line, step = 1 + steps % 3, 9 if cancelled else 4
     while interrupted_before(line, steps, cancelled):
@@ -116,7 +112,7 @@ def test_an_interrupt_at_any_line_of_a_step_of_models(
     assert line > 300
 
 
-def test_a_counted_token_that_is_cancelled_is_not_paid_for() -> None:
+def test_a_counted_token_that_is_cancelled_is_not_paid_for():
     engine = Server().engines[0]
     engine.advance()
     assert engine.usage.of(2).tokens_generated == 1
@@ -129,7 +125,7 @@ def test_a_counted_token_that_is_cancelled_is_not_paid_for() -> None:
     engine.memory.check([])
 
 
-def test_events_that_nobody_took_come_first() -> None:
+def test_events_that_nobody_took_come_first():
     """Nothing more is computed until they are handed out."""
     server = Server()
     engine = server.engines[1]
@@ -141,7 +137,7 @@ def test_events_that_nobody_took_come_first() -> None:
     assert engine.take_events() == []
 
 
-def test_where_tokens_are_not_counted_again_it_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_tokens_are_not_counted_again_it_is_noticed(monkeypatch):
     """Negative control: what a cancel drops after it was counted stays in the usage."""
     count = OutputProcessor.count
     monkeypatch.setattr(

@@ -1,8 +1,6 @@
 """Files of both kinds of heads that are broken, not known, or not for the model: the error names
 the file, and the key or tensor."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -86,9 +84,7 @@ BROKEN: dict[str, tuple[dict[str, object], dict[str, TensorSource], type[ZincErr
 
 @pytest.mark.parametrize("kind", [EAGLE, DFLASH])
 @pytest.mark.parametrize("name", BROKEN)
-def test_the_head_and_what_is_wrong_are_named(
-    synthetic_model: SyntheticModel, tmp_path: Path, kind: str, name: str
-) -> None:
+def test_the_head_and_what_is_wrong_are_named(synthetic_model, tmp_path, kind, name):
     keys, tensors, error, message = BROKEN[name]
     path, head = path_of(synthetic_model, kind), tmp_path / "head.gguf"
     changed(path, head, {f"{kind}.{key}": value for key, value in keys.items()}, replaced=tensors)
@@ -97,16 +93,14 @@ def test_the_head_and_what_is_wrong_are_named(
 
 
 @pytest.mark.parametrize("kind", [EAGLE, DFLASH])
-def test_a_whole_head_is_read(synthetic_model: SyntheticModel, tmp_path: Path, kind: str) -> None:
+def test_a_whole_head_is_read(synthetic_model, tmp_path, kind):
     """The control."""
     path = path_of(synthetic_model, kind)
     read_all(path, changed(path, tmp_path / "head.gguf"))
 
 
 @pytest.mark.parametrize("name", SCALES)
-def test_a_factor_of_the_head_is_felt(
-    synthetic_model: SyntheticModel, tmp_path: Path, name: str
-) -> None:
+def test_a_factor_of_the_head_is_felt(synthetic_model, tmp_path, name):
     """Also where the head uses the model's embedding and output matrix, whose factors it has where
     its own file names none."""
     scales = {"embedding": 2.0, "logits": 4.0, "residual": 1.0, "attention": 0.25}
@@ -137,9 +131,7 @@ MISFITS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "fields", "message"), MISFITS)
-def test_the_first_difference_is_named(
-    synthetic_model: SyntheticModel, kind: str, fields: dict[str, Any], message: str
-) -> None:
+def test_the_first_difference_is_named(synthetic_model, kind, fields, message):
     head, other = head_of(path_of(synthetic_model, kind)), synthetic_model(**{**FIELDS, **fields})
     assert head is not None
     with pytest.raises(RequestError, match=message):
@@ -168,10 +160,7 @@ NOT_KNOWN: list[tuple[str, dict[str, object], type[ZincError], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "keys", "error", "message"), NOT_KNOWN)
-def test_variants_are_refused(
-    synthetic_model: SyntheticModel, tmp_path: Path, kind: str, keys: dict[str, object],
-    error: type[ZincError], message: str,
-) -> None:  # fmt: skip
+def test_variants_are_refused(synthetic_model, tmp_path, kind, keys, error, message):
     path = path_of(synthetic_model, kind)
     with pytest.raises(error, match=message):
         read_all(path, changed(path, tmp_path / "head.gguf", keys))
@@ -196,8 +185,8 @@ SURPLUS = [
 
 @pytest.mark.parametrize(("kind", "tensor", "message"), SURPLUS)
 def test_a_tensor_that_no_formula_reads_is_refused(
-    synthetic_model: SyntheticModel, tmp_path: Path, kind: str, tensor: str, message: str
-) -> None:
+    synthetic_model, tmp_path, kind, tensor, message
+):
     """A norm of the inputs counts where the file says that they are normed; parts of newer heads
     have names."""
     path = path_of(synthetic_model, kind)
@@ -216,23 +205,18 @@ MISSING: list[tuple[str, str, type[ZincError], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "tensor", "error", "message"), MISSING)
-def test_a_missing_tensor_is_named(
-    synthetic_model: SyntheticModel, tmp_path: Path, kind: str, tensor: str,
-    error: type[ZincError], message: str,
-) -> None:  # fmt: skip
+def test_a_missing_tensor_is_named(synthetic_model, tmp_path, kind, tensor, error, message):
     path = path_of(synthetic_model, kind)
     with pytest.raises(error, match=message):
         read_all(path, changed(path, tmp_path / "head.gguf", without=tensor))
 
 
-def test_the_mask_may_be_any_token(synthetic_model: SyntheticModel, tmp_path: Path) -> None:
+def test_the_mask_may_be_any_token(synthetic_model, tmp_path):
     path = path_of(synthetic_model, DFLASH)
     read_all(path, changed(path, tmp_path / "head.gguf", {MASK: 0}))
 
 
-def test_a_block_has_sixteen_rows_where_the_file_does_not_say(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_a_block_has_sixteen_rows_where_the_file_does_not_say(synthetic_model, tmp_path):
     source = head_of(block_model(synthetic_model, **{**FIELDS, "seed": 8}))
     assert source is not None
     path = write_changed(

@@ -1,9 +1,6 @@
 """Hidden states that an engine hands over: what logits are computed from, the same bits always."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,7 +15,6 @@ from reference.matrix import Matrix
 from reference.model.weights import weight_bytes
 from reference.ops import DEFINITIONS
 from reference.runner import HIDDEN, LOGITS
-from tests.conftest import SyntheticModel
 from tests.named_tiers import named, quick_tier, runner_on
 
 LIMITS = Limits(slots=3, context=96, pages=18, step_tokens=32, step_rows=8, hidden_states=True)
@@ -44,7 +40,7 @@ def rows_of(engine: Engine, number: int, prompt: tuple[int, ...], output: str = 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_computed_from_them(synthetic_model: SyntheticModel, family: str) -> None:
+def test_logits_are_computed_from_them(synthetic_model, family):
     """The head's definition, given the hidden states, gives the logits of the same positions."""
     with runner_on(
         synthetic_model(architecture=family, quant="q8_0"), quick_tier, LIMITS
@@ -61,9 +57,7 @@ def test_logits_are_computed_from_them(synthetic_model: SyntheticModel, family: 
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_they_are_the_same_on_every_tier_and_in_any_company(
-    synthetic_model: SyntheticModel, name: str
-) -> None:
+def test_they_are_the_same_on_every_tier_and_in_any_company(synthetic_model, name):
     """Alone on the CPU tier in one chunk; elsewhere beside requests that sample, and chunked."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     with runner_on(path, quick_tier, replace(LIMITS, step_tokens=64, step_rows=60)) as runner:
@@ -77,7 +71,7 @@ def test_they_are_the_same_on_every_tier_and_in_any_company(
         assert rows_of(engine, 4, PROMPT[:-1]).tobytes() == alone[:-1].tobytes()
 
 
-def test_an_engine_without_them_refuses(tiny_model_path: Path) -> None:
+def test_an_engine_without_them_refuses(tiny_model_path):
     limits = replace(LIMITS, hidden_states=False)
     with runner_on(tiny_model_path, quick_tier, limits) as runner:
         engine = Engine(runner)

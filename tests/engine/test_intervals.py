@@ -1,8 +1,6 @@
 """What batch work leaves of an interactive tenant's decode intervals, by the planner's own doing:
 on devices whose steps take exactly what they cost, in virtual time."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,7 +15,7 @@ from harness.simulation.clock import VirtualClock
 from harness.simulation.device import StepCopy
 from harness.simulation.runner import SimulatedRunner, StepSeconds
 from reference.engine import scheduler
-from reference.sched import budget, step_time_curve
+from reference.sched import planner, step_time_curve
 
 pytestmark = pytest.mark.usefixtures("finite_logits")
 
@@ -102,19 +100,19 @@ def measured(
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 @pytest.mark.parametrize("device", DEVICES)
-def test_batch_work_spreads_the_intervals_little(device: str, lengths: str) -> None:
+def test_batch_work_spreads_the_intervals_little(device, lengths):
     assert measured(DEVICES[device], batch=False).spread < 1.05
     assert measured(DEVICES[device], LENGTHS[lengths]).spread <= MAX_SPREAD
 
 
 @pytest.mark.parametrize("device", ["two cores", "measured"])
-def test_chunks_of_any_size_would_spread_them(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunks_of_any_size_would_spread_them(device, monkeypatch):
     """The control: a planner to which the interactive class is as good as any other."""
     monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 30.0)
     assert measured(DEVICES[device]).spread > MAX_SPREAD
 
 
-def test_knowing_the_stairs_is_shorter_and_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_knowing_the_stairs_is_shorter_and_more(monkeypatch):
     """The control of the curve: planned by a straight line, steps begin a tile for little of it,
     under a ratio within which a tile lies by that line."""
     monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 1.3)
@@ -126,18 +124,18 @@ def test_knowing_the_stairs_is_shorter_and_more(monkeypatch: pytest.MonkeyPatch)
     assert found.batch_rate > 1.2 * plain.batch_rate
 
 
-def test_prefill_in_one_step_would_be_a_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefill_in_one_step_would_be_a_long_one(monkeypatch):
     """The control of the spreading: most steps only decode here, and a prompt fits one step, under
     a ratio that leaves room for one."""
     monkeypatch.setitem(scheduler.INTERVAL_RATIO, QosClass.INTERACTIVE, 1.2)
     device, lengths = DEVICES["reads weights"], LENGTHS["answers"]
     found = measured(device, lengths)
-    monkeypatch.setattr(budget, "SPREAD_STEPS", 1)
+    monkeypatch.setattr(planner, "SPREAD_STEPS", 1)
     assert found.spread < 1.15 < measured(device, lengths).spread
 
 
 @pytest.mark.parametrize("device", ["reads weights", "measured", "tiles of 32"])
-def test_batch_work_goes_on_beside_it(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_work_goes_on_beside_it(device, monkeypatch):
     """Where prompts are long, an interactive tenant leaves the batch tenant a good part of what it
     would have beside a tenant of its own class."""
     beside = measured(DEVICES[device], LENGTHS["prompts"]).batch_rate

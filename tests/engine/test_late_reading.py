@@ -1,10 +1,7 @@
 """A draft block that begins to follow a sequence in the middle of its answer."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,15 +31,13 @@ pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 
 
 @pytest.fixture(autouse=True)
-def _no_prompt_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_prompt_is_read(monkeypatch) -> None:
     monkeypatch.setattr(DraftPolicy, "should_follow", lambda self, *asked: False)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize(("name", "tier"), [("qwen35", "native"), ("qwen3 head", "opencl")])
-def test_no_draft_changes_an_answer(
-    synthetic_model: Callable[..., Path], name: str, tier: str, ahead: int
-) -> None:
+def test_no_draft_changes_an_answer(synthetic_model, name, tier, ahead):
     path = drafting_model(synthetic_model, name)
     with TIERS[tier]() as opened, drafting(path, opened) as (runner, block):
         engine = engine_of(runner, block, steps_ahead=ahead)
@@ -65,9 +60,7 @@ class Late(Observed):
 
 
 @pytest.mark.parametrize(("length", "ahead"), [(9, 0), (95, 1)])
-def test_drafts_follow_the_formulas_without_the_states_before(
-    synthetic_model: Callable[..., Path], length: int, ahead: int
-) -> None:
+def test_drafts_follow_the_formulas_without_the_states_before(synthetic_model, length, ahead):
     """The hidden states of the prompt and of the steps before are zeros."""
     path = synthetic_model(architecture="qwen3next", quant="f32", nextn_layers=1, seed=3)
     limits = replace(LIMITS, context=160, pages=40, step_tokens=112)
@@ -87,9 +80,7 @@ def test_drafts_follow_the_formulas_without_the_states_before(
         assert abs(row - expected).max() < TOLERANCE["qwen3next"] * abs(expected).max()
 
 
-def test_a_sequence_that_is_left_is_followed_again(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_that_is_left_is_followed_again(synthetic_model, monkeypatch):
     """The policy gives a sequence up after two rounds, and tries again two tokens later."""
     path = drafting_model(synthetic_model, "qwen35")
     counts: list[int] = []

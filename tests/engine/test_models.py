@@ -1,7 +1,5 @@
 """Several models in one process: turns, loading on demand, room made by what nobody uses."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -83,7 +81,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(synthetic_model: Callable[..., Path]) -> Iterator[Callable[[int], Machine]]:
+def machine(synthetic_model) -> Iterator[Callable[[int], Machine]]:
     made: list[Machine] = []
 
     def make(most: int) -> Machine:
@@ -113,7 +111,7 @@ def tokens_of(models: Models) -> dict[int, list[int]]:
     return tokens
 
 
-def test_models_take_turns_and_change_no_bit_of_each_other(machine: Make) -> None:
+def test_models_take_turns_and_change_no_bit_of_each_other(machine):
     here = machine(3)
     alone = {}
     for number, name in enumerate(NAMES):
@@ -125,7 +123,7 @@ def test_models_take_turns_and_change_no_bit_of_each_other(machine: Make) -> Non
     assert here.loads == list(NAMES)
 
 
-def test_a_turn_is_time_not_steps(machine: Make) -> None:
+def test_a_turn_is_time_not_steps(machine):
     """A model whose steps take three times as long gets a third of the steps."""
     here = machine(2)
     here.seconds.update(llama=3.0, qwen2=1.0)
@@ -136,7 +134,7 @@ def test_a_turn_is_time_not_steps(machine: Make) -> None:
     assert 9 <= here.steps["llama"] <= 11
 
 
-def test_a_model_that_more_tenants_use_gets_more_time(machine: Make) -> None:
+def test_a_model_that_more_tenants_use_gets_more_time(machine):
     here = machine(2)
     here.submit("llama", request(1, 50, tenant=1))
     for number, tenant in ((2, 2), (3, 3)):
@@ -146,7 +144,7 @@ def test_a_model_that_more_tenants_use_gets_more_time(machine: Make) -> None:
     assert 9 <= here.steps["llama"] <= 11
 
 
-def test_who_comes_late_takes_no_turns_for_the_past(machine: Make) -> None:
+def test_who_comes_late_takes_no_turns_for_the_past(machine):
     here = machine(2)
     here.submit("qwen2", request(3, 2))
     tokens_of(here.models)
@@ -156,7 +154,7 @@ def test_who_comes_late_takes_no_turns_for_the_past(machine: Make) -> None:
     assert here.turns("llama", 12) >= 5
 
 
-def test_one_that_is_loaded_again_begins_where_the_others_are(machine: Make) -> None:
+def test_one_that_is_loaded_again_begins_where_the_others_are(machine):
     """Also where nobody took a step meanwhile."""
     here = machine(2)
     here.submit("llama", request(1, 50))
@@ -168,7 +166,7 @@ def test_one_that_is_loaded_again_begins_where_the_others_are(machine: Make) -> 
     assert here.turns("llama", 12) >= 5
 
 
-def test_a_tenant_is_put_and_removed_for_all_models(machine: Make) -> None:
+def test_a_tenant_is_put_and_removed_for_all_models(machine):
     """What it computed is nobody's on any of them, whoever gets its id; those whose requests run
     end them first."""
     here = machine(2)
@@ -191,7 +189,7 @@ def test_a_tenant_is_put_and_removed_for_all_models(machine: Make) -> None:
     assert {len(tokens) for tokens in tokens_of(here.models).values()} == {6}
 
 
-def test_what_was_done_alone_is_not_held_against_anybody(machine: Make) -> None:
+def test_what_was_done_alone_is_not_held_against_anybody(machine):
     here = machine(2)
     here.submit("llama", request(1, 40))
     tokens_of(here.models)
@@ -202,7 +200,7 @@ def test_what_was_done_alone_is_not_held_against_anybody(machine: Make) -> None:
     assert 5 <= here.steps["llama"] <= 7
 
 
-def test_who_cannot_go_on_passes_its_turn(machine: Make) -> None:
+def test_who_cannot_go_on_passes_its_turn(machine):
     """A model whose consumers take nothing holds up no other, and has no turns to catch up on."""
     here = machine(2)
     here.submit("qwen2", request(2, 50))
@@ -215,9 +213,7 @@ def test_who_cannot_go_on_passes_its_turn(machine: Make) -> None:
     assert here.turns("llama", 12) >= 5
 
 
-def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
-    machine: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(machine, monkeypatch):
     here = machine(2)
     here.submit("llama", request(1, 50))
     here.submit("qwen2", request(2, 50))
@@ -239,7 +235,7 @@ def test_who_passed_has_no_turns_to_catch_up_on_when_the_next_step_fails(
     assert 4 <= here.turns("llama", 10) <= 6
 
 
-def test_a_tenant_waits_for_each_model_by_itself(machine: Make) -> None:
+def test_a_tenant_waits_for_each_model_by_itself(machine):
     """A long line for one model takes no places of another's queue; quotas are those of all."""
     here = machine(2)
     here.tenants.put(replace(TENANTS[1], max_slots=2))
@@ -254,7 +250,7 @@ def test_a_tenant_waits_for_each_model_by_itself(machine: Make) -> None:
     assert len(tokens_of(here.models)) == 6
 
 
-def test_the_model_unused_for_longest_makes_room(machine: Make) -> None:
+def test_the_model_unused_for_longest_makes_room(machine):
     here = machine(2)
     for number, name in enumerate(("llama", "qwen2", "llama", "qwen3", "qwen2")):
         here.submit(name, request(number))
@@ -263,7 +259,7 @@ def test_the_model_unused_for_longest_makes_room(machine: Make) -> None:
     assert here.models.loaded == ("qwen3", "qwen2")
 
 
-def test_a_model_in_use_is_not_unloaded(machine: Make) -> None:
+def test_a_model_in_use_is_not_unloaded(machine):
     here = machine(1)
     here.submit("llama", request(1))
     assert not here.models.unload("llama")
@@ -279,7 +275,7 @@ def test_a_model_in_use_is_not_unloaded(machine: Make) -> None:
     assert here.models.loaded == ()
 
 
-def test_one_that_is_loaded_again_before_each_turn_does_not_pass_who_waits(machine: Make) -> None:
+def test_one_that_is_loaded_again_before_each_turn_does_not_pass_who_waits(machine):
     """Its time begins with that of the others each time."""
     here = machine(2)
     here.submit("qwen2", request(1, 20))

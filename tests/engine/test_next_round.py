@@ -1,7 +1,5 @@
 """When the drafts of a next round are submitted before the tokens in front of them are taken."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,9 +61,7 @@ def of_two(
         ([8, 0, 0, 3, END], {"ignore_end": True}, 2),
     ],
 )
-def test_drafts_follow_the_accepted_tokens_of_each(
-    tokens: list[int], how: dict[str, Any], last: int
-) -> None:
+def test_drafts_follow_the_accepted_tokens_of_each(tokens, how, last):
     assert of_two(tokens, **how) == ([3, 4], [([5, 6, 8], 2), ([5, 6, *tokens[3:]], last)])
 
 
@@ -80,8 +76,6 @@ GO_ON = [8, 0, 0, 3, 4]
         *((GO_ON, {"admission": 4}), (GO_ON, {"read": sequence(1)})),
     ],
 )
-def test_nothing_follows_sequences_of_which_one_does_not_go_on(
-    tokens: list[int], how: dict[str, Any]
-) -> None:
+def test_nothing_follows_sequences_of_which_one_does_not_go_on(tokens, how):
     """It ended, lost its slot or its pause, is full, or another one was read."""
     assert of_two(tokens, **how) == ([], [])

@@ -3,8 +3,6 @@
 Counted is what the prefix cache could have given: the tokens that a prompt has in common with the
 latest sequence of its session. The last token of a prompt is always computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -22,16 +20,15 @@ from reference.limits import Limits, pages_for
 from reference.memory.state_slots import StateSlots
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import Reuse, Session, ask
-from tests.families_table import GEMMA3, HYBRIDS
+from tests.families_table import GEMMAS, HYBRIDS
 from tests.named_tiers import quick_tier
 from tests.needs import need_device
 
 SHAPES: dict[str, dict[str, Any]] = {
     "dense": {"architecture": "qwen3", "quant": "q4_k_m"},
     "hybrid": HYBRIDS["qwen35"] | {"quant": "q8_0"},
-    "sliding-window": GEMMA3 | {"quant": "q8_0"},
+    "sliding-window": GEMMAS["gemma3"] | {"quant": "q8_0"},
 }
 INTERVAL = 64
 SYSTEM, RESULT, ANSWER, TURNS = 700, 40, 24, 8
@@ -59,12 +56,12 @@ def opened(
 
 
 @pytest.fixture(params=SHAPES)
-def path(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+def path(request, synthetic_model) -> Path:
     return synthetic_model(**SHAPES[request.param])
 
 
 @pytest.fixture
-def hybrid(synthetic_model: SyntheticModel) -> Path:
+def hybrid(synthetic_model) -> Path:
     return synthetic_model(**SHAPES["hybrid"])
 
 
@@ -86,7 +83,7 @@ def check_cold(path: Path, session: Session, answers: Callable[[int], bool] = bo
                 assert digest == session.digests[number], f"turn {number}"
 
 
-def test_a_session_that_grows(path: Path) -> None:
+def test_a_session_that_grows(path):
     with opened(path) as (engine, reuse):
         session = grown(engine, reuse)
     assert max(session.twice) <= SHARED_PAGE
@@ -96,7 +93,7 @@ def test_a_session_that_grows(path: Path) -> None:
 
 
 @pytest.mark.parametrize("at", [100, 350, SYSTEM + 90])
-def test_an_edit_in_the_middle_costs_one_interval(path: Path, at: int) -> None:
+def test_an_edit_in_the_middle_costs_one_interval(path, at):
     """What follows the edited token has to be computed; before it, at most one interval is."""
     with opened(path) as (engine, reuse):
         session = grown(engine, reuse, turns=3)
@@ -110,7 +107,7 @@ def test_an_edit_in_the_middle_costs_one_interval(path: Path, at: int) -> None:
     check_cold(path, session, lambda number: number >= 3)
 
 
-def test_a_system_prompt_that_sessions_share(path: Path) -> None:
+def test_a_system_prompt_that_sessions_share(path):
     """The second session finds out where the system prompt ends, the third one starts there."""
     with opened(path, interval=0) as (engine, reuse):
         twice = []
@@ -126,7 +123,7 @@ def test_a_system_prompt_that_sessions_share(path: Path) -> None:
     assert twice[2] <= PAGE_TOKENS
 
 
-def test_a_turn_whose_end_is_rewritten(hybrid: Path) -> None:
+def test_a_turn_whose_end_is_rewritten(hybrid):
     """A template that drops thoughts rewrites the turn: the state before the turn is there."""
     with opened(hybrid, interval=0) as (engine, reuse):
         session = Session(engine, reuse, 1, seed=1)
@@ -152,7 +149,7 @@ def test_a_turn_whose_end_is_rewritten(hybrid: Path) -> None:
     check_cold(hybrid, session)
 
 
-def test_few_states_are_spread_over_a_prompt(hybrid: Path) -> None:
+def test_few_states_are_spread_over_a_prompt(hybrid):
     """With room for fewer states than a prompt has intervals, an edit still costs a part of it, and
     sessions that grow lose nothing."""
     with opened(hybrid, states=6) as (engine, reuse):
@@ -172,9 +169,7 @@ class LatestOnly(StateSlots):
         return 0
 
 
-def test_a_cache_that_forgets_what_is_oldest_reads_prompts_again(
-    hybrid: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_forgets_what_is_oldest_reads_prompts_again(hybrid, monkeypatch):
     with opened(hybrid, states=6) as (engine, reuse):
         monkeypatch.setattr(StateSlots, "_value", LatestOnly._value)
         first = grown(engine, reuse, 1, turns=1)
@@ -190,9 +185,7 @@ FULL_CONTEXT, FULL_INTERVAL, FULL_TURNS = 40960, 1024, 30
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_thirty_turns_and_forty_thousand_tokens(
-    synthetic_model: SyntheticModel, shape: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_thirty_turns_and_forty_thousand_tokens(synthetic_model, shape, capsys):
     """A session as agents have them, then an edit in its middle. The last answers are those of an
     engine that caches nothing."""
     path = synthetic_model(**SHAPES[shape] | {"context": FULL_CONTEXT})

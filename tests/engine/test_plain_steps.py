@@ -1,8 +1,6 @@
 """A step without drafts that no draft block reads has the ops of a session that never drafts."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -101,9 +99,7 @@ class Seldom(Told):
     ("tier", "ahead"),
     [*((tier, ahead) for tier in TIERS if tier != "vulkan" for ahead in (0, 1, 3)), ("vulkan", 1)],
 )
-def test_steps_without_drafts_verify_none(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tier: str, ahead: int
-) -> None:
+def test_steps_without_drafts_verify_none(synthetic_model, monkeypatch, tier, ahead):
     """Steps with drafts follow steps submitted ahead and go before them; the answers are those
     without drafts, and nothing is lowered again."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
@@ -122,9 +118,7 @@ def test_steps_without_drafts_verify_none(
             assert bool(steps.lowered) != again
 
 
-def test_a_step_without_drafts_is_lowered_for_a_row_of_each_slot(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_without_drafts_is_lowered_for_a_row_of_each_slot(synthetic_model, monkeypatch):
     """As in a session that never drafts, so the last layer of a prompt computes as few rows; a step
     that reads more rows is computed like one with drafts."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
@@ -149,9 +143,8 @@ def test_a_step_without_drafts_is_lowered_for_a_row_of_each_slot(
     ("most", "kept"), [(0, {False}), (1, {False, True}), (9, {True})], ids=["none", "one", "all"]
 )
 def test_only_steps_that_the_block_reads_keep_hidden_states(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, most: int,
-    kept: set[bool], ahead: int,
-) -> None:  # fmt: skip
+    synthetic_model, monkeypatch, most, kept, ahead
+):
     """The block reads sequences that begin while at most ``most`` run, and no others later."""
     monkeypatch.setattr(
         DraftPolicy, "should_follow", lambda self, tenant, running, *more: running <= most
@@ -173,9 +166,8 @@ def test_only_steps_that_the_block_reads_keep_hidden_states(
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("tier", [tier for tier in TIERS if tier != "vulkan"])
 def test_adapters_and_drafts_are_left_out_of_steps_without(
-    synthetic_model: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    tier: str, ahead: int,
-) -> None:  # fmt: skip
+    synthetic_model, tmp_path, monkeypatch, tier, ahead
+):
     """Requests with adapters, of which the first ends early, beside one without, with and without
     drafts: steps of all four forms, and the answers of a session that drafts nothing."""
     with adapted(synthetic_model(architecture="qwen3", quant="q4_k_m"), tmp_path) as model:
@@ -211,9 +203,7 @@ def adapted(path: Path, folder: Path) -> Iterator[Model]:
 
 
 @pytest.mark.parametrize("tier", ["native", "opencl"])
-def test_all_forms_of_a_step_are_planned(
-    synthetic_model: Callable[..., Path], tmp_path: Path, tier: str
-) -> None:
+def test_all_forms_of_a_step_are_planned(synthetic_model, tmp_path, tier):
     """With drafts, and with adapters, twice as many lowered steps each as without."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     plain, planned, taken = replace(DRAFTED, draft_tokens=0), [], []

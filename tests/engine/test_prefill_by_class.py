@@ -1,8 +1,6 @@
 """How much prefill goes with decoding sequences: as much as the most urgent of their classes
 bears."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.types import QosClass, Request, Tenant
@@ -71,25 +69,23 @@ def max_prefill(
         ((QosClass.STANDARD, QosClass.BATCH), QosClass.STANDARD),
     ],
 )
-def test_the_most_urgent_class_decides(
-    classes: tuple[QosClass, QosClass], max_urgent: QosClass
-) -> None:
+def test_the_most_urgent_class_decides(classes, max_urgent):
     spare = (INTERVAL_RATIO[max_urgent] - 1) * ALONE / SECONDS.token
     assert 0.8 * spare <= max_prefill(*classes) <= 1.05 * spare
 
 
 @pytest.mark.parametrize(("reads", "most"), [(QosClass.BATCH, 70), (QosClass.STANDARD, 120)])
-def test_only_prompts_of_lower_classes_are_spread(reads: QosClass, most: int) -> None:
+def test_only_prompts_of_lower_classes_are_spread(reads, most):
     """Three times what decoding takes leaves room for 204 tokens, a third of that for 68."""
     decode = QosClass.STANDARD, QosClass.STANDARD
     assert 0.9 * most <= max_prefill(*decode, reads=reads, prompt=120) <= most
 
 
-def test_batch_work_waits_for_nobody() -> None:
+def test_batch_work_waits_for_nobody():
     assert max_prefill(QosClass.BATCH, QosClass.BATCH) == CHUNK
 
 
-def test_a_chunk_of_its_own_beside_decoding_sequences() -> None:
+def test_a_chunk_of_its_own_beside_decoding_sequences():
     """A prompt that nobody decodes beside is read by whole chunks all the same."""
     assert max_prefill(QosClass.BATCH, QosClass.BATCH, beside=100) == 100
     limits = Limits(1, 1024, 64, step_tokens=CHUNK + 1, step_rows=1)

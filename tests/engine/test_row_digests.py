@@ -1,10 +1,7 @@
 """Digests of rows through the engine: in any mix of requests they are those of the rows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -54,7 +51,7 @@ class Recorded(ModelRunner):
 
 
 @pytest.fixture(scope="module", params=TIERS)
-def runner(request: pytest.FixtureRequest, tiny_model_path: Path) -> Iterator[Recorded]:
+def runner(request, tiny_model_path) -> Iterator[Recorded]:
     model = open_model(tiny_model_path)
     with model.file, TIERS[request.param]() as tier, Recorded(model, tier, LIMITS) as runner:
         runner.steps = []
@@ -87,7 +84,7 @@ def of_rows(rows: Rows) -> list[bytes]:
     return [d.tobytes() for d in row_digest(logits=logits, digested=np.ones(len(logits), np.int32))]
 
 
-def test_digests_are_those_of_the_rows_in_any_mix(runner: Recorded) -> None:
+def test_digests_are_those_of_the_rows_in_any_mix(runner):
     logits = run(runner, LOGITS, LOGITS, LOGITS)
     expected = [of_rows(rows) for rows in logits]
     assert [len(digests) for digests in expected] == [TOKENS] * 3
@@ -105,7 +102,7 @@ def test_digests_are_those_of_the_rows_in_any_mix(runner: Recorded) -> None:
 @pytest.mark.parametrize(
     ("runner", "temperature"), on_each(TIERS, (0.0, 0.8), 0.0), indirect=["runner"]
 )
-def test_a_request_alone_has_the_same_digests(runner: Recorded, temperature: float) -> None:
+def test_a_request_alone_has_the_same_digests(runner, temperature):
     """Steps of one row end in other launches on some tiers, greedy ones and drawn ones."""
     found = []
     for output in (LOGITS, ROW_DIGEST):
@@ -119,7 +116,7 @@ def test_a_request_alone_has_the_same_digests(runner: Recorded, temperature: flo
     assert digests.bits == of_rows(logits)
 
 
-def test_only_rows_that_are_asked_for_are_digested(runner: Recorded) -> None:
+def test_only_rows_that_are_asked_for_are_digested(runner):
     """A step without such a request has no digest in it, and its rows have no flags."""
     run(runner, None, None, LOGITS)
     assert all(ROW_DIGEST not in requested for requested, _ in runner.steps)
@@ -132,7 +129,7 @@ def test_only_rows_that_are_asked_for_are_digested(runner: Recorded) -> None:
     assert listed
 
 
-def test_limits_without_digests_refuse_them(tiny_model_path: Path) -> None:
+def test_limits_without_digests_refuse_them(tiny_model_path):
     with runner_on(tiny_model_path, quick_tier, replace(LIMITS, digests=False)) as plain:
         engine = Engine(plain)
         with pytest.raises(RequestError, match="cannot be digests"):

@@ -1,7 +1,5 @@
 """States saved in the middle of prompts, whatever becomes of the requests that saved them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +16,6 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from reference.sched.tenants import Tenants
-from tests.conftest import SyntheticModel
 from tests.engine.agent_sessions import GREEDY, Reuse, ask
 from tests.families_table import HYBRIDS
 from tests.named_tiers import quick_tier
@@ -28,7 +25,7 @@ PROMPT = tuple(np.random.default_rng(3).integers(0, 256, 200).tolist())
 
 
 @pytest.fixture(params=["qwen35", "lfm2", "granitehybrid"])
-def path(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+def path(request, synthetic_model) -> Path:
     return synthetic_model(**HYBRIDS[request.param] | {"quant": "q8_0"})
 
 
@@ -55,7 +52,7 @@ def cold_digest(path: Path, prompt: tuple[int, ...], most: int) -> str:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3, 5, 8, 9, 11])
-def test_a_request_cancelled_at_any_step_leaves_its_states(path: Path, steps: int) -> None:
+def test_a_request_cancelled_at_any_step_leaves_its_states(path, steps):
     """What it computed is found up to the last interval, and gives the bits of a cold run."""
     expected = cold_digest(path, PROMPT, 6)
     with opened(path) as (engine, reuse):
@@ -71,7 +68,7 @@ def test_a_request_cancelled_at_any_step_leaves_its_states(path: Path, steps: in
 
 
 @pytest.mark.parametrize("when", [2, 5, 10])
-def test_a_preempted_prompt_goes_on_from_its_states(path: Path, when: int) -> None:
+def test_a_preempted_prompt_goes_on_from_its_states(path, when):
     """Another tenant takes the only slot in the middle of the prompt."""
     expected = cold_digest(path, PROMPT, 6)
     with opened(path, slots=1, pages=32) as (engine, _):
@@ -89,7 +86,7 @@ def test_a_preempted_prompt_goes_on_from_its_states(path: Path, when: int) -> No
 
 
 @pytest.mark.parametrize("states", [1, 2, 3])
-def test_with_hardly_any_room_for_states(path: Path, states: int) -> None:
+def test_with_hardly_any_room_for_states(path, states):
     """Many conversations, few states: slower, never wrong."""
     random = np.random.default_rng(states)
     with opened(path, states=states) as (engine, _), opened(path, cache=False) as (cold, _):

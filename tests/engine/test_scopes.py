@@ -1,7 +1,5 @@
 """What was computed for somebody is found by nobody else: scopes end with whom they belong to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -29,7 +27,7 @@ def hit(engine: Engine, number: int, tenant: int) -> int:
     return engine.statistics.prefix.tokens_hit - before
 
 
-def test_the_owner_of_an_id_after_one_that_joined_a_group_finds_nothing() -> None:
+def test_the_owner_of_an_id_after_one_that_joined_a_group_finds_nothing():
     engine, _ = engine_of(ONE, TWO)
     assert hit(engine, 1, 1) == 0
     engine.put_tenant(grouped(ONE))
@@ -40,7 +38,7 @@ def test_the_owner_of_an_id_after_one_that_joined_a_group_finds_nothing() -> Non
 
 
 @pytest.mark.parametrize("group", [None, 7])
-def test_the_owner_of_an_id_whose_requests_still_run_finds_nothing(group: int | None) -> None:
+def test_the_owner_of_an_id_whose_requests_still_run_finds_nothing(group):
     """They end with an error: the id is another's now."""
     engine, _ = engine_of(ONE, TWO)
     assert hit(engine, 1, 1) == 0
@@ -62,7 +60,7 @@ def test_the_owner_of_an_id_whose_requests_still_run_finds_nothing(group: int | 
     assert hit(engine, 4, 1) == 0
 
 
-def test_who_leaves_a_group_leaves_what_it_found_and_adds_nothing() -> None:
+def test_who_leaves_a_group_leaves_what_it_found_and_adds_nothing():
     engine, _ = engine_of(grouped(ONE), grouped(TWO))
     engine.submit(Request(1, (*DOCUMENT, 1), 60, tenant=1, ignore_end=True))
     tokens = [event.token for _ in range(2) for event in engine.step()]
@@ -79,7 +77,7 @@ def test_who_leaves_a_group_leaves_what_it_found_and_adds_nothing() -> None:
     assert hit(engine, 3, 1) == 32
 
 
-def test_a_group_ends_with_its_last_member() -> None:
+def test_a_group_ends_with_its_last_member():
     engine, _ = engine_of(grouped(ONE), grouped(TWO), THREE)
     assert (hit(engine, 1, 1), hit(engine, 2, 2)) == (0, 32)
     engine.put_tenant(ONE)
@@ -89,7 +87,7 @@ def test_a_group_ends_with_its_last_member() -> None:
     assert hit(engine, 3, 3) == 0
 
 
-def test_who_moves_between_groups_takes_nothing_along() -> None:
+def test_who_moves_between_groups_takes_nothing_along():
     engine, _ = engine_of(grouped(ONE), grouped(TWO, 8))
     engine.submit(Request(1, (*DOCUMENT, 1), 30, tenant=1, ignore_end=True))
     for _ in range(3):
@@ -103,7 +101,7 @@ def test_who_moves_between_groups_takes_nothing_along() -> None:
     engine.memory.check([])
 
 
-def test_a_tenant_that_is_gone_leaves_nothing_behind() -> None:
+def test_a_tenant_that_is_gone_leaves_nothing_behind():
     engine, _ = engine_of(replace(ONE, reserved_pages=9), TWO)
     assert hit(engine, 1, 1) == 0
     engine.submit(Request(2, (*DOCUMENT, 2), 5, tenant=1))
@@ -115,7 +113,7 @@ def test_a_tenant_that_is_gone_leaves_nothing_behind() -> None:
     assert engine.memory.available(2) == 30
 
 
-def test_a_set_of_tenants_takes_effect_whole() -> None:
+def test_a_set_of_tenants_takes_effect_whole():
     """Two that exchange what they have reserved; more than there is; one that is not valid."""
     alice, bob = replace(ONE, reserved_pages=2), replace(TWO, reserved_pages=25)
     engine, _ = engine_of(alice, bob, THREE)
@@ -140,7 +138,7 @@ def test_a_set_of_tenants_takes_effect_whole() -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_tenants_that_swap_groups_take_nothing_over(order: int) -> None:
+def test_tenants_that_swap_groups_take_nothing_over(order):
     """Of neither group somebody is left, though there are such groups before and after."""
     engine, _ = engine_of(grouped(ONE), grouped(TWO, 8), THREE)
     assert (hit(engine, 1, 1), hit(engine, 2, 2)) == (0, 0)

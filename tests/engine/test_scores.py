@@ -1,8 +1,5 @@
 """Log-probabilities of a prompt's own tokens: those of the definition, the same bits in any mix."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,7 @@ from contract.types import FinishReason, Request, SamplingParams
 from reference.engine import Engine, EngineOptions
 from reference.engine.drafter import PromptLookup
 from reference.ops.log_probabilities import log_probabilities
-from reference.runner import ModelRunner, StepInput
+from reference.runner import StepInput
 from reference.sched.constraints import pack_mask
 from reference.sched.scores import TokenScores
 from tests.engine.scored_prompts import (
@@ -29,7 +26,7 @@ from tests.engine.scored_prompts import (
 )
 
 
-def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path: Path) -> None:
+def test_they_are_those_of_the_definition(scoring, tiny_model_path):
     """Alone, and only from some position on, which makes fewer rows."""
     for start in (1, 2, 17, len(PROMPT) - 1):
         engine = Engine(scoring, EngineOptions(prefix_cache=False))
@@ -39,7 +36,7 @@ def test_they_are_those_of_the_definition(scoring: ModelRunner, tiny_model_path:
         assert receiver.bits == by_definition(tiny_model_path, start=start)
 
 
-def test_a_prefix_before_the_scored_tokens_is_not_computed_again(quick: ModelRunner) -> None:
+def test_a_prefix_before_the_scored_tokens_is_not_computed_again(quick):
     engine = Engine(quick)
     first = submit(engine, score(1, start=40))
     run(engine)
@@ -52,9 +49,7 @@ def test_a_prefix_before_the_scored_tokens_is_not_computed_again(quick: ModelRun
     assert engine.statistics.prefix.tokens_hit == 32
 
 
-def test_only_rows_that_are_read_are_computed(
-    quick: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_rows_that_are_read_are_computed(quick, monkeypatch):
     """A long context before few scored tokens is read in whole chunks, with a row a token."""
     steps: list[StepInput] = []
     engine = Engine(quick, EngineOptions(prefix_cache=False))
@@ -72,9 +67,7 @@ def test_only_rows_that_are_read_are_computed(
 
 @pytest.mark.parametrize("drafter", [None, PromptLookup()], ids=["plain", "drafts"])
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_a_prompt_is_scored_and_continued(
-    scoring: ModelRunner, tiny_model_path: Path, drafter: PromptLookup | None
-) -> None:
+def test_a_prompt_is_scored_and_continued(scoring, tiny_model_path, drafter):
     """The continuation is that of the request without scores: penalties, mask, bias and all."""
     prompt = PROMPT[:20] + PROMPT[:20]
     vocab = scoring.model.config.vocab
@@ -94,9 +87,7 @@ def test_a_prompt_is_scored_and_continued(
 
 
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_a_grammar_does_not_forbid_what_is_scored(
-    scoring: ModelRunner, tiny_model_path: Path
-) -> None:
+def test_a_grammar_does_not_forbid_what_is_scored(scoring, tiny_model_path):
     """Rule R10 is about the logits before any mask, so a mask of a scored text changes nothing."""
     nothing = np.zeros_like(pack_mask((), scoring.model.config.vocab))
     engine = Engine(scoring, EngineOptions(prefix_cache=False))
@@ -106,7 +97,7 @@ def test_a_grammar_does_not_forbid_what_is_scored(
 
 
 @pytest.mark.parametrize("scoring", QUICK, indirect=True)
-def test_logits_and_scores_at_once(scoring: ModelRunner, tiny_model_path: Path) -> None:
+def test_logits_and_scores_at_once(scoring, tiny_model_path):
     rows: list[tuple[int, NDArray[np.float32]]] = []
     engine = Engine(scoring, EngineOptions(prefix_cache=False))
     receiver = submit(
@@ -122,9 +113,7 @@ def test_logits_and_scores_at_once(scoring: ModelRunner, tiny_model_path: Path) 
     assert chosen.tobytes() == by_definition(tiny_model_path, start=31)[0]
 
 
-def test_a_cancelled_request_is_told_nothing_more(
-    quick: ModelRunner, tiny_model_path: Path
-) -> None:
+def test_a_cancelled_request_is_told_nothing_more(quick, tiny_model_path):
     """Cancelled between two steps, and by the receiver itself; the other goes on."""
     engine = Engine(quick, EngineOptions(chunk_tokens=8, steps_ahead=2, prefix_cache=False))
     cancelled, other = submit(engine, score(1)), submit(engine, score(2))
@@ -145,7 +134,7 @@ def test_a_cancelled_request_is_told_nothing_more(
     assert other.bits == by_definition(tiny_model_path)
 
 
-def test_the_whole_context_and_two_tokens(quick: ModelRunner, tiny_model_path: Path) -> None:
+def test_the_whole_context_and_two_tokens(quick, tiny_model_path):
     longest = tuple((i * 11) % 250 for i in range(LIMITS.context))
     for prompt in (longest, longest[:2]):
         engine = Engine(quick, EngineOptions(prefix_cache=False))
@@ -154,9 +143,7 @@ def test_the_whole_context_and_two_tokens(quick: ModelRunner, tiny_model_path: P
         assert receiver.bits == by_definition(tiny_model_path, prompt)
 
 
-def test_none_are_listed_where_none_are_asked_for(
-    quick: ModelRunner, tiny_model_path: Path
-) -> None:
+def test_none_are_listed_where_none_are_asked_for(quick, tiny_model_path):
     engine = Engine(quick)
     receiver = submit(engine, score(1, score_top=0))
     run(engine)
@@ -176,7 +163,7 @@ def test_none_are_listed_where_none_are_asked_for(
         (PROMPT * 2, 1, "prompt: is too long: 100 tokens > 96 maximum"),
     ],
 )
-def test_refusals(quick: ModelRunner, prompt: tuple[int, ...], start: int, problem: str) -> None:
+def test_refusals(quick, prompt, start, problem):
     engine = Engine(quick)
     with pytest.raises(RequestError, match=problem):
         engine.submit(score(1, prompt, start), on_scores=Receiver(1))
@@ -184,6 +171,6 @@ def test_refusals(quick: ModelRunner, prompt: tuple[int, ...], start: int, probl
 
 
 @pytest.mark.parametrize("top", [-1, 6, None])
-def test_no_more_are_listed_than_the_limits_have(quick: ModelRunner, top: object) -> None:
+def test_no_more_are_listed_than_the_limits_have(quick, top):
     with pytest.raises(RequestError, match="score_top: is"):
         Engine(quick).submit(score(1, score_top=top), on_scores=Receiver(1))

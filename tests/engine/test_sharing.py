@@ -1,11 +1,8 @@
 """What requests take from each other, prefixes, pages in host memory, slots, changes no bit."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -38,9 +35,7 @@ SEEDED = SamplingParams(temperature=0.8, seed=11)
 
 
 @pytest.fixture(scope="module", params=RUNS, ids=" on ".join)
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     name, tier_name = request.param
     with runner_on(synthetic_model(**MODELS[name]), TIERS[tier_name], LIMITS) as runner:
         yield runner
@@ -64,9 +59,7 @@ def alone(runner: ModelRunner, request: Request) -> list[int]:
 
 
 @pytest.mark.parametrize("copy_pages", [False, True])
-def test_turns_of_a_conversation_begin_where_the_last_ended(
-    runner: ModelRunner, copy_pages: bool
-) -> None:
+def test_turns_of_a_conversation_begin_where_the_last_ended(runner, copy_pages):
     engine = Engine(runner, EngineOptions(copy_pages=copy_pages))
     conversation = prompt(1, 20)
     turns = []
@@ -81,7 +74,7 @@ def test_turns_of_a_conversation_begin_where_the_last_ended(
     assert reused >= 16 * (1 + 2 + 3) - 16 * (runner.recurrent.slot_bytes > 0)
 
 
-def test_a_long_answer_is_found_up_to_its_last_whole_page(runner: ModelRunner) -> None:
+def test_a_long_answer_is_found_up_to_its_last_whole_page(runner):
     """However long a sequence decodes on undisturbed, recurrent states are kept at its pages."""
     engine = Engine(runner)
     first = Request(1, prompt(2, 20), 52, SEEDED, ignore_end=True)
@@ -92,7 +85,7 @@ def test_a_long_answer_is_found_up_to_its_last_whole_page(runner: ModelRunner) -
     assert tokens == alone(runner, following)
 
 
-def test_a_prompt_asked_again_is_found_behind_a_long_answer(runner: ModelRunner) -> None:
+def test_a_prompt_asked_again_is_found_behind_a_long_answer(runner):
     """Recurrent states of the answer take no place from that of the prompt while there are more."""
     engine = Engine(runner)
     asked = Request(1, prompt(2, 20), 52, SEEDED, ignore_end=True)
@@ -102,7 +95,7 @@ def test_a_prompt_asked_again_is_found_behind_a_long_answer(runner: ModelRunner)
     assert engine.statistics.prefix.tokens_hit >= 16
 
 
-def test_a_state_of_tokens_that_nobody_got_spoils_none_before_it(runner: ModelRunner) -> None:
+def test_a_state_of_tokens_that_nobody_got_spoils_none_before_it(runner):
     """A step ahead of the last token an answer has may be the one that fills a page."""
     last = 63
     for length in range(17, 40):
@@ -116,7 +109,7 @@ def test_a_state_of_tokens_that_nobody_got_spoils_none_before_it(runner: ModelRu
     assert engine.statistics.prefix.tokens_hit == 48
 
 
-def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None:
+def test_a_prefix_that_ends_within_a_page_is_copied(runner):
     """The whole prompt is known but its last token: one token is computed, in a page of its own."""
     if runner.recurrent.slot_bytes:
         return
@@ -128,7 +121,7 @@ def test_a_prefix_that_ends_within_a_page_is_copied(runner: ModelRunner) -> None
     assert engine.statistics.prefix.tokens_hit == 47
 
 
-def test_evicted_pages_come_back_from_host_memory(runner: ModelRunner) -> None:
+def test_evicted_pages_come_back_from_host_memory(runner):
     requests = [Request(number, prompt(number % 4, 70), 6, SEEDED) for number in range(8)]
     expected = [alone(runner, request) for request in requests]
     engine = Engine(runner, EngineOptions(host_pages=12))
@@ -138,7 +131,7 @@ def test_evicted_pages_come_back_from_host_memory(runner: ModelRunner) -> None:
     engine.memory.check([])
 
 
-def test_tenants_share_prefixes_only_within_their_group(runner: ModelRunner) -> None:
+def test_tenants_share_prefixes_only_within_their_group(runner):
     """The same prompt by three: the one of the same group begins from it, the other does not."""
     group = [replace(LOCAL_TENANT, id=n, name=f"t{n}", isolation_group=7) for n in (1, 2)]
     tenants = Tenants((*group, replace(LOCAL_TENANT, id=3, name="t3")), clock=lambda: 0.0)
@@ -151,7 +144,7 @@ def test_tenants_share_prefixes_only_within_their_group(runner: ModelRunner) -> 
     assert 0 == hits[0] < hits[1] == hits[2]
 
 
-def test_an_interactive_request_takes_the_slot_of_batch_work(runner: ModelRunner) -> None:
+def test_an_interactive_request_takes_the_slot_of_batch_work(runner):
     """And gives it back: what was preempted ends as if nothing had been."""
     tenants = Tenants(
         (
@@ -183,7 +176,7 @@ def test_an_interactive_request_takes_the_slot_of_batch_work(runner: ModelRunner
 
 
 @on_late
-def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> None:
+def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner):
     engine = Engine(runner, EngineOptions(stall_steps=5))
     slow, other = (Request(n, prompt(n, 9), 40) for n in (1, 2))
     engine.submit(slow)
@@ -207,7 +200,7 @@ def test_who_takes_no_tokens_ends_and_holds_up_nobody(runner: ModelRunner) -> No
 
 @on_late
 @pytest.mark.parametrize("clients", [0, 1, 2])
-def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int) -> None:
+def test_only_clients_are_waited_for_no_longer(runner, clients):
     """Who waits for something else goes on when it is there, and has the same tokens; unless a
     client took none either, before or after."""
     engine = Engine(runner, EngineOptions(stall_steps=5))
@@ -231,7 +224,7 @@ def test_only_clients_are_waited_for_no_longer(runner: ModelRunner, clients: int
 
 
 @on_late
-def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> None:
+def test_requests_that_run_take_no_place_of_the_line(runner):
     """As many of a tenant may wait as if none of its ran: with another tenant, half of the line."""
     both = [LOCAL_TENANT, replace(LOCAL_TENANT, id=1, name="other")]
     tenants = Tenants(both, clock=ManualClock())
@@ -249,7 +242,7 @@ def test_requests_that_run_take_no_place_of_the_line(runner: ModelRunner) -> Non
 
 
 @on_late
-def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
+def test_a_tenant_has_a_line_of_its_own_length(runner):
     """Alone too, and before it is asked whether there is a place for anybody."""
     tenants = Tenants([replace(LOCAL_TENANT, max_waiting=2)], clock=ManualClock())
     engine = Engine(runner, EngineOptions(queue_depth=2), tenants=tenants)
@@ -266,9 +259,7 @@ def test_a_tenant_has_a_line_of_its_own_length(runner: ModelRunner) -> None:
 
 @on_late
 @pytest.mark.parametrize("tenants", [1, 3])
-def test_a_place_is_given_as_if_all_that_wait_were_counted(
-    runner: ModelRunner, tenants: int
-) -> None:
+def test_a_place_is_given_as_if_all_that_wait_were_counted(runner, tenants):
     """And none are counted while a tenant that had them all might have one more: each request of
     a long line would take as long as the line is."""
     depth, most, draw = 40, 17 if tenants > 1 else 40, random.Random(7)
@@ -299,7 +290,7 @@ def test_a_place_is_given_as_if_all_that_wait_were_counted(
 
 
 @on_late
-def test_who_waits_for_a_rate_is_told_when_it_is_below(runner: ModelRunner) -> None:
+def test_who_waits_for_a_rate_is_told_when_it_is_below(runner):
     """Nine tokens at once, where one a second may be: they are forgotten after five seconds."""
     clock = ManualClock()
     slow = replace(LOCAL_TENANT, decode_tokens_per_s=1, max_waiting=1)
@@ -318,9 +309,7 @@ def test_who_waits_for_a_rate_is_told_when_it_is_below(runner: ModelRunner) -> N
     assert len(list(engine.run())) == 3
 
 
-def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(runner, monkeypatch):
     """A tier that fails once is survived bit for bit; one that goes on failing is not retried for
     ever."""
     requests = [Request(n, prompt(n, 12), 8, SEEDED) for n in range(4)]
@@ -357,7 +346,7 @@ def test_a_fault_ends_nobody_and_a_second_one_ends_with_an_error(
 
 
 @on_late
-def test_quotas_hold_a_tenant_back(runner: ModelRunner) -> None:
+def test_quotas_hold_a_tenant_back(runner):
     """One slot and three pages: its second request waits though two slots are free."""
     clock = ManualClock()
     small = replace(LOCAL_TENANT, id=4, name="small", max_slots=1, max_kv_pages=3)

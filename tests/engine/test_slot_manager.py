@@ -1,7 +1,5 @@
 """Making room: nobody is sent away in vain."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.errors import RequestError
@@ -19,7 +17,7 @@ ONE_DOCUMENT = tuple(range(100, 148))
 """Three whole pages."""
 
 
-def test_nobody_is_preempted_for_pages_that_their_tenant_has_reserved() -> None:
+def test_nobody_is_preempted_for_pages_that_their_tenant_has_reserved():
     """The page that the victim gives back is its tenant's again, so the claimant gains nothing."""
     clock = VirtualClock()
     tenants = (Tenant(1, "claimant"), Tenant(2, "owner", qos=QosClass.BATCH, reserved_pages=1))
@@ -45,7 +43,7 @@ def engine_of(
     return Engine(runner, options, tenants=Tenants(tenants, clock=clock), clock=clock)
 
 
-def test_a_page_that_two_requests_of_a_tenant_share_counts_once() -> None:
+def test_a_page_that_two_requests_of_a_tenant_share_counts_once():
     """Three pages are shared, each of the requests has two more: seven of seven, nobody leaves."""
     engine = engine_of(Tenant(1, "one", max_kv_pages=7))
     engine.submit(Request(1, (*ONE_DOCUMENT, 7), 28, tenant=1, ignore_end=True))
@@ -66,7 +64,7 @@ def test_a_page_that_two_requests_of_a_tenant_share_counts_once() -> None:
     assert engine.statistics.preempted == 0
 
 
-def test_whoever_still_holds_a_shared_page_pays_for_it_when_the_payer_leaves() -> None:
+def test_whoever_still_holds_a_shared_page_pays_for_it_when_the_payer_leaves():
     first, second = (Tenant(id, f"t{id}", isolation_group=1) for id in (1, 2))
     engine = engine_of(first, second)
     engine.submit(Request(1, (*ONE_DOCUMENT, 7), 30, tenant=1, ignore_end=True))
@@ -79,7 +77,7 @@ def test_whoever_still_holds_a_shared_page_pays_for_it_when_the_payer_leaves() -
     assert (engine.tenants.usage(1).pages, engine.tenants.usage(2).pages) == (0, 4)
 
 
-def test_a_request_may_ask_for_a_lower_class_than_its_tenants() -> None:
+def test_a_request_may_ask_for_a_lower_class_than_its_tenants():
     """It gives way to the tenant's other requests; asking for a higher one changes nothing."""
     engine = engine_of(Tenant(1, "one", qos=QosClass.STANDARD))
     for id in range(3):
@@ -98,12 +96,12 @@ def test_a_request_may_ask_for_a_lower_class_than_its_tenants() -> None:
     assert engine.statistics.preempted == 1
 
 
-def test_what_is_no_class_is_refused() -> None:
+def test_what_is_no_class_is_refused():
     with pytest.raises(RequestError, match="qos: is 'flex', not a QosClass"):
         engine_of(Tenant(0, "one")).submit(Request(1, (7,), 4, qos="flex"))  # type: ignore[arg-type]
 
 
-def test_nobody_is_preempted_for_a_tenant_that_would_then_pay_beyond_its_quota() -> None:
+def test_nobody_is_preempted_for_a_tenant_that_would_then_pay_beyond_its_quota():
     """The pages it shares with the victim would be charged to it when the victim leaves."""
     engine = engine_of(
         Tenant(1, "one", qos=QosClass.INTERACTIVE, max_kv_pages=5, isolation_group=1),
@@ -123,9 +121,7 @@ def test_nobody_is_preempted_for_a_tenant_that_would_then_pay_beyond_its_quota()
     assert engine.statistics.preempted == 0
 
 
-def test_who_waited_too_long_gets_something_done_before_it_makes_room(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_who_waited_too_long_gets_something_done_before_it_makes_room(monkeypatch):
     """QUANTUM positions beyond those that came from the cache; then it gives way to its betters."""
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
     clock = VirtualClock()
@@ -155,7 +151,7 @@ def test_who_waited_too_long_gets_something_done_before_it_makes_room(
     assert len([event for event in engine.run() if event.request_id == 4]) == 4
 
 
-def test_room_that_a_preemption_makes_is_used_at_once() -> None:
+def test_room_that_a_preemption_makes_is_used_at_once():
     """The only sequence that may compute needs a page, and leaves for it: whoever fits then is
     computed in the same step."""
     tenants = Tenant(1, "stalls", qos=QosClass.INTERACTIVE), Tenant(2, "long"), Tenant(3, "short")

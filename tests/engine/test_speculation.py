@@ -1,10 +1,7 @@
 """Guessed tokens change nothing but the number of steps, whoever guesses and however wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,9 +72,7 @@ class Told(Drafter):
     ],
     ids=" on ".join,
 )
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: Callable[..., Path]
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     name, tier_name = request.param
     with runner_on(synthetic_model(**MODELS[name]), TIERS[tier_name], LIMITS) as runner:
         yield runner
@@ -109,7 +104,7 @@ def requests_of(draw: Callable[..., Any]) -> list[Request]:
 
 @settings(max_examples=6, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 @given(data=st.data())
-def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> None:
+def test_no_guess_changes_a_token(runner, data):
     requests = requests_of(data.draw)
     end = frozenset(data.draw(st.sets(st.integers(0, 255), max_size=8)))
     plain = Engine(runner, EngineOptions(steps_ahead=0, prefix_cache=False, end_of_generation=end))
@@ -131,9 +126,7 @@ def test_no_guess_changes_a_token(runner: ModelRunner, data: st.DataObject) -> N
 
 
 @pytest.mark.parametrize(("name", "wrong"), [*zip(MODELS, (8, 4, 1, 4), strict=True)])
-def test_a_scored_prompt_and_guesses(
-    synthetic_model: Callable[..., Path], name: str, wrong: int
-) -> None:
+def test_a_scored_prompt_and_guesses(synthetic_model, name, wrong):
     """Tokens that a recurrent model computes again after wrong guesses are told once."""
     limits = replace(LIMITS, top_log_probabilities=1, scores=True)
     prompt = tuple(range(9, 30))
@@ -152,7 +145,7 @@ def test_a_scored_prompt_and_guesses(
         assert run(Told({prompt: answer}, wrong)) == plain
 
 
-def test_right_guesses_save_steps(runner: ModelRunner) -> None:
+def test_right_guesses_save_steps(runner):
     """Every guess right: a step gives several tokens, where a state must be kept too."""
     request = Request(1, tuple(range(20)), 60, SamplingParams(temperature=0.9, seed=5))
     plain = Engine(runner, EngineOptions(steps_ahead=0))
@@ -166,7 +159,7 @@ def test_right_guesses_save_steps(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0, 3])
-def test_masked_requests_are_drafted_for(runner: ModelRunner, wrong: int) -> None:
+def test_masked_requests_are_drafted_for(runner, wrong):
     """The same tokens as without drafts. Masks are asked for only behind drafts that they allow,
     and all other drafts are cut before they are verified."""
     masks = {1: two_residues, 2: few, 3: None}
@@ -204,7 +197,7 @@ def test_masked_requests_are_drafted_for(runner: ModelRunner, wrong: int) -> Non
     assert done.steps < plain.statistics.steps * (0.6 if not wrong else 0.9)
 
 
-def test_states_are_saved_within_right_guesses(runner: ModelRunner) -> None:
+def test_states_are_saved_within_right_guesses(runner):
     """No step ends at a position whose recurrent state is saved only for that: three guesses are
     in each, and the state of the last whole page is found by who continues the answer."""
     request = Request(1, tuple(range(20)), 70)
@@ -223,9 +216,7 @@ def test_states_are_saved_within_right_guesses(runner: ModelRunner) -> None:
 
 
 @pytest.mark.parametrize("length", [17, 18, 19])
-def test_no_published_page_is_computed_again(
-    synthetic_model: Callable[..., Path], length: int
-) -> None:
+def test_no_published_page_is_computed_again(synthetic_model, length):
     """Wrong guesses behind the last position of a page: others may read the page once it is
     published, and the right tokens are computed again."""
     request = Request(1, tuple(range(length)), 60)
@@ -245,7 +236,7 @@ def test_no_published_page_is_computed_again(
 
 
 @on_native
-def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
+def test_wrong_guesses_are_given_up(runner):
     """Where nothing is right, guessing pauses: less than half of the steps carry guesses."""
     request = Request(1, tuple(range(20)), 60)
     plain = tokens_of(Engine(runner, EngineOptions(steps_ahead=0)), request)
@@ -259,7 +250,7 @@ def test_wrong_guesses_are_given_up(runner: ModelRunner) -> None:
     assert done.steps < 30
 
 
-def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
+def test_a_draft_model_guesses(runner, synthetic_model):
     """One that is the target itself is always right where the target is greedy; one with other
     weights changes nothing but the number of steps."""
     requests = [
@@ -280,7 +271,7 @@ def test_a_draft_model_guesses(runner: ModelRunner, synthetic_model: Callable[..
 
 
 @on_native
-def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[..., Path]) -> None:
+def test_a_draft_model_must_fit(runner, synthetic_model):
     hybrid = synthetic_model(**MODELS["qwen35"])
     other = synthetic_model(architecture="gemma3", quant="f32")
     larger = synthetic_model(architecture="llama", quant="f32", vocab=1400)
@@ -297,9 +288,7 @@ def test_a_draft_model_must_fit(runner: ModelRunner, synthetic_model: Callable[.
 
 @on_native
 @pytest.mark.parametrize("change", [{"vocab": 333}, {"vocab": 310}, {"context": 64}])
-def test_a_draft_model_of_other_sizes_changes_nothing(
-    runner: ModelRunner, synthetic_model: Callable[..., Path], change: dict[str, int]
-) -> None:
+def test_a_draft_model_of_other_sizes_changes_nothing(runner, synthetic_model, change):
     """More or fewer padding tokens, and a shorter context than the target's: beyond it no guess is
     made."""
     requests = [Request(1, tuple(n * 5 % 256 for n in range(40)), 60, ignore_end=True)]
@@ -314,7 +303,7 @@ def test_a_draft_model_of_other_sizes_changes_nothing(
         assert engine.statistics.speculation.drafted > 0
 
 
-def test_prompt_lookup_finds_the_latest_occurrence() -> None:
+def test_prompt_lookup_finds_the_latest_occurrence():
     lookup = PromptLookup(2)
     tokens = np.array([1, 2, 3, 1, 2, 4, 9, 1, 2], np.int32)
     assert not lookup.ready(1, tokens[:3])
@@ -326,7 +315,7 @@ def test_prompt_lookup_finds_the_latest_occurrence() -> None:
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 4), st.data())
-def test_prompt_lookup_is_its_definition(ids: list[int], match: int, data: st.DataObject) -> None:
+def test_prompt_lookup_is_its_definition(ids, match, data):
     """Read at once or token by token: what followed the last occurrence of the last tokens."""
     tokens = np.array(ids, np.int32)
     lookup = PromptLookup(match)

@@ -1,7 +1,5 @@
 """Whoever is admitted gets on: a permanent flood of requests that come first starves nobody."""
 
-from __future__ import annotations
-
 import pytest
 
 from contract.types import FinishReason, QosClass, Request, Tenant, TokenEvent
@@ -60,9 +58,7 @@ CASES = [
 
 @pytest.mark.parametrize("sizes", CASES)
 @pytest.mark.parametrize("qos", [QosClass.STANDARD, QosClass.BATCH])
-def test_a_long_prompt_beside_a_flood_ends_within_its_bound(
-    qos: QosClass, sizes: dict[str, object]
-) -> None:
+def test_a_long_prompt_beside_a_flood_ends_within_its_bound(qos, sizes):
     engine, took, own = flooded(qos, 200, 8, seconds=bound(208), **sizes)
     assert [event.token >= 0 for event in own] == [True] * 8
     assert own[-1].finish_reason is FinishReason.LENGTH
@@ -71,13 +67,13 @@ def test_a_long_prompt_beside_a_flood_ends_within_its_bound(
 
 
 @pytest.mark.parametrize("sizes", CASES[:4])
-def test_a_long_answer_beside_a_flood_ends_within_its_bound(sizes: dict[str, object]) -> None:
+def test_a_long_answer_beside_a_flood_ends_within_its_bound(sizes):
     _, took, own = flooded(QosClass.BATCH, 20, 300, seconds=bound(320), **sizes)
     assert len(own) == 300
     assert took <= bound(320)
 
 
-def test_with_a_quantum_of_nothing_it_starves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_a_quantum_of_nothing_it_starves(monkeypatch):
     """Negative control: 64 positions beyond those found in the cache, as if none had been lost."""
     monkeypatch.setattr(
         "reference.engine.slot_manager.end_of_quantum", lambda reached, begun, end: begun + QUANTUM
@@ -87,7 +83,7 @@ def test_with_a_quantum_of_nothing_it_starves(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("begun", [0, 48, 1000, 100_000])
-def test_a_turn_does_no_more_again_than_anew(begun: int) -> None:
+def test_a_turn_does_no_more_again_than_anew(begun):
     """Whatever of it is in the cache when it begins, and a known number of turns is enough."""
     end, reached, turns = 40_000, 0, 0
     while reached < end:
@@ -98,7 +94,7 @@ def test_a_turn_does_no_more_again_than_anew(begun: int) -> None:
     assert turns <= max_turns(end) < 90
 
 
-def test_a_gap_in_the_flood_does_not_begin_the_wait_anew() -> None:
+def test_a_gap_in_the_flood_does_not_begin_the_wait_anew():
     """A slot that is lost before anything was gained in it is no reason to wait anew."""
     engine, clock = engine_of(
         Tenant(1, "flood", qos=QosClass.INTERACTIVE), Tenant(2, "victim", qos=QosClass.BATCH),
@@ -124,7 +120,7 @@ def test_a_gap_in_the_flood_does_not_begin_the_wait_anew() -> None:
     assert len(own) == 4
 
 
-def test_what_a_protected_request_needs_is_not_taken_for_others_to_grow() -> None:
+def test_what_a_protected_request_needs_is_not_taken_for_others_to_grow():
     """Pages run out while interactive requests grow: they wait, and it gets on."""
     _, took, own = flooded(QosClass.BATCH, 100, 100, seconds=bound(200), pages=14, slots=3)
     assert len(own) == 100

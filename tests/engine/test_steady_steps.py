@@ -1,7 +1,5 @@
 """Steps in which the same sequences decode on: made of the step before, not planned anew."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -42,7 +40,7 @@ def play(limits: Limits, requests: list[Request], monkeypatch: pytest.MonkeyPatc
     return planned
 
 
-def test_steps_are_planned_when_somebody_joins_or_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_are_planned_when_somebody_joins_or_leaves(monkeypatch):
     """Not where a sequence begins a page."""
     limits = Limits(slots=3, context=128, pages=24, recent_tokens=16, step_tokens=67, step_rows=3)
     requests = [request(100 * n, 10 + 5 * n, 50 + 20 * n) for n in range(1, 4)]
@@ -51,7 +49,7 @@ def test_steps_are_planned_when_somebody_joins_or_leaves(monkeypatch: pytest.Mon
     assert len(planned) <= 12
 
 
-def test_who_finds_no_page_for_a_steady_step_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_finds_no_page_for_a_steady_step_makes_room(monkeypatch):
     """One of two leaves, and goes on later from where it was."""
     limits = Limits(slots=2, context=96, pages=7, recent_tokens=16, step_tokens=66, step_rows=2)
     planned = play(limits, [request(200, 20, 60), request(300, 24, 60)], monkeypatch)

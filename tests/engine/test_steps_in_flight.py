@@ -1,11 +1,8 @@
 """Steps queued ahead and steps interrupted change no token and lose nothing."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -24,7 +21,7 @@ from tests.named_tiers import quick_tier
 
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_steps_under_way_change_no_token(kept_runner: ModelRunner, data: st.DataObject) -> None:
+def test_steps_under_way_change_no_token(kept_runner, data):
     """Any requests joining, leaving and stopping at any time: the tokens are those of single
     steps, however many are under way."""
     requests = [
@@ -53,7 +50,7 @@ def test_steps_under_way_change_no_token(kept_runner: ModelRunner, data: st.Data
 
 
 @pytest.mark.parametrize("steps_ahead", [1, 3])
-def test_prefill_and_decode_are_queued_alike(tiny_model_path: Path, steps_ahead: int) -> None:
+def test_prefill_and_decode_are_queued_alike(tiny_model_path, steps_ahead):
     """Six requests on three slots, waiting, prefilling and decoding: the queue is always full."""
     model = open_model(tiny_model_path)
     with model.file, LateTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
@@ -70,9 +67,7 @@ def test_prefill_and_decode_are_queued_alike(tiny_model_path: Path, steps_ahead:
 
 
 @pytest.mark.parametrize(("length", "max_tokens"), [(CONTEXT - 6, 50), (9, 7)])
-def test_nothing_is_computed_beyond_the_last_token(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch, length: int, max_tokens: int
-) -> None:
+def test_nothing_is_computed_beyond_the_last_token(runner, monkeypatch, length, max_tokens):
     """A position without a page would be written wherever the page table happens to point."""
     positions: list[int] = []
     submit = runner.submit
@@ -88,9 +83,7 @@ def test_nothing_is_computed_beyond_the_last_token(
     assert positions == list(range(last))
 
 
-def test_an_interrupted_step_spoils_nothing(
-    kept_runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_step_spoils_nothing(kept_runner, monkeypatch):
     """Ctrl-C at any point of a step: what ran goes on in the next, every bit as before, and no
     slot or page is lost."""
     quiet = Engine(kept_runner, EngineOptions(steps_ahead=2))
@@ -117,7 +110,7 @@ def test_an_interrupted_step_spoils_nothing(
                 assert_nothing_is_held(engine)
 
 
-def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path: Path) -> None:
+def test_no_call_inside_a_step_swallows_an_interrupt(tiny_model_path):
     """A Ctrl-C is raised in whatever Python function runs next; code in C that calls one may drop
     what it raises, as numpy does while it makes a dtype."""
     model = open_model(tiny_model_path)

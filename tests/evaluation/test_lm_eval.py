@@ -1,7 +1,5 @@
 """lm-evaluation-harness itself, in process and against the server: equal results on every tier."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -86,7 +84,7 @@ Evaluate = Callable[..., Samples]
 
 
 @pytest.fixture(scope="module")
-def evaluate(tmp_path_factory: pytest.TempPathFactory) -> Evaluate:
+def evaluate(tmp_path_factory) -> Evaluate:
     """``evaluate(folder, *arguments)`` runs all tasks: by task what each request was answered."""
     folder = tmp_path_factory.mktemp("tasks")
     for name, (kind, documents, lines) in DEFINITIONS.items():
@@ -122,15 +120,13 @@ def answered(folder: Path, task: str) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def on_cpu(
-    evaluate: Evaluate, tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Samples:
+def on_cpu(evaluate, tiny_model_path, tmp_path_factory) -> Samples:
     output = tmp_path_factory.mktemp("cpu")
     named = f"model={tiny_model_path},tier=cpu,context={CONTEXT}"
     return evaluate(output, "--model", "zinc_rt", "--model_args", named)
 
 
-def test_results_are_those_of_score(on_cpu: Samples, tiny_model_path: Path) -> None:
+def test_results_are_those_of_score(on_cpu, tiny_model_path):
     with LLM(tiny_model_path, tier="cpu", context=CONTEXT, progress=False) as llm:
         for sample, document in zip(on_cpu["lambada"], TEXTS, strict=True):
             context, last = document["text"].rsplit(" ", 1)
@@ -144,18 +140,14 @@ def test_results_are_those_of_score(on_cpu: Samples, tiny_model_path: Path) -> N
 
 
 @pytest.mark.parametrize("tier", TIERS[1:])
-def test_tiers_agree_to_the_last_digit(
-    evaluate: Evaluate, on_cpu: Samples, tiny_model_path: Path, tmp_path: Path, tier: str
-) -> None:
+def test_tiers_agree_to_the_last_digit(evaluate, on_cpu, tiny_model_path, tmp_path, tier):
     need_device(lambda: open_tier(tier)).close()
     named = f"model={tiny_model_path},tier={tier},context={CONTEXT},slots=2"
     assert evaluate(tmp_path, "--model", "zinc_rt", "--model_args", named) == on_cpu
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_the_server_gives_the_same_results(
-    evaluate: Evaluate, on_cpu: Samples, tiny_model_path: Path, tmp_path: Path, tier: str
-) -> None:
+def test_the_server_gives_the_same_results(evaluate, on_cpu, tiny_model_path, tmp_path, tier):
     """Its own tokenizer is used, several requests at a time, several texts a request."""
     need_device(lambda: open_tier(tier)).close()
     ledger = tmp_path / "ledger.sqlite"
@@ -171,9 +163,7 @@ def test_the_server_gives_the_same_results(
     assert found == on_cpu
 
 
-def test_other_weights_give_other_results(
-    evaluate: Evaluate, on_cpu: Samples, synthetic_model: Any, tmp_path: Path
-) -> None:
+def test_other_weights_give_other_results(evaluate, on_cpu, synthetic_model, tmp_path):
     """Negative control."""
     other = synthetic_model(architecture="qwen3", quant="q4_k_m", seed=8)
     named = f"model={other},tier=cpu,context={CONTEXT}"

@@ -1,7 +1,5 @@
 """Rounding to binary32 done on exact rationals, independent of any floating-point unit."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 

@@ -1,7 +1,5 @@
 """Rule R5, first half, against rational arithmetic."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -36,7 +34,7 @@ def by_fractions(segment: np.ndarray) -> tuple[list[int], Fraction]:
 
 
 @given(values=st.lists(FLOATS, min_size=1, max_size=40))
-def test_integers_and_scale(values: list[float]) -> None:
+def test_integers_and_scale(values):
     """Any finite segment: the integers and the power of two are exactly the rule's."""
     x = np.array([values], np.float32)
     got = quantize_activation(x)
@@ -46,14 +44,14 @@ def test_integers_and_scale(values: list[float]) -> None:
 
 
 @given(power=st.integers(-64, 127), sign=st.sampled_from([-1.0, 1.0]))
-def test_power_of_two_is_1024_quanta(power: int, sign: float) -> None:
+def test_power_of_two_is_1024_quanta(power, sign):
     """2^E <= a: a power of two opens its own binade."""
     got = quantize_activation(np.array([[sign * 2.0**power]], np.float32))
     assert got.m[0, 0] == sign * 1024
     assert got.scale[0, 0] == np.float32(2.0 ** (power - 10))
 
 
-def test_just_below_a_power_of_two_is_clamped() -> None:
+def test_just_below_a_power_of_two_is_clamped():
     """The largest float below 2 would round to 2048 and becomes 2047."""
     x = np.nextafter(np.float32(2.0), np.float32(0.0))
     got = quantize_activation(np.array([[x, -x]], np.float32))
@@ -61,7 +59,7 @@ def test_just_below_a_power_of_two_is_clamped() -> None:
     assert got.scale[0, 0] == np.float32(2.0**-10)
 
 
-def test_threshold_of_silence() -> None:
+def test_threshold_of_silence():
     """a < 2^-64 gives zeros and a zero scale; 2^-64 itself does not."""
     at = np.float32(2.0**-64)
     below = np.nextafter(at, np.float32(0.0))
@@ -73,13 +71,13 @@ def test_threshold_of_silence() -> None:
 @pytest.mark.parametrize(
     ("halves", "expected"), [(1, 0), (3, 2), (5, 2), (7, 4), (-1, 0), (-3, -2)]
 )
-def test_ties_go_to_even(halves: int, expected: int) -> None:
+def test_ties_go_to_even(halves, expected):
     """Half quanta beside a largest element of 1."""
     x = np.array([[1.0, halves * 2.0**-11]], np.float32)
     assert quantize_activation(x).m[0, 1] == expected
 
 
-def test_segments_are_cut_at_multiples_of_256() -> None:
+def test_segments_are_cut_at_multiples_of_256():
     """A loud element changes the scale of its own segment only; a short one stands alone."""
     x = np.full((1, 600), 1.0, np.float32)
     x[0, 255] = 64.0
@@ -90,7 +88,7 @@ def test_segments_are_cut_at_multiples_of_256() -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
-def test_broken_segment_breaks_its_own_token_only(poison: float) -> None:
+def test_broken_segment_breaks_its_own_token_only(poison):
     """The scale turns NaN and the integers 0; the other token is as without it."""
     rng = np.random.default_rng(3)
     x = rng.standard_normal((2, 512)).astype(np.float32)
@@ -104,7 +102,7 @@ def test_broken_segment_breaks_its_own_token_only(poison: float) -> None:
     assert (got.scale[1] == clean.scale[1]).all()
 
 
-def test_no_tokens() -> None:
+def test_no_tokens():
     """An empty step quantizes to nothing."""
     got = quantize_activation(np.empty((0, 300), np.float32))
     assert got.m.shape == (0, 300)

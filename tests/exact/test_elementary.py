@@ -1,7 +1,5 @@
 """Rule R2's functions against binary64, and at the points where they bend."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 
@@ -55,7 +53,7 @@ def evaluate(name: str, x: Float32) -> Float32:
 
 
 @pytest.mark.parametrize("name", ULP_BOUNDS)
-def test_units_in_the_last_place(name: str) -> None:
+def test_units_in_the_last_place(name):
     """The measured bound holds over the whole range."""
     x = arguments(name)
     exact = EXACT[name](x.astype(np.float64))
@@ -65,7 +63,7 @@ def test_units_in_the_last_place(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ABSOLUTE_BOUNDS)
-def test_absolute_error(name: str) -> None:
+def test_absolute_error(name):
     """The measured bound holds; softplus relative to its argument above 1."""
     x = arguments(name)
     exact = EXACT[name](x.astype(np.float64))
@@ -74,12 +72,12 @@ def test_absolute_error(name: str) -> None:
     assert error.max() <= ABSOLUTE_BOUNDS[name]
 
 
-def test_exp_is_exactly_one_at_zero() -> None:
+def test_exp_is_exactly_one_at_zero():
     """The weight of a tile's maximum."""
     assert (evaluate("exp", np.array([0.0, -0.0], np.float32)) == 1.0).all()
 
 
-def test_exp_at_its_lower_limit() -> None:
+def test_exp_at_its_lower_limit():
     """-87 itself is computed, the next number below is +0."""
     limit = np.float32(-87.0)
     below = np.nextafter(limit, np.float32(-100.0))
@@ -89,7 +87,7 @@ def test_exp_at_its_lower_limit() -> None:
     assert not np.signbit(got).any()
 
 
-def test_exp_at_its_upper_limit() -> None:
+def test_exp_at_its_upper_limit():
     """Everything above 87 is e^87."""
     above = np.nextafter(np.float32(87.0), np.float32(100.0))
     got = evaluate("exp", np.array([87.0, above, 1000.0, np.inf], np.float32))
@@ -97,7 +95,7 @@ def test_exp_at_its_upper_limit() -> None:
     assert np.isfinite(got).all()
 
 
-def test_exp_steps_down_nowhere() -> None:
+def test_exp_steps_down_nowhere():
     """Between neighbouring floats near every change of n, exp does not decrease by over one ulp."""
     for n in range(-100, 101):
         centre = np.float32((n + 0.5) * math.log(2.0))
@@ -107,12 +105,12 @@ def test_exp_steps_down_nowhere() -> None:
 
 
 @pytest.mark.parametrize("name", [n for n in EXACT if n != "log"])
-def test_nan_stays_nan(name: str) -> None:
+def test_nan_stays_nan(name):
     """No clamp turns a NaN into a number."""
     assert np.isnan(evaluate(name, np.array([np.nan], np.float32))).all()
 
 
-def test_limits_far_from_zero() -> None:
+def test_limits_far_from_zero():
     """The gated functions saturate without a NaN."""
     far = np.array([-1e30, 1e30], np.float32)
     assert evaluate("tanh", far).tolist() == [-1.0, 1.0]
@@ -141,7 +139,7 @@ def _scalar_exp(x: np.float32) -> np.float32:
     return f(y * f(2.0 ** int(n)))
 
 
-def test_exp_is_the_rule_line_by_line() -> None:
+def test_exp_is_the_rule_line_by_line():
     """The vectorized function has the bits of the scalar one."""
     x = arguments("exp")[::97]
     assert (evaluate("exp", x) == np.array([_scalar_exp(v) for v in x])).all()

@@ -1,7 +1,5 @@
 """Philox4x32-10 against the published known answers, and how a draw addresses it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -19,14 +17,12 @@ KNOWN_ANSWERS = [
 
 
 @pytest.mark.parametrize(("key", "counter", "expected"), KNOWN_ANSWERS)
-def test_known_answers(
-    key: tuple[int, int], counter: tuple[int, int, int, int], expected: tuple[int, int, int, int]
-) -> None:
+def test_known_answers(key, counter, expected):
     """All four words of every published vector."""
     assert philox(key, counter) == expected
 
 
-def test_draw_is_keyed_by_seed_and_counted_by_position() -> None:
+def test_draw_is_keyed_by_seed_and_counted_by_position():
     """Both halves of the seed matter; the position is the counter's first word."""
     assert draw(0, 0) == KNOWN_ANSWERS[0][2][0]
     assert draw(5 << 32 | 7, 9) == philox((7, 5), (9, 0, 0, 0))[0]
@@ -35,7 +31,7 @@ def test_draw_is_keyed_by_seed_and_counted_by_position() -> None:
     assert draw(5 << 32 | 7, many).tolist() == [draw(5 << 32 | 7, int(one)) for one in many]
 
 
-def test_draws_are_spread_evenly() -> None:
+def test_draws_are_spread_evenly():
     """Chi-square of 4,096 consecutive positions in 16 bins stays below the 0.1 % point."""
     counts = [0] * 16
     for position in range(4096):

@@ -1,7 +1,5 @@
 """Rotary frequencies and tables against arbitrary-precision arithmetic."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -37,7 +35,7 @@ def nearest_double(x: mpf) -> float:
 
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 1_000_000.0, 100_000.0, 160_000.0, 1e7])
 @pytest.mark.parametrize("rotary_dim", [16, 40, 64, 80, 96, 128, 256])
-def test_frequencies_are_correctly_rounded(base: float, rotary_dim: int) -> None:
+def test_frequencies_are_correctly_rounded(base, rotary_dim):
     """base^(-2m/D) for every pair."""
     exact = [
         nearest_double(mpf(base) ** (mpf(-2 * m) / rotary_dim)) for m in range(rotary_dim // 2)
@@ -45,7 +43,7 @@ def test_frequencies_are_correctly_rounded(base: float, rotary_dim: int) -> None
     assert frequencies(base, rotary_dim).tolist() == exact
 
 
-def test_sine_and_cosine_round_correctly_to_binary32() -> None:
+def test_sine_and_cosine_round_correctly_to_binary32():
     """Random angles over the whole range, small ones and neighbours of multiples of pi/2."""
     rng = np.random.default_rng(77)
     angle = np.concatenate(
@@ -66,7 +64,7 @@ def test_sine_and_cosine_round_correctly_to_binary32() -> None:
     assert misses <= MISSES
 
 
-def test_sine_and_cosine_in_binary64() -> None:
+def test_sine_and_cosine_in_binary64():
     """The error bound the docstring states, over the whole range."""
     rng = np.random.default_rng(78)
     angle = rng.uniform(-MAX_ANGLE, MAX_ANGLE, 2000)
@@ -76,13 +74,13 @@ def test_sine_and_cosine_in_binary64() -> None:
         assert abs(mpf(float(c)) - mp.cos(mpf(a))) <= BINARY64_ERROR
 
 
-def test_exact_angles() -> None:
+def test_exact_angles():
     """Zero is exact and keeps cosine 1."""
     sine, cosine = sine_cosine(np.array([0.0]))
     assert (sine[0], cosine[0]) == (0.0, 1.0)
 
 
-def test_table_is_the_rounded_sine_and_cosine_of_position_times_frequency() -> None:
+def test_table_is_the_rounded_sine_and_cosine_of_position_times_frequency():
     """Layout [context, 2, pairs], cosines first."""
     table = rotary_table(300, 10_000.0, 16)
     assert table.shape == (300, 2, 8)
@@ -95,7 +93,7 @@ def test_table_is_the_rounded_sine_and_cosine_of_position_times_frequency() -> N
 
 
 @pytest.mark.parametrize("dims", [2, 48, 128])
-def test_a_table_in_blocks_is_the_table_at_once(dims: int) -> None:
+def test_a_table_in_blocks_is_the_table_at_once(dims):
     """Two blocks and a part of one, whose last positions are no multiple of anything."""
     context = 2 * (BLOCK_ANGLES // (dims // 2)) + 7
     angle = np.arange(context, dtype=np.float64)[:, None] * frequencies(10_000.0, dims)
@@ -104,14 +102,14 @@ def test_a_table_in_blocks_is_the_table_at_once(dims: int) -> None:
     assert np.array_equal(table, np.stack([cosine, sine], axis=1).astype(np.float32))
 
 
-def test_linear_scaling_divides_the_frequency() -> None:
+def test_linear_scaling_divides_the_frequency():
     """factor 2: position 2p is where p was, the factor being a power of two."""
     plain = rotary_table(100, 10_000.0, 32)
     scaled = rotary_table(200, 10_000.0, 32, RotaryScaling(factor=2.0))
     assert (scaled[::2] == plain).all()
 
 
-def test_attention_factor_multiplies_both_before_rounding() -> None:
+def test_attention_factor_multiplies_both_before_rounding():
     plain = rotary_table(16, 10000.0, 8, RotaryScaling(factor=2.0))
     scaled = rotary_table(16, 10000.0, 8, RotaryScaling(factor=2.0, attention_factor=1.25))
     assert not np.array_equal(plain, scaled)
@@ -119,7 +117,7 @@ def test_attention_factor_multiplies_both_before_rounding() -> None:
     assert np.array_equal(scaled[0, 0], np.full(4, 1.25, np.float32))
 
 
-def test_frequency_factors_divide_one_by_one() -> None:
+def test_frequency_factors_divide_one_by_one():
     """A factor of 1 leaves a pair as it is; 4 slows it down by an exact power of two."""
     plain = rotary_table(64, 10_000.0, 8)
     table = rotary_table(256, 10_000.0, 8, factors=[1.0, 4.0, 1.0, 1.0])
@@ -127,7 +125,7 @@ def test_frequency_factors_divide_one_by_one() -> None:
     assert (table[::4, :, 1] == plain[:, :, 1]).all()
 
 
-def test_yarn_keeps_fast_pairs_and_slows_slow_ones() -> None:
+def test_yarn_keeps_fast_pairs_and_slows_slow_ones():
     """NTK by parts: the fastest pair turns as before, the slowest by 1/factor; both scaled."""
     scaling = RotaryScaling(factor=4.0, yarn=True, original_context=4096)
     table = rotary_table(64, 10_000.0, 128, scaling).astype(np.float64)
@@ -140,7 +138,7 @@ def test_yarn_keeps_fast_pairs_and_slows_slow_ones() -> None:
     assert np.abs(table[:, 1, -1] - slowest).max() < 1e-7
 
 
-def test_angles_beyond_the_reduction_are_refused() -> None:
+def test_angles_beyond_the_reduction_are_refused():
     """A wrong table is never made."""
     with pytest.raises(ValueError, match="exceeds"):
         rotary_table(1 << 21, 10_000.0, 16)

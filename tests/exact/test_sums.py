@@ -1,7 +1,5 @@
 """Rules R3 and R4: the folds, against scalar binary32 additions one at a time."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -37,7 +35,7 @@ def scalar_total(values: np.ndarray) -> np.float32:
 @pytest.mark.parametrize(
     "length", [1, 2, 3, 127, 128, 129, 255, 256, 257, 511, 512, 1023, 1024, 1025, 1281, 2048, 2500]
 )
-def test_sum_is_the_scalar_fold(length: int) -> None:
+def test_sum_is_the_scalar_fold(length):
     """Every length around a cut, on rows whose order of addition shows."""
     rng = np.random.default_rng(length)
     x = rng.standard_normal((3, length)) * 10.0 ** rng.uniform(-6, 6, (3, length))
@@ -51,14 +49,14 @@ BOUNDED = st.floats(-(2.0**100), 2.0**100, width=32)
 
 
 @given(values=st.lists(BOUNDED, max_size=256))
-def test_segment_is_the_scalar_fold(values: list[float]) -> None:
+def test_segment_is_the_scalar_fold(values):
     """Any segment of up to 256 values."""
     x = np.array(values, np.float32)
     assert fold_segment(x) == scalar_segment(list(x))
 
 
 @given(values=st.lists(BOUNDED, max_size=256))
-def test_segment_in_rational_arithmetic(values: list[float]) -> None:
+def test_segment_in_rational_arithmetic(values):
     """The same fold with every addition done exactly and rounded once, on no floating point."""
     exact = [Fraction(v) for v in values] + [Fraction(0)] * (256 - len(values))
     while len(exact) > 1:
@@ -68,7 +66,7 @@ def test_segment_in_rational_arithmetic(values: list[float]) -> None:
 
 
 @given(values=st.lists(BOUNDED, max_size=20))
-def test_axis_is_a_left_fold_of_spans(values: list[float]) -> None:
+def test_axis_is_a_left_fold_of_spans(values):
     """Any number of segment values."""
     x = np.array(values, np.float32)
     total = np.float32(0.0)
@@ -80,18 +78,18 @@ def test_axis_is_a_left_fold_of_spans(values: list[float]) -> None:
     assert fold_axis(x) == total
 
 
-def test_sum_of_nothing_is_zero() -> None:
+def test_sum_of_nothing_is_zero():
     """An empty axis sums to +0."""
     assert sum_axis(np.empty((2, 0), np.float32)).tolist() == [0.0, 0.0]
 
 
-def test_segment_longer_than_256_is_refused() -> None:
+def test_segment_longer_than_256_is_refused():
     """A caller that forgot the cut gets an error, not a wrong sum."""
     with pytest.raises(ValueError, match="256"):
         fold_segment(np.zeros(257, np.float32))
 
 
-def test_order_shows() -> None:
+def test_order_shows():
     """Negative control: numpy's own sum, a left fold and one long halving all give other bits."""
     rng = np.random.default_rng(5)
     x = rng.standard_normal((64, 2048)) * 10.0 ** rng.uniform(-4, 4, (64, 2048))

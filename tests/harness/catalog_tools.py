@@ -1,7 +1,5 @@
 """Small models and wheels for the catalog tests; nothing leaves this machine."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import zipfile

@@ -2,8 +2,6 @@
 
 Per repository it knows files and who may read them; per path it can misbehave in a given way."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

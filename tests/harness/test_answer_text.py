@@ -1,9 +1,5 @@
 """Events to text: what ends an answer, and what belongs to it."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from contract.errors import NonFiniteLogits
@@ -14,7 +10,7 @@ from reference.model.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def tokenizer(tiny_model_path: Path) -> Tokenizer:
+def tokenizer(tiny_model_path) -> Tokenizer:
     with (model := open_model(tiny_model_path)).file:
         return model.tokenizer
 
@@ -38,31 +34,31 @@ def answered(
     return answer
 
 
-def test_a_stop_string_ends_it(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_ends_it(tokenizer):
     answer = answered(tokenizer, "one two three", ("two",), FinishReason.LENGTH)
     assert answer.text == "one "
     assert (answer.finish_reason, answer.stop_string) == (FinishReason.STOP, "two")
 
 
-def test_a_stop_string_that_was_held_to_the_end(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_that_was_held_to_the_end(tokenizer):
     """ "two" waits for "wo th..." no longer once the tokens are spent."""
     answer = answered(tokenizer, "one two", ("one two three", "two"), FinishReason.LENGTH)
     assert answer.text == "one "
     assert answer.finish_reason is FinishReason.STOP
 
 
-def test_the_token_that_ends_the_generation_is_not_of_the_text(tokenizer: Tokenizer) -> None:
+def test_the_token_that_ends_the_generation_is_not_of_the_text(tokenizer):
     answer = answered(tokenizer, "abc", (), FinishReason.STOP)
     assert (answer.text, len(answer.tokens)) == ("ab", 2)
 
 
-def test_without_stop_strings_all_of_it(tokenizer: Tokenizer) -> None:
+def test_without_stop_strings_all_of_it(tokenizer):
     answer = answered(tokenizer, "one two", (), FinishReason.LENGTH)
     assert (answer.text, answer.stop_string) == ("one two", None)
     assert answer.finish_reason is FinishReason.LENGTH
 
 
-def test_a_model_that_fails(tokenizer: Tokenizer) -> None:
+def test_a_model_that_fails(tokenizer):
     answer = AnswerText(tokenizer, Request(1, (1,), 8))
     with pytest.raises(NonFiniteLogits, match="position 7"):
         answer.take(TokenEvent(1, -1, 7, FinishReason.ERROR))

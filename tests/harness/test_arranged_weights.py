@@ -1,7 +1,5 @@
 """What commands do with the weights that the native tier stores."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from pathlib import Path
@@ -24,7 +22,7 @@ OPTIONS = SessionOptions(tier="native", context=64)
 
 
 @pytest.fixture
-def stored(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def stored(tiny_model_path, tmp_path, monkeypatch) -> Path:
     """A pulled model, whose arranged weights are stored."""
     if not weight_cache.CAN_ALLOCATE:
         machine_lacks("way to reserve disk space for a file")
@@ -40,9 +38,7 @@ def stored(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     return path
 
 
-def test_a_file_that_is_not_read_is_not_read_ahead(
-    stored: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_not_read_is_not_read_ahead(stored, monkeypatch):
     """Only other tiers read it."""
     read: list[GgufFile] = []
     monkeypatch.setattr(GgufFile, "read_ahead", lambda file: read.append(file))
@@ -54,7 +50,7 @@ def test_a_file_that_is_not_read_is_not_read_ahead(
     assert needs_model_file("native", stored.parent / "none")
 
 
-def test_removing_a_model_removes_them(stored: Path, tmp_path: Path) -> None:
+def test_removing_a_model_removes_them(stored, tmp_path):
     """The bytes that were freed are those of both."""
     entries, nbytes = arranged_usage()
     assert entries == 1
@@ -63,7 +59,7 @@ def test_removing_a_model_removes_them(stored: Path, tmp_path: Path) -> None:
     assert arranged_usage() == (0, 0)
 
 
-def test_the_check_says_how_to_clear_them(stored: Path, tmp_path: Path) -> None:
+def test_the_check_says_how_to_clear_them(stored, tmp_path):
     """With their number and size."""
     assert arranged_finding().detail.startswith("1 file, ")
     assert arranged_finding().detail.endswith("delete that folder to clear it")

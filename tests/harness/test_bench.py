@@ -1,7 +1,5 @@
 """The benchmark runs and reports every figure; how large they are is nobody's business here."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import io
@@ -130,17 +128,13 @@ def beside_peer(report: dict) -> dict:
     ratios = {metric: summary([2.0] * len(found["samples"])) for metric, found in ours.items()}
     roofline = dict.fromkeys(("cpu", PEER), report["roofline"]["cpu"])
     return {
-        **report,
-        "engines": {"cpu": ours, PEER: half},
-        "ratios": {"cpu": ratios},
+        **report, "engines": {"cpu": ours, PEER: half}, "ratios": {"cpu": ratios},
         "roofline": roofline,
         "peer": {
-            "version": "llama-cpp-python 9.9",
-            "flash_attention": True,
-            "gpu": False,
+            "version": "llama-cpp-python 9.9", "flash_attention": True, "gpu": False,
             "tried_seconds": {"without flash attention": 2.5, "with flash attention": 1.5},
         },
-    }
+    }  # fmt: skip
 
 
 def test_markdown_is_one_table_with_a_row_for_every_metric(report):

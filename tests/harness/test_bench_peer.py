@@ -1,7 +1,5 @@
 """The peer of the benchmark computes on a graphics card with the whole model, or not at all."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 

@@ -1,9 +1,6 @@
 """Which tier ``auto`` opens, and what it says of the faster ones it could not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +25,7 @@ def _opened(factories: dict[str, Callable[[], str]], *makers: int) -> tuple[str,
     return open_best(factories, frozenset(makers), said.append), said
 
 
-def test_the_fastest_needs_no_word() -> None:
+def test_the_fastest_needs_no_word():
     """Also where tiers for cards that the machine does not have are missing."""
     factories = {
         "cuda": _fails("cuda", "no driver"), "vulkan": _fails("vulkan", "no loader"),
@@ -40,7 +37,7 @@ def test_the_fastest_needs_no_word() -> None:
 @pytest.mark.parametrize(
     ("makers", "first"), [((), "native"), ((AMD,), "vulkan"), ((NVIDIA,), "cuda")]
 )
-def test_a_slower_tier_is_named_with_reason_and_remedy(makers: tuple[int, ...], first: str) -> None:
+def test_a_slower_tier_is_named_with_reason_and_remedy(makers, first):
     """In one line, of the fastest tier that was to be expected on this machine."""
     factories = {
         name: _fails(name, f"{name} is broken", f"mend {name}")
@@ -51,7 +48,7 @@ def test_a_slower_tier_is_named_with_reason_and_remedy(makers: tuple[int, ...], 
     assert said == [f"tier cpu is used, a slower one than {first}: {first} is broken; mend {first}"]
 
 
-def test_all_reasons_where_nothing_opens() -> None:
+def test_all_reasons_where_nothing_opens():
     """The error names every tier that was tried."""
     factories = {name: _fails(name, f"no {name} here") for name in ("native", "cpu")}
     with pytest.raises(TierUnavailable, match="native: no native here; cpu: no cpu here"):
@@ -67,20 +64,20 @@ def test_all_reasons_where_nothing_opens() -> None:
     ],
     ids=["name", "number", "opencl"],
 )
-def test_a_named_device_that_is_missing_is_an_error(options: TierOptions) -> None:
+def test_a_named_device_that_is_missing_is_an_error(options):
     """``auto`` takes no other device in its place."""
     with pytest.raises(TierUnavailable):
         open_tier(AUTO, options)
 
 
 @pytest.mark.parametrize("name", ["cpu", "native"])
-def test_a_processor_of_another_name_is_an_error(name: str) -> None:
+def test_a_processor_of_another_name_is_an_error(name):
     """The error says which processor there is."""
     with pytest.raises(TierUnavailable, match="no processor matches 'no such'; there is "):
         open_tier(name, TierOptions(threads=1, device="no such"))
 
 
-def test_cards_are_found_by_class_and_maker(tmp_path: Path) -> None:
+def test_cards_are_found_by_class_and_maker(tmp_path):
     """A network adapter of the same maker is no graphics card."""
     for name, kind, maker in (
         ("0000:00:02.0", "0x030000", "0x1002"),

@@ -1,13 +1,11 @@
 """The catalog's own data: every entry is complete, pinned and safe to turn into a path."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from contract.errors import CatalogError
-from harness.catalog import DEFAULT_ID, ENTRIES, CatalogEntry, HubFile, WheelMember, find
+from harness.catalog import DEFAULT_ID, ENTRIES, HubFile, WheelMember, find
 from harness.catalog.names import parse_hub_name
 from harness.catalog.store import checked_path
 from harness.sampling_defaults import sampling_defaults
@@ -15,7 +13,7 @@ from harness.settings_table import SETTINGS
 
 
 @pytest.mark.parametrize("entry", ENTRIES.values(), ids=list(ENTRIES))
-def test_entry_is_complete(entry: CatalogEntry) -> None:
+def test_entry_is_complete(entry):
     """An entry names exact bytes: a file of a pinned commit, or a member of a pinned wheel."""
     source = entry.file.source
     assert checked_path(entry.folder) == entry.id
@@ -27,19 +25,19 @@ def test_entry_is_complete(entry: CatalogEntry) -> None:
         assert re.fullmatch(r"[0-9a-f]{40}", source.revision), "the revision is pinned"
 
 
-def test_digests_and_files_are_distinct() -> None:
+def test_digests_and_files_are_distinct():
     assert len({entry.file.sha256 for entry in ENTRIES.values()}) == len(ENTRIES)
     assert len({entry.file.source.path for entry in ENTRIES.values()}) == len(ENTRIES)
 
 
-def test_default_entry_comes_from_the_package_index() -> None:
+def test_default_entry_comes_from_the_package_index():
     entry = find(DEFAULT_ID)
     assert isinstance(entry.file.source, WheelMember)
     assert entry.licence == "Apache-2.0"
     assert entry.file.size == 98_362_432
 
 
-def test_a_server_answers_for_the_default_model_as_run_does() -> None:
+def test_a_server_answers_for_the_default_model_as_run_does():
     """A newcomer asks both the same question."""
     served = sampling_defaults({}, dict(find(DEFAULT_ID).sampling))
     assert served.temperature == SETTINGS["temperature"].default == 0
@@ -48,11 +46,11 @@ def test_a_server_answers_for_the_default_model_as_run_does() -> None:
 @pytest.mark.parametrize(
     ("requested", "offered"), [("qwen3-8", "qwen3-8b"), ("SMOLLM2-135m", DEFAULT_ID)]
 )
-def test_unknown_id_names_the_nearest(requested: str, offered: str) -> None:
+def test_unknown_id_names_the_nearest(requested, offered):
     with pytest.raises(CatalogError, match=f"did you mean .*{offered}"):
         find(requested)
 
 
-def test_unknown_id_without_neighbours_names_the_listing() -> None:
+def test_unknown_id_without_neighbours_names_the_listing():
     with pytest.raises(CatalogError, match="zinc-rt model list"):
         find("zzzzzz")

@@ -1,7 +1,5 @@
 """Models of the hub, pulled by the real client from a hub on loopback."""
 
-from __future__ import annotations
-
 import argparse
 import errno
 import json
@@ -31,7 +29,7 @@ SPLIT_FOLDER = f"models/{NAME}/F32--Tiny-F32"
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+def hub(monkeypatch, tmp_path) -> Iterator[Hub]:
     """The hub every client in this process and its children talks to, with nobody logged in."""
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -50,7 +48,7 @@ def pulled(spec: str, cache: Path, progress: Recorder | None = None) -> Path:
     return pull(find_model(spec), cache, progress or Recorder())
 
 
-def test_pull_gives_the_exact_file(hub: Hub, tmp_path: Path) -> None:
+def test_pull_gives_the_exact_file(hub, tmp_path):
     """The default quant, verified, alone in its folder, and counted byte by byte."""
     progress = Recorder()
     path = pulled(NAME, tmp_path, progress)
@@ -66,7 +64,7 @@ def test_pull_gives_the_exact_file(hub: Hub, tmp_path: Path) -> None:
     assert not progress.open
 
 
-def test_catalogued_file_comes_from_its_commit(hub: Hub, tmp_path: Path) -> None:
+def test_catalogued_file_comes_from_its_commit(hub, tmp_path):
     from harness.catalog import HubFile, ManagedModel, ModelFile
 
     source = HubFile(REPOSITORY, COMMIT, "Tiny-Q8_0.gguf")
@@ -77,7 +75,7 @@ def test_catalogued_file_comes_from_its_commit(hub: Hub, tmp_path: Path) -> None
     }
 
 
-def test_split_model_appears_whole(hub: Hub, tmp_path: Path) -> None:
+def test_split_model_appears_whole(hub, tmp_path):
     path = pulled(f"{NAME}:f32", tmp_path)
     assert path == tmp_path / SPLIT_FOLDER / next(iter(PARTS))
     for part, content in PARTS.items():
@@ -85,7 +83,7 @@ def test_split_model_appears_whole(hub: Hub, tmp_path: Path) -> None:
     assert len(visible_files(tmp_path)) == 2
 
 
-def test_parts_of_a_pull_that_failed_are_kept(hub: Hub, tmp_path: Path) -> None:
+def test_parts_of_a_pull_that_failed_are_kept(hub, tmp_path):
     """One bad part makes nothing visible, and costs the next pull that part only."""
     first, second = PARTS
     hub.body[second] = lambda handler: send_file(handler, bytes(len(PARTS[second])))
@@ -99,7 +97,7 @@ def test_parts_of_a_pull_that_failed_are_kept(hub: Hub, tmp_path: Path) -> None:
     assert (tmp_path / SPLIT_FOLDER / second).read_bytes() == PARTS[second]
 
 
-def test_pulled_model_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
+def test_pulled_model_needs_no_hub(hub, tmp_path):
     """By any name that means it; without a quant, what is pulled is good enough."""
     path = pulled(f"{NAME}:Q8_0", tmp_path)
     hub.requests.clear()
@@ -110,7 +108,7 @@ def test_pulled_model_needs_no_hub(hub: Hub, tmp_path: Path) -> None:
     assert resolve_model(f"{NAME}:Q4_K_M", tmp_path).read_bytes() == CONTENT
 
 
-def test_broken_transfer_continues_where_it_stopped(hub: Hub, tmp_path: Path) -> None:
+def test_broken_transfer_continues_where_it_stopped(hub, tmp_path):
     """From the last piece that arrived whole; no byte is counted twice."""
     content = random_bytes(2 * PIECE + 1_000_000)
     hub.files[REPOSITORY]["Tiny-Q4_K_M.gguf"] = content
@@ -126,7 +124,7 @@ def test_broken_transfer_continues_where_it_stopped(hub: Hub, tmp_path: Path) ->
     assert progress.counts[0] == len(content)
 
 
-def test_redirects_are_followed(hub: Hub, tmp_path: Path) -> None:
+def test_redirects_are_followed(hub, tmp_path):
     """To where the hub keeps a file, whose server does not know how to continue one."""
     content = random_bytes(PIECE + 1_000_000)
     hub.files["org/moved"] = {"moved/Tiny-Q8_0.gguf": content}
@@ -147,7 +145,7 @@ def test_redirects_are_followed(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "target", ["http://192.0.2.1/x", "http://hub.test/x", "http://localhost.evil.test/x"]
 )
-def test_redirect_without_tls_is_refused(hub: Hub, tmp_path: Path, target: str) -> None:
+def test_redirect_without_tls_is_refused(hub, tmp_path, target):
     hub.body["Tiny-Q4_K_M.gguf"] = lambda handler: send(handler, b"", 302, Location=target)
     with pytest.raises(CatalogError, match="refused: only https is used"):
         pulled(NAME, tmp_path)
@@ -155,15 +153,13 @@ def test_redirect_without_tls_is_refused(hub: Hub, tmp_path: Path, target: str) 
 
 
 @pytest.mark.parametrize("endpoint", ["http://hub.test", "ftp://127.0.0.1", "hub.test", "//x"])
-def test_endpoint_without_tls_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str
-) -> None:
+def test_endpoint_without_tls_is_refused(tmp_path, monkeypatch, endpoint):
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     with pytest.raises(CatalogError, match=r"HF_ENDPOINT is .*: only https is used"):
         pulled(NAME, tmp_path)
 
 
-def test_wrong_bytes_leave_nothing(hub: Hub, tmp_path: Path) -> None:
+def test_wrong_bytes_leave_nothing(hub, tmp_path):
     hub.digests["Tiny-Q4_K_M.gguf"] = "0" * 64
     with pytest.raises(CatalogError, match=f"expected {'0' * 64}; the file was discarded"):
         pulled(NAME, tmp_path)
@@ -171,9 +167,7 @@ def test_wrong_bytes_leave_nothing(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
-def test_a_disk_that_refuses_is_not_taken_for_the_network(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_a_disk_that_refuses_is_not_taken_for_the_network(hub, tmp_path, monkeypatch, number):
     def refuse(*arguments: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -182,9 +176,7 @@ def test_a_disk_that_refuses_is_not_taken_for_the_network(
         pulled(NAME, tmp_path)
 
 
-def test_gated_repository_asks_for_its_terms(
-    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gated_repository_asks_for_its_terms(hub, tmp_path, monkeypatch):
     hub.gated[REPOSITORY] = "hf_good"
     with pytest.raises(CatalogError, match=r"is gated: accept its terms at https.*HF_TOKEN"):
         pulled(NAME, tmp_path)
@@ -204,9 +196,7 @@ def test_gated_repository_asks_for_its_terms(
         ("org/a--b", None, "hf.co/org/a--b: .*a--b"),
     ],
 )
-def test_refusals_say_what_to_do(
-    hub: Hub, tmp_path: Path, repository: str, status: int | None, message: str
-) -> None:
+def test_refusals_say_what_to_do(hub, tmp_path, repository, status, message):
     if status is not None:
         hub.status[repository] = status
     with pytest.raises(CatalogError, match=message) as caught:
@@ -214,7 +204,7 @@ def test_refusals_say_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-def test_file_that_went_away(hub: Hub, tmp_path: Path) -> None:
+def test_file_that_went_away(hub, tmp_path):
     """Between the listing and the download."""
     model = find_model(NAME)
     del hub.files[REPOSITORY]["Tiny-Q4_K_M.gguf"]
@@ -222,7 +212,7 @@ def test_file_that_went_away(hub: Hub, tmp_path: Path) -> None:
         pull(model, tmp_path)
 
 
-def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_there(tmp_path, monkeypatch):
     with serving_hub() as server:
         address = server.address
     monkeypatch.setenv("HF_ENDPOINT", address)
@@ -230,7 +220,7 @@ def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         pulled(NAME, tmp_path)
 
 
-def test_offline_says_so_and_what_is_pulled_still_runs(hub: Hub, tmp_path: Path) -> None:
+def test_offline_says_so_and_what_is_pulled_still_runs(hub, tmp_path):
     """In a process of its own: the library reads HF_HUB_OFFLINE when it is imported."""
     path = pulled(f"{NAME}:Q8_0", tmp_path)
     hub.requests.clear()
@@ -263,9 +253,7 @@ def command(cache: Path, *words: str) -> int:
     return code
 
 
-def test_model_commands_take_names_of_the_hub(
-    hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_model_commands_take_names_of_the_hub(hub, tmp_path, capsys):
     assert command(tmp_path, "use", NAME) == 0
     assert capsys.readouterr().out == f"using {NAME}; it is pulled when first needed\n"
     for quant in ("Q4_K_M", "F32"):
@@ -288,7 +276,7 @@ def test_model_commands_take_names_of_the_hub(
         command(tmp_path, "rm", NAME)
 
 
-def test_missing_part_is_pulled_again(hub: Hub, tmp_path: Path) -> None:
+def test_missing_part_is_pulled_again(hub, tmp_path):
     path = pulled(f"{NAME}:F32", tmp_path)
     second = tmp_path / SPLIT_FOLDER / list(PARTS)[1]
     second.unlink()

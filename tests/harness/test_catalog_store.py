@@ -1,7 +1,5 @@
 """The cache folder: safe names, what counts as installed, removal, the active model."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -34,13 +32,13 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("path", [*HOSTILE, "ü", "a\n", "a/.b", "x" * 129])
-def test_hostile_paths_are_refused(path: str) -> None:
+def test_hostile_paths_are_refused(path):
     with pytest.raises(CatalogError, match="not an acceptable path"):
         checked_path(path)
 
 
 @given(st.text(), st.text())
-def test_no_name_leads_out_of_the_cache(model_id: str, path: str) -> None:
+def test_no_name_leads_out_of_the_cache(model_id, path):
     """Whatever a model says, its file is below ``models`` or refused."""
     file = ModelFile(HubFile("a/b", "c", path), 1, "")
     try:
@@ -52,7 +50,7 @@ def test_no_name_leads_out_of_the_cache(model_id: str, path: str) -> None:
     assert "\0" not in str(found)
 
 
-def test_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_folder_that_is_a_link_is_refused(tmp_path):
     """A link planted where a model's folder goes cannot redirect what is written."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -65,14 +63,14 @@ def test_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     assert list(elsewhere.iterdir()) == []
 
 
-def test_cache_folder_that_is_a_link_is_fine(tmp_path: Path) -> None:
+def test_cache_folder_that_is_a_link_is_fine(tmp_path):
     (tmp_path / "real").mkdir()
     (tmp_path / "cache").symlink_to(tmp_path / "real")
     folder = model_folder(DEFAULT_ID, tmp_path / "cache")
     assert folder == tmp_path / "cache" / "models" / DEFAULT_ID
 
 
-def test_unwritable_cache_is_a_catalog_error(tmp_path: Path) -> None:
+def test_unwritable_cache_is_a_catalog_error(tmp_path):
     (tmp_path / "cache").write_text("a file, not a folder")
     with (
         pytest.raises(CatalogError, match="cannot lock"),
@@ -91,13 +89,13 @@ def plant(cache: Path, model_id: str = DEFAULT_ID) -> Path:
     return path
 
 
-def test_pulled_model_is_found(tmp_path: Path) -> None:
+def test_pulled_model_is_found(tmp_path):
     assert find_pulled(DEFAULT_ID, tmp_path) is None
     path = plant(tmp_path)
     assert find_pulled(DEFAULT_ID, tmp_path) == PulledModel(DEFAULT_ID, DEFAULT_ID, (path,))
 
 
-def test_remove_frees_and_forgets(tmp_path: Path) -> None:
+def test_remove_frees_and_forgets(tmp_path):
     path = plant(tmp_path)
     catalog.set_active(DEFAULT_ID, tmp_path)
     assert catalog.remove(DEFAULT_ID, tmp_path, NullProgress()) == ENTRIES[DEFAULT_ID].file.size
@@ -112,9 +110,7 @@ def test_remove_frees_and_forgets(tmp_path: Path) -> None:
         ("hf.co/org/T:Q4_0", "hf.co/org/T/Q4_0--T-Q4_0", [f"Q4_0/{part}" for part in PARTS]),
     ],
 )
-def test_remove_keeps_what_others_put_there(
-    tmp_path: Path, name: str, folder: str, parts: list[str]
-) -> None:
+def test_remove_keeps_what_others_put_there(tmp_path, name, folder, parts):
     """Folders go where nothing is left in them. A file of others is no model and of no size."""
     path = tmp_path / "models" / folder
     others = ["Q4_0/mine.gguf", "T-Q8_0.gguf", "notes/a.txt"]
@@ -130,21 +126,21 @@ def test_remove_keeps_what_others_put_there(
     assert catalog.pulled_from_hub(tmp_path) == []
 
 
-def test_remove_keeps_another_active_model(tmp_path: Path) -> None:
+def test_remove_keeps_another_active_model(tmp_path):
     plant(tmp_path)
     catalog.set_active("qwen3-8b", tmp_path)
     catalog.remove(DEFAULT_ID, tmp_path, NullProgress())
     assert catalog.active(tmp_path) == "qwen3-8b"
 
 
-def test_remove_refuses_what_is_not_there(tmp_path: Path) -> None:
+def test_remove_refuses_what_is_not_there(tmp_path):
     with pytest.raises(CatalogError, match="nothing to remove"):
         catalog.remove(DEFAULT_ID, tmp_path, NullProgress())
     with pytest.raises(CatalogError, match="no catalog entry"):
         catalog.remove("../../etc", tmp_path, NullProgress())
 
 
-def test_active_survives_and_rejects(tmp_path: Path) -> None:
+def test_active_survives_and_rejects(tmp_path):
     assert catalog.active(tmp_path) is None
     catalog.set_active("qwen3-4b", tmp_path)
     catalog.set_active("qwen3-8b", tmp_path)
@@ -155,20 +151,20 @@ def test_active_survives_and_rejects(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"nonsense\n", b"\xff\xfe", b"x" * 5000, b"hf.co/../x"])
-def test_foreign_active_file_is_named(tmp_path: Path, content: bytes) -> None:
+def test_foreign_active_file_is_named(tmp_path, content):
     (tmp_path / "active").write_bytes(content)
     with pytest.raises(CatalogError, match="not a model's name; run `zinc-rt model use`"):
         catalog.active(tmp_path)
 
 
-def test_existing_file_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_file_wins(tmp_path, monkeypatch):
     """A file named like a catalog id is the file."""
     monkeypatch.chdir(tmp_path)
     Path(DEFAULT_ID).write_bytes(b"GGUF")
     assert resolve_model(DEFAULT_ID, tmp_path, pull_missing=False) == Path(DEFAULT_ID)
 
 
-def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
+def test_model_named_by_id_or_left_to_the_active_one(tmp_path):
     default, other = plant(tmp_path), plant(tmp_path, "qwen3-8b")
     assert resolve_model("qwen3-8b", tmp_path, pull_missing=False) == other
     assert resolve_model(None, tmp_path, pull_missing=False) == default
@@ -195,14 +191,12 @@ def test_model_named_by_id_or_left_to_the_active_one(tmp_path: Path) -> None:
         ("hf.co/a", "write hf.co/ORG/REPO,"),
     ],
 )
-def test_unusable_model_says_what_to_do(tmp_path: Path, spec: str, message: str) -> None:
+def test_unusable_model_says_what_to_do(tmp_path, spec, message):
     with pytest.raises(CatalogError, match=message):
         resolve_model(spec, tmp_path, pull_missing=False)
 
 
-def test_folders_that_cannot_be_read_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_cannot_be_read_are_passed_over(tmp_path, monkeypatch):
     """Processes end while /proc is looked through."""
     scandir = os.scandir
 

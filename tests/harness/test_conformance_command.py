@@ -1,7 +1,5 @@
 """The command that writes and verifies conformance packages."""
 
-from __future__ import annotations
-
 import hashlib
 from functools import partial
 
@@ -12,6 +10,7 @@ from harness.conformance.__main__ import main
 from harness.tiers import open_tier
 from tests.harness.test_conformance import ADD, SAMPLE, WrongAdd
 from tests.needs import need_device
+from tests.tables import table
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
@@ -40,22 +39,7 @@ def test_a_failing_run_exits_with_one(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "problem"),
-    [
-        (["--tier", "abacus"], "there is no tier of that name"),
-        (["--tier", "cpu", "--must-pass", "{list}"], "this source has no case parity/none"),
-        (["--tier", "cpu", "--must-pass", "{twice}"], "occurs twice"),
-        (["--tier", "cpu", "--must-pass", "{empty}"], "holds no case"),
-        (["--tier", "cpu", "--out", "{folder}/none/p.tar.gz"], "is not a folder"),
-        (["--tier", "cpu", "--waivers", "{folder}/none"], "cannot be read"),
-        (["--tier", "cpu", "--waivers", "{list}"], "is not TOML"),
-        (["--verify", "{list}"], "does not start as a package does"),
-        (["--verify", "{folder}/none"], "cannot be read"),
-        (["--verify", "{list}", "--quick"], "--quick: has no effect with --verify"),
-        (["--digests", "--must-pass", "{list}"], "--must-pass: has no effect with --digests"),
-        (["--digests", "--threads", "1"], "--threads: has no effect with --digests"),
-        (["--list", "--out", "{list}"], "--out: has no effect with --list"),
-    ],
+    ("words", "problem"), table(__file__, "test_conformance_command")["command_refuses_in_one_line"]
 )
 def test_command_refuses_in_one_line(tmp_path, capsys, words, problem):
     files = {"list": "parity/none\n", "twice": "tier/opcodes\ntier/opcodes\n", "empty": "\n"}

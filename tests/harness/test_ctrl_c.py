@@ -1,11 +1,8 @@
 """Ctrl-C while a session computes: the step is abandoned, and what was cached stays."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -44,9 +41,7 @@ def pressed_within(patch: pytest.MonkeyPatch, number: int, counts: list[int]) ->
 
 @pytest.mark.parametrize("tier", ["cpu", "native"])
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen35"])
-def test_the_next_answer_finds_what_was_cached(
-    tmp_path: Path, tier: str, architecture: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_answer_finds_what_was_cached(tmp_path, tier, architecture, monkeypatch):
     """Ctrl-C in a long prompt that continues a conversation, as in a chat: no further step of it is
     computed, and the next turn has the bits of one in a new session, and reads only what is new."""
     path = tmp_path / "model.gguf"
@@ -72,9 +67,7 @@ def test_the_next_answer_finds_what_was_cached(
         assert again.stats.cached_tokens == 32 or architecture == "qwen35"
 
 
-def test_a_tier_that_finishes_steps_is_left_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_tier_that_finishes_steps_is_left_at_once(tmp_path, monkeypatch):
     """Ctrl-C is raised within the step; the session goes on."""
     path = tmp_path / "model.gguf"
     write_synthetic(path, sized_spec("tiny", context=256))
@@ -96,7 +89,7 @@ def test_a_tier_that_finishes_steps_is_left_at_once(
 @pytest.mark.parametrize(
     ("presses", "hurries", "done"), [(1, True, 2), (2, True, 1), (1, False, 0)]
 )
-def test_when_it_is_raised(presses: int, hurries: bool, done: int) -> None:
+def test_when_it_is_raised(presses, hurries, done):
     """At the end; the second time, or if nothing can be done, at once."""
     steps: list[int] = []
 
@@ -113,7 +106,7 @@ def test_when_it_is_raised(presses: int, hurries: bool, done: int) -> None:
     assert len(steps) == done
 
 
-def test_others_are_left_alone() -> None:
+def test_others_are_left_alone():
     """Where Ctrl-C is ignored or has another meaning, and in other threads."""
 
     def hurried() -> bool:

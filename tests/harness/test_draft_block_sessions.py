@@ -1,8 +1,6 @@
 """The draft block of a file, or its head, from where a user meets it: sessions, the command line, a
 server, the benchmark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +42,7 @@ SyntheticModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module", params=["qwen35", "qwen3 head"])
-def model(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Path:
+def model(request, synthetic_model) -> Path:
     return drafting_model(synthetic_model, request.param)
 
 
@@ -56,7 +54,7 @@ def options(model: Path, tier: str, draft: int, **more: object) -> SessionOption
 @pytest.mark.parametrize(
     "tier", long_except(("cpu", "native", "opencl", "vulkan", "cuda"), "native", "cuda")
 )
-def test_answers_are_those_without_it(model: Path, tier: str) -> None:
+def test_answers_are_those_without_it(model, tier):
     """Greedy, sampled, and cut at a stop string."""
     open_by_name(tier).close()
     said = []
@@ -76,7 +74,7 @@ def test_answers_are_those_without_it(model: Path, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl", "cuda"])
-def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_memory_is_planned(model, tier, monkeypatch):
     """The plan has the block's own buffers and none that it shares with the model; it is part of
     the budget, and a byte less is too little, or has CUDA stream weights. What verifies its drafts
     is lowered when it is loaded; on a device with memory of its own, as OpenCL's is taken for here,
@@ -128,9 +126,7 @@ def test_its_memory_is_planned(model: Path, tier: str, monkeypatch: pytest.Monke
         assert less.residency.streamed
 
 
-def test_the_command_line_tells_how_many_were_accepted(
-    model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_tells_how_many_were_accepted(model, capsys):
     said = []
     head = head_of(model)
     for draft in ("0", "5"):
@@ -154,7 +150,7 @@ BODIES = (
 )
 
 
-def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
+def test_a_server_drafts_with_it(model, tmp_path):
     """Several at once in two slots, with a grammar, a schema, stop strings and log-probabilities to
     the last bit."""
     said = []
@@ -178,7 +174,7 @@ def test_a_server_drafts_with_it(model: Path, tmp_path: Path) -> None:
     assert said[0] == said[1]
 
 
-def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_counts_equal_answers(model, monkeypatch):
     """The control: where wrong drafts are accepted it says so."""
     monkeypatch.setattr(drafts, "SEQUENCES", (1,))
     head = head_of(model)
@@ -200,7 +196,7 @@ def test_the_benchmark_counts_equal_answers(model: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.peer
-def test_the_benchmark_measures_the_peer_too(synthetic_model: SyntheticModel) -> None:
+def test_the_benchmark_measures_the_peer_too(synthetic_model):
     """Its own drafts from the prompt, on the same file."""
     need_installed("llama_cpp", "peer")
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")

@@ -1,7 +1,5 @@
 """A draft model from where a user names it: the command line, Python, a server."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -35,12 +33,12 @@ SyntheticModel = Callable[..., Path]
 
 
 @pytest.fixture(scope="module")
-def target(synthetic_model: SyntheticModel) -> Path:
+def target(synthetic_model) -> Path:
     return synthetic_model(architecture="qwen3", quant="q4_k_m", layers=3)
 
 
 @pytest.fixture(scope="module")
-def drafts(synthetic_model: SyntheticModel, target: Path) -> dict[str, Path]:
+def drafts(synthetic_model, target) -> dict[str, Path]:
     """A model that is always right and one that is mostly wrong, of fewer layers."""
     other = synthetic_model(architecture="llama", quant="q8_0", layers=1, seed=9)
     return {"itself": target, "another": other}
@@ -65,9 +63,7 @@ def answer(path: Path, with_options: SessionOptions, sampling: SamplingParams) -
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("tier", long_except(TIERS, "native"))
-def test_answers_are_those_without_it(
-    target: Path, drafts: dict[str, Path], tier: str, sampling: SamplingParams
-) -> None:
+def test_answers_are_those_without_it(target, drafts, tier, sampling):
     plain = answer(target, options(tier), sampling)
     assert len(plain) == 40
     for path in drafts.values():
@@ -75,8 +71,8 @@ def test_answers_are_those_without_it(
 
 
 def test_another_vocabulary_is_refused_before_anything_is_loaded(
-    target: Path, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    target, synthetic_model, monkeypatch
+):
     def loaded(*arguments: object) -> NoReturn:
         raise AssertionError("the model was loaded first")
 
@@ -86,14 +82,14 @@ def test_another_vocabulary_is_refused_before_anything_is_loaded(
         Session.open(target, options("cpu", other))
 
 
-def test_a_file_that_is_no_model_is_named(target: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_is_named(target, tmp_path):
     path = tmp_path / "none.gguf"
     path.write_bytes(b"no model")
     with pytest.raises(ModelFileError, match=r"none\.gguf"):
         Session.open(target, options("cpu", path))
 
 
-def test_its_memory_is_part_of_the_budget(target: Path, drafts: dict[str, Path]) -> None:
+def test_its_memory_is_part_of_the_budget(target, drafts):
     """The context is as long as leaves room for both."""
 
     def plans(budget: int | None) -> tuple[MemoryPlan, MemoryPlan]:
@@ -115,9 +111,7 @@ def test_its_memory_is_part_of_the_budget(target: Path, drafts: dict[str, Path])
         plans(1 << 16)
 
 
-def test_the_command_line_takes_it(
-    target: Path, drafts: dict[str, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_takes_it(target, drafts, capsys):
     said = []
     for more in ((), ("--draft-model", str(drafts["another"]))):
         run = ["run", "--model", str(target), "--tier", "cpu", "--context", "128", "-n", "20"]
@@ -126,7 +120,7 @@ def test_the_command_line_takes_it(
     assert said[0]["text"] == said[1]["text"]
 
 
-def test_python_takes_it(target: Path, drafts: dict[str, Path]) -> None:
+def test_python_takes_it(target, drafts):
     texts = []
     for path in (None, drafts["itself"]):
         with LLM(target, tier="cpu", context=128, draft_model=path, progress=False) as llm:
@@ -135,7 +129,7 @@ def test_python_takes_it(target: Path, drafts: dict[str, Path]) -> None:
     assert texts[0] == texts[1]
 
 
-def test_a_server_takes_it(target: Path, drafts: dict[str, Path], tmp_path: Path) -> None:
+def test_a_server_takes_it(target, drafts, tmp_path):
     """Several at once, and its log-probabilities to the last bit."""
     said = []
     for path in (None, drafts["itself"]):

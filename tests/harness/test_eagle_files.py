@@ -1,9 +1,6 @@
 """Files of heads from where a user meets them: written, inspected, opened, changed."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +20,12 @@ PROMPT = tuple(range(7, 40))
 
 
 @pytest.fixture(scope="module")
-def model(synthetic_model: Callable[..., Path]) -> Path:
+def model(synthetic_model) -> Path:
     return drafting_model(synthetic_model, "qwen3 head")
 
 
 @pytest.fixture(scope="module")
-def block_model(synthetic_model: Callable[..., Path]) -> Path:
+def block_model(synthetic_model) -> Path:
     return drafting_model(synthetic_model, "qwen3 dflash")
 
 
@@ -38,9 +35,7 @@ def options(model: Path, tier: str) -> SessionOptions:
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 1.0])
-def test_a_written_head_is_right_as_often_as_asked(
-    agreement: float, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_written_head_is_right_as_often_as_asked(agreement, kind, tmp_path, monkeypatch):
     """The tokens that are asked are no random ones: each right draft leaves one out."""
     monkeypatch.setattr(DraftPolicy, "draft_count", lambda policy, own, running, most, *_: most)
     path, head = tmp_path / "m.gguf", tmp_path / "h.gguf"
@@ -60,9 +55,7 @@ def speculation(path: Path, head: Path, drafts: int) -> SpeculationStatistics:
         return session.engine.statistics.speculation
 
 
-def test_a_written_dflash_head_is_right_in_all_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_written_dflash_head_is_right_in_all_rows(tmp_path, monkeypatch):
     """In as many as it has heads: 4 of this size."""
     monkeypatch.setattr(
         DraftPolicy, "draft_count", lambda policy, own, running, most, unread=0: most
@@ -74,7 +67,7 @@ def test_a_written_dflash_head_is_right_in_all_rows(
     assert done.accepted > 0.9 * done.drafted > 70
 
 
-def test_inspect_tells_what_it_is(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspect_tells_what_it_is(model, capsys):
     head = str(head_of(model))
     assert main(["inspect", head]) == 0
     said = capsys.readouterr().out
@@ -88,9 +81,7 @@ def test_inspect_tells_what_it_is(model: Path, capsys: pytest.CaptureFixture[str
     assert "this file with --draft-model" in capsys.readouterr().err
 
 
-def test_inspect_tells_what_a_dflash_head_is(
-    block_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_inspect_tells_what_a_dflash_head_is(block_model, capsys):
     head = str(head_of(block_model))
     assert main(["inspect", head]) == 0
     said = capsys.readouterr().out
@@ -101,7 +92,7 @@ def test_inspect_tells_what_a_dflash_head_is(
     assert (facts["kind"], facts["block"], facts["layers"]) == ("a DFlash head", 8, 1)
 
 
-def test_pages_on_disk_are_those_of_the_head_too(block_model: Path, tmp_path: Path) -> None:
+def test_pages_on_disk_are_those_of_the_head_too(block_model, tmp_path):
     """A session without the head, and one with another, read none of them."""
     head = head_of(block_model)
     assert head is not None
@@ -121,13 +112,13 @@ def test_pages_on_disk_are_those_of_the_head_too(block_model: Path, tmp_path: Pa
     assert hits == [0, 0, 0, 32]
 
 
-def test_a_trace_is_refused(model: Path, tmp_path: Path) -> None:
+def test_a_trace_is_refused(model, tmp_path):
     asked = replace(options(model, "cpu"), recording=Recording(trace=tmp_path / "trace"))
     with pytest.raises(ConfigError, match="a trace holds no head"):
         Session.open(model, asked)
 
 
-def test_a_head_that_changes_under_a_session_is_noticed(model: Path, tmp_path: Path) -> None:
+def test_a_head_that_changes_under_a_session_is_noticed(model, tmp_path):
     """Steps of tiers that compute in the host's memory may read it."""
     head, copy = head_of(model), tmp_path / "copy.gguf"
     assert head is not None

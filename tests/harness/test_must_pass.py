@@ -1,7 +1,5 @@
 """The stored digests of the conformance cases, and how a change of the cases is noticed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

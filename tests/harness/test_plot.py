@@ -1,7 +1,5 @@
 """The plot of a benchmark: whatever the numbers, no words cover others."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
@@ -52,7 +50,7 @@ def words(figure: Any) -> Iterator[tuple[str, Any]]:
 
 
 @pytest.mark.parametrize("bound", [1.0, 30.0, 62.6, 75.0, 100.0, 137.0, 160.0, 165.0, 180.0, 400.0])
-def test_no_text_covers_another_or_leaves_the_picture(bound: float) -> None:
+def test_no_text_covers_another_or_leaves_the_picture(bound):
     with matplotlib.rc_context(STYLE):
         figure = draw(report(bound))
         found = list(words(figure))

@@ -1,12 +1,8 @@
 """Progress goes to its stream only, and lines are spare."""
 
-from __future__ import annotations
-
 import io
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +11,7 @@ from contract.types import SamplingParams
 from harness.host.open import load_model
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from harness.progress import (
-    BarProgress,
-    LineProgress,
-    NullProgress,
-    Progress,
-    format_amount,
-    progress_on,
-)
+from harness.progress import BarProgress, LineProgress, NullProgress, format_amount, progress_on
 from tests.engine.headed_models import block_model, head_of, headed_model
 from tests.named_tiers import open_by_name
 
@@ -40,7 +29,7 @@ class Clock:
         return self.now
 
 
-def test_the_display_suits_the_stream() -> None:
+def test_the_display_suits_the_stream():
     assert isinstance(progress_on(Terminal()), BarProgress)
     assert isinstance(progress_on(io.StringIO()), LineProgress)
 
@@ -48,9 +37,7 @@ def test_the_display_suits_the_stream() -> None:
 @pytest.mark.parametrize(
     "progress", [NullProgress(), BarProgress(Terminal()), LineProgress(Terminal())]
 )
-def test_every_display_takes_the_same_calls(
-    progress: Progress, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_display_takes_the_same_calls(progress, capsys):
     """Close before start, start without close, twice in a row: and standard output stays clean."""
     progress.close()
     progress.start("first", 10, "token")
@@ -62,7 +49,7 @@ def test_every_display_takes_the_same_calls(
     assert capsys.readouterr().out == ""
 
 
-def test_quick_work_prints_no_lines() -> None:
+def test_quick_work_prints_no_lines():
     stream = io.StringIO()
     progress = LineProgress(stream, Clock())
     progress.start("load", 100, "B")
@@ -72,7 +59,7 @@ def test_quick_work_prints_no_lines() -> None:
     assert stream.getvalue() == ""
 
 
-def test_long_work_prints_a_line_now_and_then() -> None:
+def test_long_work_prints_a_line_now_and_then():
     stream, clock = io.StringIO(), Clock()
     progress = LineProgress(stream, clock)
     progress.start("pull", 4000, "B")
@@ -85,7 +72,7 @@ def test_long_work_prints_a_line_now_and_then() -> None:
     ]  # fmt: skip
 
 
-def test_work_of_unknown_length_announces_itself() -> None:
+def test_work_of_unknown_length_announces_itself():
     stream, clock = io.StringIO(), Clock()
     progress = LineProgress(stream, clock)
     progress.start("waiting", None, "token")
@@ -96,7 +83,7 @@ def test_work_of_unknown_length_announces_itself() -> None:
     assert stream.getvalue() == "waiting ...\nwaiting: 1,234 tokens\n"
 
 
-def test_bar_shows_label_and_share() -> None:
+def test_bar_shows_label_and_share():
     stream = Terminal()
     progress = BarProgress(stream)
     progress.start("pull", 1000, "B")
@@ -111,11 +98,11 @@ def test_bar_shows_label_and_share() -> None:
     [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (999_499, "999 kB"), (999_500, "1 MB"),
      (98_362_432, "98.4 MB"), (22_134_528_992, "22.1 GB"), (5 * 10**12, "5 TB")],
 )  # fmt: skip
-def test_bytes_are_readable(count: int, text: str) -> None:
+def test_bytes_are_readable(count, text):
     assert format_bytes(count) == format_amount(count, "B") == text
 
 
-def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path: Path) -> None:
+def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path):
     """The step after that of its last part is submitted ahead, and is not of the prompt."""
     open_by_name("native").close()
     read: list[int] = []
@@ -134,9 +121,7 @@ def test_a_prompt_is_read_to_its_end_and_no_further(tiny_model_path: Path) -> No
 
 
 @pytest.mark.parametrize("made", [headed_model, block_model, None])
-def test_loading_ends_at_its_total(
-    synthetic_model: Callable[..., Path], made: Callable[..., Path] | None
-) -> None:
+def test_loading_ends_at_its_total(synthetic_model, made):
     """A model, and a head, of which the model's graph reads some tensors."""
     open_by_name("native").close()
     jobs: list[tuple[int | None, list[int]]] = []

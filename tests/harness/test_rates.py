@@ -1,7 +1,5 @@
 """Rates of several sizes in one process."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 
 from harness.bench.__main__ import main

@@ -1,7 +1,5 @@
 """Models of which not all weights fit: what is planned, said, and answered."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -39,14 +37,14 @@ SIZES = {"architecture": "qwen3", "layers": 4, "feed_forward": 768, "hidden": 25
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_synthetic(path, sized_spec("tiny", quant="q8_0", seed=3, **SIZES))
     return path
 
 
 @pytest.fixture
-def notes(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def notes(kernel_cache, monkeypatch) -> Iterator[list[str]]:
     """What is noted while sessions run on a device with memory of its own."""
     said: list[str] = []
 
@@ -74,7 +72,7 @@ def answer(path: Path, options: SessionOptions) -> list[int]:
         return [piece.token for piece in session.generate(PROMPT, GREEDY, 9)]
 
 
-def test_a_budget_below_the_model_is_answered(model_path: Path, notes: list[str]) -> None:
+def test_a_budget_below_the_model_is_answered(model_path, notes):
     """With fewer and fewer weights on the device, down to the least that works, which the error
     for one byte less names; the tokens stay the same, and one line is said."""
     options = options_of(notes, context=96)
@@ -104,9 +102,7 @@ def test_a_budget_below_the_model_is_answered(model_path: Path, notes: list[str]
     assert (refused.value.need, refused.value.have) == (least, least - 1)
 
 
-def test_an_estimate_that_is_too_low_is_corrected(
-    model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_estimate_that_is_too_low_is_corrected(model_path, notes, monkeypatch):
     """Further weights are streamed until what the steps need is within the budget."""
     monkeypatch.setattr(OpenClTier, "_streaming_scratch", lambda _, nbytes: nbytes)
     options = options_of(notes, context=96)
@@ -125,9 +121,7 @@ def test_an_estimate_that_is_too_low_is_corrected(
     assert corrected.streamed >= right.streamed
 
 
-def test_prompts_are_read_in_long_steps_where_they_cost_little(
-    model_path: Path, notes: list[str]
-) -> None:
+def test_prompts_are_read_in_long_steps_where_they_cost_little(model_path, notes):
     """A step copies the weights whatever its length; steps of which fewer weights fit are not
     taken."""
     model, options = open_model(model_path), options_of(notes, context=256)
@@ -146,7 +140,7 @@ def test_prompts_are_read_in_long_steps_where_they_cost_little(
         assert steps_with(256, budget) == (17, streamed)
 
 
-def test_a_context_that_was_not_asked_for(model_path: Path, notes: list[str]) -> None:
+def test_a_context_that_was_not_asked_for(model_path, notes):
     """It is what fits; one that was asked for and is too long says what fits."""
     options = options_of(notes)
     with pytest.raises(DoesNotFit) as refused:
@@ -159,9 +153,7 @@ def test_a_context_that_was_not_asked_for(model_path: Path, notes: list[str]) ->
         plan_of(model_path, replace(room, context=1024))
 
 
-def test_memory_that_was_taken_meanwhile(
-    model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_was_taken_meanwhile(model_path, notes, monkeypatch):
     """Between the plan and the allocation: an error that names what it was for."""
     options = options_of(notes, context=96)
     budget = plan_of(model_path, options).budgeted - 1
@@ -174,9 +166,7 @@ def test_memory_that_was_taken_meanwhile(
         answer(model_path, replace(options, memory_budget=budget))
 
 
-def test_a_host_without_memory_for_the_rest(
-    model_path: Path, notes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_without_memory_for_the_rest(model_path, notes, monkeypatch):
     """Is refused before anything is allocated."""
     options = options_of(notes, context=96)
     budget = plan_of(model_path, options).budgeted - 1
@@ -185,7 +175,7 @@ def test_a_host_without_memory_for_the_rest(
         plan_of(model_path, replace(options, memory_budget=budget))
 
 
-def test_stacks_of_experts_are_the_first_to_stay_in_host_memory(tmp_path: Path) -> None:
+def test_stacks_of_experts_are_the_first_to_stay_in_host_memory(tmp_path):
     """Attention, recurrence and shared experts are on the device before dense feed forward."""
     path = tmp_path / "mixture.gguf"
     write_synthetic(path, sized_spec("tiny", architecture="qwen35moe", quant="q8_0"))
@@ -198,8 +188,8 @@ def test_stacks_of_experts_are_the_first_to_stay_in_host_memory(tmp_path: Path) 
 
 
 def test_a_processor_reads_what_does_not_fit_from_disk(
-    model_path: Path, tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    model_path, tmp_path, kernel_cache, monkeypatch
+):
     """Arranged weights are mapped from a file: they are no reason to refuse, and one line says
     so. Without that file they are memory of the process, and what does not fit is refused."""
     monkeypatch.setattr("accel.native.weight_cache.MIN_BYTES", 0)
@@ -230,7 +220,7 @@ def test_a_processor_reads_what_does_not_fit_from_disk(
         plan_of(model_path, least)
 
 
-def test_the_rate_of_a_disk(model_path: Path, tmp_path: Path) -> None:
+def test_the_rate_of_a_disk(model_path, tmp_path):
     """A file of any length is measured; what is no file, or on no disk, has no rate."""
     (tmp_path / "empty").touch()
     rate = disk_rate(model_path)

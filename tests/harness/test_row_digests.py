@@ -1,7 +1,5 @@
 """Digests of rows that one thread adds while others read them."""
 
-from __future__ import annotations
-
 import threading
 
 import numpy as np
@@ -15,7 +13,7 @@ def rows(first: int, count: int) -> NDArray[np.float32]:
     return np.arange(first, first + count, dtype=np.float32)[:, None]
 
 
-def test_a_reader_of_the_first_rows_disturbs_no_later_ones() -> None:
+def test_a_reader_of_the_first_rows_disturbs_no_later_ones():
     """An answer that a stop string ends is read while the engine, which is ahead, adds rows."""
     hashed = threading.Event()
 
@@ -40,7 +38,7 @@ def test_a_reader_of_the_first_rows_disturbs_no_later_ones() -> None:
 
 
 @pytest.mark.parametrize("readers", [1, 3])
-def test_any_number_of_threads_read_while_rows_are_added(readers: int) -> None:
+def test_any_number_of_threads_read_while_rows_are_added(readers):
     digests, total = RowDigests(lambda row: str(int(row[0]))), 3000
     wrong: list[list[str]] = []
     expected = [str(number) for number in range(total)]

@@ -1,7 +1,5 @@
 """What a session prepares, and when."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import ExitStack
@@ -43,7 +41,7 @@ pytestmark = pytest.mark.usefixtures("native_is_quick")
 
 
 @pytest.mark.parametrize("tier", ["cpu", "opencl"])
-def test_closing_frees_the_memory_at_once(tmp_path: Path, tier: str) -> None:
+def test_closing_frees_the_memory_at_once(tmp_path, tier):
     """A server that changes its model has no room for both until Python collects cycles."""
     path = tmp_path / "hybrid.gguf"
     write_synthetic(path, sized_spec("tiny", architecture="qwen35", quant="q8_0", context=64))
@@ -71,9 +69,7 @@ class Interrupting(NullProgress):
             raise KeyboardInterrupt
 
 
-def test_steps_are_abandoned_behind_what_goes_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_are_abandoned_behind_what_goes_to_the_disk(tmp_path, monkeypatch):
     """A session that is closed within a long prompt waits for the pages to be written, and not for
     the rest of the step; a later one finds these pages and gives the bits of one without."""
     path, prompt = tmp_path / "model.gguf", [number % 300 for number in range(700)]
@@ -127,16 +123,14 @@ def arrays_of_a_session(path: Path, options: SessionOptions) -> list[weakref.ref
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_path(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tiny.gguf"
     write_synthetic(path, SynthSpec(quant="q8_0", seed=3))
     return path
 
 
 @pytest.mark.parametrize("chat", [True, False])
-def test_the_template_starts_before_the_model_is_loaded(
-    chat: bool, model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_template_starts_before_the_model_is_loaded(chat, model_path, monkeypatch):
     """Only where a template is going to be rendered; the session then has that one."""
     happened: list[str] = []
     started: list[ChatTemplate] = []
@@ -160,7 +154,7 @@ def test_the_template_starts_before_the_model_is_loaded(
         assert started == ([session.template] if chat else [])
 
 
-def test_what_was_planned_is_not_built_again(model_path: Path) -> None:
+def test_what_was_planned_is_not_built_again(model_path):
     model = open_model(model_path)
     with model.file:
         limits = Limits(slots=1, context=64, pages=4)
@@ -201,9 +195,7 @@ DEPTHS = [
 
 
 @pytest.mark.parametrize(("name", "steps_ahead"), DEPTHS)
-def test_a_cancelled_generation_leaves_nothing_behind(
-    model_path: Path, name: str, steps_ahead: int
-) -> None:
+def test_a_cancelled_generation_leaves_nothing_behind(model_path, name, steps_ahead):
     """Cancelled after every number of pieces, or two of them where a processor plays a graphics
     card, in the middle of the prompt too: the next generation is what it would have been alone."""
     with tier_of(name) as tier:
@@ -222,7 +214,7 @@ def test_a_cancelled_generation_leaves_nothing_behind(
         session.runner.close()
 
 
-def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path: Path) -> None:
+def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path):
     """Turns that do not fit the context together: the first one is found again, the same bits."""
     options = SessionOptions(tier="native", context=64, chunk=16)
     pages = 8
@@ -241,7 +233,7 @@ def test_what_the_cache_has_no_room_for_lies_in_host_memory(model_path: Path) ->
             assert len(tokens) == 4
 
 
-def test_the_prefix_cache_keeps_so_many_bytes(model_path: Path) -> None:
+def test_the_prefix_cache_keeps_so_many_bytes(model_path):
     """Of a prompt of 30 tokens one page is whole; two prompts have one each."""
     options = SessionOptions(tier="native", context=64, chunk=16)
     with Session.open(model_path, options) as session:
@@ -257,7 +249,7 @@ def test_the_prefix_cache_keeps_so_many_bytes(model_path: Path) -> None:
             assert session.engine.memory.cached == pages
 
 
-def test_a_new_generation_cancels_the_one_before(model_path: Path) -> None:
+def test_a_new_generation_cancels_the_one_before(model_path):
     with CpuTier() as tier:
         session = open_session(model_path, tier, 1)
         first = session.generate(PROMPTS[0], SAMPLED, 20)
@@ -269,7 +261,7 @@ def test_a_new_generation_cancels_the_one_before(model_path: Path) -> None:
         session.runner.close()
 
 
-def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
+def test_logits_after_a_cancelled_generation(model_path):
     """Scoring shares the engine with generations."""
     with LateTier() as tier:
         model = open_model(model_path)
@@ -288,9 +280,7 @@ def test_logits_after_a_cancelled_generation(model_path: Path) -> None:
             assert (got == expected).all()
 
 
-def test_a_reader_that_computes_its_own_steps_does_not_wait(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_that_computes_its_own_steps_does_not_wait(model_path, monkeypatch):
     """No other thread could bring it an event, also where a prompt takes steps without any."""
     waits: list[float] = []
     take = EventQueue.take
@@ -309,9 +299,7 @@ def test_a_reader_that_computes_its_own_steps_does_not_wait(
     assert not any(waits)
 
 
-def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
-    model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(model_path, monkeypatch):
     """Less of them where that costs context, where sequences decode beside, and where the slots
     together have no room for so many; what is asked for is taken as it is."""
     info = CpuTier.info.fget(CpuTier())
@@ -345,7 +333,7 @@ def test_a_step_of_as_many_prompt_tokens_as_the_tier_reads_best(
         assert session.engine.chunk_tokens == 256
 
 
-def test_the_state_cache_has_room_for_so_many_states(tmp_path: Path, model_path: Path) -> None:
+def test_the_state_cache_has_room_for_so_many_states(tmp_path, model_path):
     """Counted in the plan; a prompt asked again goes on from one, which changes nothing."""
     path = tmp_path / "recurrent.gguf"
     write_synthetic(path, sized_spec("tiny", architecture="qwen35moe", quant="q8_0", seed=3))

@@ -1,7 +1,5 @@
 """The speed gate: when it complains, what it stores, and that it measures what it says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -39,9 +37,7 @@ QUIET = 0.0
         st.builds(Measured, st.floats(0.01, 2.0), st.floats(0, 1)), min_size=1, max_size=3
     ),
 )
-def test_one_good_attempt_is_enough_and_a_busy_machine_gives_no_verdict(
-    stored: float, attempts: list[Measured]
-) -> None:
+def test_one_good_attempt_is_enough_and_a_busy_machine_gives_no_verdict(stored, attempts):
     found = [Measured(stored * attempt.ratio, attempt.others) for attempt in attempts]
     said = complaint(stored, found)
     if any(attempt.ratio >= MIN_SHARE * stored for attempt in found):
@@ -52,12 +48,12 @@ def test_one_good_attempt_is_enough_and_a_busy_machine_gives_no_verdict(
         assert "of the stored" in said
 
 
-def test_a_loss_of_a_sixth_is_too_much() -> None:
+def test_a_loss_of_a_sixth_is_too_much():
     assert complaint(6.0, [Measured(5.2, QUIET)]) == ""
     assert "83% of the stored 6" in complaint(6.0, [Measured(5.0, QUIET)])
 
 
-def test_a_baseline_belongs_to_one_kind_of_machine(tmp_path: Path) -> None:
+def test_a_baseline_belongs_to_one_kind_of_machine(tmp_path):
     path = tmp_path / "speed.json"
     other = MACHINE | {"cores": 64}
     store_ratio(path, MACHINE, "a", Measured(1.23456, QUIET), "first")
@@ -82,9 +78,7 @@ def test_a_baseline_belongs_to_one_kind_of_machine(tmp_path: Path) -> None:
         (Measured(1.0, 0.9), "x", "other processes use 90% of the cores"),
     ],
 )
-def test_nothing_is_stored_without_a_reason_or_beside_others(
-    tmp_path: Path, measured: Measured, reason: str, problem: str
-) -> None:
+def test_nothing_is_stored_without_a_reason_or_beside_others(tmp_path, measured, reason, problem):
     path = tmp_path / "speed.json"
     with pytest.raises(ConfigError, match=problem):
         store_ratio(path, MACHINE, "a", measured, reason)
@@ -100,14 +94,14 @@ def test_nothing_is_stored_without_a_reason_or_beside_others(
         '{"baselines": [{"machine": {"cpu": "x"}, "ratios": {}}]}',
     ],
 )
-def test_a_damaged_baseline_file_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_baseline_file_is_named(tmp_path, text):
     path = tmp_path / "speed.json"
     path.write_text(text)
     with pytest.raises(ConfigError, match=r"speed\.json: is no file of baselines"):
         find_baseline(path, MACHINE)
 
 
-def test_stored_baselines_hold_the_ratios_that_are_measured() -> None:
+def test_stored_baselines_hold_the_ratios_that_are_measured():
     for baseline in load_baselines(BASELINE):
         assert set(baseline["ratios"]) == set(ratios_here(baseline["machine"]))
     assert json.loads(BASELINE.read_text())["baselines"]
@@ -119,7 +113,7 @@ def in_turn(first: Callable[[], None], second: Callable[[], None], number: int) 
         second()
 
 
-def test_a_ratio_is_its_yardstick_over_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ratio_is_its_yardstick_over_what_is_measured(monkeypatch):
     """With known times, the median over the repetitions of one over the other."""
     slow, quick = iter([9.0, 8.0, 6.0, 4.0]), iter([9.0, 4.0, 2.0, 2.0])
     pair = (lambda: next(slow), lambda: next(quick))
@@ -129,9 +123,7 @@ def test_a_ratio_is_its_yardstick_over_what_is_measured(monkeypatch: pytest.Monk
         assert measure_ratio(Bench(Path("none.gguf"), stack), "a", in_turn).ratio == 2.0
 
 
-def test_every_ratio_can_be_measured_here(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_ratio_can_be_measured_here(tiny_model_path, monkeypatch):
     """Few tokens: nothing here depends on how fast anything is."""
     monkeypatch.setattr(ratios, "REPETITIONS", 1)
     monkeypatch.setattr(ratios, "PROMPT_TOKENS", 8)
@@ -145,7 +137,7 @@ def test_every_ratio_can_be_measured_here(
             assert measure_ratio(bench, name, in_turn).ratio > 0
 
 
-def test_what_others_use_is_what_this_process_does_not() -> None:
+def test_what_others_use_is_what_this_process_does_not():
     earlier = CpuUse(wall=10.0, busy=4.0, own=3.0)
     assert CpuUse(wall=14.0, busy=7.0, own=4.0).others_since(earlier) == 0.5
     assert CpuUse(wall=14.0, busy=4.5, own=4.0).others_since(earlier) == 0.0

@@ -1,7 +1,5 @@
 """What a process of ours does first."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import threading
@@ -38,7 +36,7 @@ def lose_and_wait(owners: list[Owner]) -> None:
     time.sleep(DEADLINE_SECONDS)
 
 
-def test_an_interrupt_python_throws_away_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_python_throws_away_comes_again(monkeypatch):
     """Ctrl-C while the callback of a weak reference runs: Python only reports that one."""
     ignored = []
     monkeypatch.setattr(sys, "unraisablehook", ignored.append)
@@ -46,9 +44,7 @@ def test_an_interrupt_python_throws_away_comes_again(monkeypatch: pytest.MonkeyP
     assert ignored == []
 
 
-def test_an_interrupt_comes_again_when_its_report_takes_long(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_interrupt_comes_again_when_its_report_takes_long(monkeypatch):
     """One that comes while the first is reported would be lost as well."""
     slow = threading.Thread.start
 
@@ -61,7 +57,7 @@ def test_an_interrupt_comes_again_when_its_report_takes_long(
     lose_an_owner()
 
 
-def test_other_exceptions_python_throws_away_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_exceptions_python_throws_away_are_reported(monkeypatch):
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", lambda args: reported.append(args.exc_type))
     keep_interrupts()

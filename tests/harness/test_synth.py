@@ -1,7 +1,5 @@
 """Synthetic model files: exact bytes, every variant loads and computes, recipes as documented."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys
@@ -35,6 +33,7 @@ from tests.families_table import DENSE as DENSE_MODELS
 from tests.families_table import FAMILIES
 from tests.needs import need_file
 from tests.paths import ROOT, VOCAB
+from tests.tables import table
 
 NARROW = {"hidden": 64, "head_dim": 16, "feed_forward": 96, "vocab": 300}
 VARIANTS = {
@@ -77,7 +76,7 @@ DIGESTS = {
 
 
 @pytest.mark.parametrize("digest", DIGESTS)
-def test_bytes_of_a_specification_never_change(tmp_path: Path, digest: str) -> None:
+def test_bytes_of_a_specification_never_change(tmp_path, digest):
     """Every format's file has the digest it had when the format was added to the generator."""
     found = hashlib.sha256()
     for quant in DIGESTS[digest]:
@@ -85,7 +84,7 @@ def test_bytes_of_a_specification_never_change(tmp_path: Path, digest: str) -> N
     assert found.hexdigest() == digest
 
 
-def test_seed_and_tensor_name_decide_the_weights(tmp_path: Path) -> None:
+def test_seed_and_tensor_name_decide_the_weights(tmp_path):
     spec = sized_spec("tiny")
     same = written(tmp_path / "a.gguf", spec)
     assert same == written(tmp_path / "b.gguf", spec)
@@ -97,7 +96,7 @@ def test_seed_and_tensor_name_decide_the_weights(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
-def test_drawn_blocks_have_the_spread_that_was_asked_for(dtype) -> None:
+def test_drawn_blocks_have_the_spread_that_was_asked_for(dtype):
     """Blocks are drawn, not quantized: their values still have mean 0 and the given deviation."""
     parts = list(draw_matrix(1, "w", dtype, 512, 1024, 0.05))
     values = FORMATS[dtype].dequantize(np.concatenate(parts)).astype(np.float64)
@@ -108,9 +107,7 @@ def test_drawn_blocks_have_the_spread_that_was_asked_for(dtype) -> None:
 
 @pytest.mark.parametrize("quant", QUANTS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_architecture_and_type_computes(
-    tmp_path: Path, architecture: str, quant: str
-) -> None:
+def test_every_architecture_and_type_computes(tmp_path, architecture, quant):
     """Logits are finite and differ from position to position and from token to token."""
     spec = sized_spec("tiny", architecture=architecture, quant=quant)
     write_synthetic(tmp_path / "m.gguf", spec)
@@ -122,7 +119,7 @@ def test_every_architecture_and_type_computes(
 
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("architecture", DENSE)
-def test_every_dense_variant_computes(tmp_path: Path, architecture: str, name: str) -> None:
+def test_every_dense_variant_computes(tmp_path, architecture, name):
     fields = VARIANTS[name]
     if architecture == "olmo2" and fields.get("fused_qkv"):
         with pytest.raises(ConfigError, match=r"fused_qkv is True, must be False for olmo2"):
@@ -138,12 +135,12 @@ def test_every_dense_variant_computes(tmp_path: Path, architecture: str, name: s
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in DENSE_MODELS])
-def test_every_family_variant_computes(tmp_path: Path, name: str) -> None:
+def test_every_family_variant_computes(tmp_path, name):
     write_synthetic(tmp_path / "m.gguf", sized_spec("tiny", quant="q8_0", **FAMILIES[name]))
     assert 0.3 < logits_of(tmp_path / "m.gguf").std() < 5
 
 
-def test_fused_projection_holds_the_separate_ones(tmp_path: Path) -> None:
+def test_fused_projection_holds_the_separate_ones(tmp_path):
     """Fusing q, k and v changes the file, not a bit of the logits."""
     spec = sized_spec("tiny", architecture="qwen2", quant="q5_k")
     write_synthetic(tmp_path / "a.gguf", spec)
@@ -152,7 +149,7 @@ def test_fused_projection_holds_the_separate_ones(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", QUANTS)
-def test_expanded_twin_holds_the_same_weights(tmp_path: Path, quant: str) -> None:
+def test_expanded_twin_holds_the_same_weights(tmp_path, quant):
     spec = sized_spec("tiny", architecture="qwen3", quant=quant, tied=False)
     write_synthetic(tmp_path / "a.gguf", spec)
     write_synthetic(tmp_path / "b.gguf", replace(spec, expand_to_f32=True))
@@ -164,7 +161,7 @@ def test_expanded_twin_holds_the_same_weights(tmp_path: Path, quant: str) -> Non
             assert (twin.tensor_array(name).reshape(values.shape) == values).all(), name
 
 
-def test_mixture_of_q4_k_m() -> None:
+def test_mixture_of_q4_k_m():
     """Types per tensor as llama.cpp's quantizer chooses them for a dense model."""
     spec = sized_spec("0.6b", architecture="qwen3", quant="q4_k_m")
     types = {tensor.name: tensor.dtype.name for tensor in plan_tensors(spec)}
@@ -185,29 +182,20 @@ def test_mixture_of_q4_k_m() -> None:
 
 @pytest.mark.parametrize(
     ("quant", "columns", "expected"),
-    [
-        ("q4_k", 96, "q5_0"),
-        ("q5_k", 96, "q5_1"),
-        ("q6_k", 96, "q8_0"),
-        ("q4_k_m", 96, "q8_0"),
-        ("q4_0", 96, "q4_0"),
-        ("q4_k", 72, "f16"),
-        ("q8_0", 72, "f16"),
-        ("bf16", 72, "bf16"),
-    ],
+    table(__file__, "test_synth")["rows_that_are_not_whole_blocks_fall_back"],
 )
-def test_rows_that_are_not_whole_blocks_fall_back(quant: str, columns: int, expected: str) -> None:
+def test_rows_that_are_not_whole_blocks_fall_back(quant, columns, expected):
     spec = sized_spec("tiny", quant=quant, feed_forward=columns)
     types = {tensor.name: tensor.dtype.name for tensor in plan_tensors(spec)}
     assert types["blk.1.ffn_down.weight"] == expected
 
 
-def test_narrow_model_of_a_few_kilobytes_computes(tmp_path: Path) -> None:
+def test_narrow_model_of_a_few_kilobytes_computes(tmp_path):
     write_synthetic(tmp_path / "m.gguf", sized_spec("tiny", quant="q4_k_m", **NARROW))
     assert np.isfinite(logits_of(tmp_path / "m.gguf")).all()
 
 
-def test_own_tokenizer_encodes_every_byte(tmp_path: Path) -> None:
+def test_own_tokenizer_encodes_every_byte(tmp_path):
     write_synthetic(tmp_path / "m.gguf", sized_spec("tiny"))
     tokenizer = open_model(tmp_path / "m.gguf").tokenizer
     text = "the cat is on it\t\n" + "".join(map(chr, range(0x20, 0x500))) + "\U0001f600"
@@ -220,7 +208,7 @@ def test_own_tokenizer_encodes_every_byte(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("extra", [0, 5])
-def test_tokenizer_of_another_file(tmp_path: Path, extra: int) -> None:
+def test_tokenizer_of_another_file(tmp_path, extra):
     """Keys are copied as they are; a longer vocabulary is padded with unused tokens."""
     source = need_file(VOCAB / "ggml-vocab-llama-spm.gguf")
     with open_gguf(source) as file:
@@ -256,13 +244,13 @@ def test_tokenizer_of_another_file(tmp_path: Path, extra: int) -> None:
         {"colour": "red"},
     ],
 )
-def test_bad_specifications_are_refused_by_name(fields: dict) -> None:
+def test_bad_specifications_are_refused_by_name(fields):
     with pytest.raises(ConfigError, match=next(iter(fields))) as caught:
         sized_spec("tiny", **fields)
     assert "\n" not in str(caught.value)
 
 
-def test_command_writes_what_the_function_writes(tmp_path: Path) -> None:
+def test_command_writes_what_the_function_writes(tmp_path):
     out = tmp_path / "cli.gguf"
     flags = "--arch qwen2 --quant q5_1 --seed 9 --layers 3 --feed-forward 256,288,320 --no-tied"
     command = [sys.executable, "-m", "harness.synth", *flags.split(), "--out", str(out)]
@@ -274,7 +262,7 @@ def test_command_writes_what_the_function_writes(tmp_path: Path) -> None:
     assert out.read_bytes() == written(tmp_path / "api.gguf", spec)
 
 
-def test_command_reports_errors_in_one_line(tmp_path: Path, capsys) -> None:
+def test_command_reports_errors_in_one_line(tmp_path, capsys):
     out = tmp_path / "m.gguf"
     assert main(["--arch", "llama", "--out", str(out), "--vocab", "3"]) == 2
     assert capsys.readouterr().err == ("error: synthetic model: vocab is 3, must be at least 300\n")
@@ -283,7 +271,7 @@ def test_command_reports_errors_in_one_line(tmp_path: Path, capsys) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_digest_ignores_the_sign_of_zero_only() -> None:
+def test_digest_ignores_the_sign_of_zero_only():
     values = np.array([0.0, -1.5, 2.5], np.float32)
     negative_zero = np.array([-0.0, -1.5, 2.5], np.float32)
     one_bit_off = np.nextafter(values, np.float32(9))

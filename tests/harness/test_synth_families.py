@@ -1,15 +1,11 @@
 """Synthetic files of mixtures of experts, delta-net hybrids and Gemmas: layouts, types, sizes."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
 import os
 import unicodedata
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +79,7 @@ def digest_of(folder: Path, names: list[str]) -> str:
     return digest.hexdigest()
 
 
-def test_bytes_of_a_specification_never_change(tmp_path: Path) -> None:
+def test_bytes_of_a_specification_never_change(tmp_path):
     """Every variant's file has the digest it had when it was defined."""
     later = [name for name, fields in FAMILIES.items() if fields["architecture"] in LATER]
     names = [name for name in FAMILIES if name not in DENSE and name not in later]
@@ -93,12 +89,12 @@ def test_bytes_of_a_specification_never_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", LATER)
-def test_bytes_of_later_families_never_change(tmp_path: Path, family: str) -> None:
+def test_bytes_of_later_families_never_change(tmp_path, family):
     names = [name for name, fields in FAMILIES.items() if fields["architecture"] == family]
     assert digest_of(tmp_path, names) == LATER[family]
 
 
-def test_every_architecture_has_every_general_size() -> None:
+def test_every_architecture_has_every_general_size():
     for architecture in ARCHITECTURES:
         for size in ("tiny", "small"):
             assert size in size_names(architecture)
@@ -106,7 +102,7 @@ def test_every_architecture_has_every_general_size() -> None:
 
 
 @pytest.mark.parametrize(("architecture", "size"), PUBLISHED, ids="-".join)
-def test_named_sizes_have_the_weights_of_their_name(architecture: str, size: str) -> None:
+def test_named_sizes_have_the_weights_of_their_name(architecture, size):
     tensors = plan_tensors(sized_spec(size, architecture=architecture))
     count = sum(math.prod(tensor.shape) for tensor in tensors)
     assert count / BILLION == pytest.approx(PUBLISHED[architecture, size], abs=6e-4)
@@ -114,9 +110,7 @@ def test_named_sizes_have_the_weights_of_their_name(architecture: str, size: str
 
 @pytest.mark.parametrize("quant", ["f32", "q4_k", "q5_1"])
 @pytest.mark.parametrize("architecture", ["qwen35moe", "gemma4"])
-def test_fused_experts_hold_the_separate_ones(
-    tmp_path: Path, architecture: str, quant: str
-) -> None:
+def test_fused_experts_hold_the_separate_ones(tmp_path, architecture, quant):
     """Expert by expert, gate rows and then up rows; everything else is the same."""
     fields = {"architecture": architecture, "quant": quant}
     experts = {"count": 5, "width": 96, "shared_width": 64 if architecture == "qwen35moe" else 0}
@@ -133,7 +127,7 @@ def test_fused_experts_hold_the_separate_ones(
     assert all((fused[name] == apart[name]).all() for name in fused)
 
 
-def test_ssm_in_holds_the_separate_projections(tmp_path: Path) -> None:
+def test_ssm_in_holds_the_separate_projections(tmp_path):
     """For each key head its query, its key, its values and their gates."""
     fields = FAMILIES["qwen3next"]
     apart = arrays(written(tmp_path / "a.gguf", sized_spec("tiny", **fields)))
@@ -149,7 +143,7 @@ def test_ssm_in_holds_the_separate_projections(tmp_path: Path) -> None:
     assert (whole["blk.0.ssm_ba.weight"] == apart["blk.0.ssm_ba.weight"]).all()
 
 
-def test_ssm_ba_holds_beta_and_alpha_by_key_head(tmp_path: Path) -> None:
+def test_ssm_ba_holds_beta_and_alpha_by_key_head(tmp_path):
     hybrid = dict(FAMILIES["qwen35"])
     hybrid = {**hybrid, "experts": FAMILIES["qwen3next"]["experts"]}
     apart, joined = (
@@ -161,7 +155,7 @@ def test_ssm_ba_holds_beta_and_alpha_by_key_head(tmp_path: Path) -> None:
     assert joined["blk.0.ssm_ba.weight"].tobytes() == expected.tobytes()
 
 
-def test_delta_net_states_decay_slowly(tmp_path: Path) -> None:
+def test_delta_net_states_decay_slowly(tmp_path):
     """ssm_a is negative; with the time steps drawn a state keeps most of itself every token."""
     spec = sized_spec("tiny", architecture="qwen35", recurrent={"value_heads": 64})
     with open_gguf(written(tmp_path / "m.gguf", spec)) as file:
@@ -172,7 +166,7 @@ def test_delta_net_states_decay_slowly(tmp_path: Path) -> None:
         assert not any(".ssm_" in name for name in file.tensors if name.startswith("blk.3."))
 
 
-def test_mixture_for_experts_and_hybrids() -> None:
+def test_mixture_for_experts_and_hybrids():
     """Types as llama.cpp's quantizer chooses them; see also tests/peer/test_mixture.py."""
     eight = sized_spec("small", architecture="llama", quant="q4_k_m", experts={"width": 256})
     found = types(eight)
@@ -193,7 +187,7 @@ def test_mixture_for_experts_and_hybrids() -> None:
     assert types(small)["per_layer_token_embd"] == "q8_0"
 
 
-def test_sparse_file_has_the_same_header(tmp_path: Path) -> None:
+def test_sparse_file_has_the_same_header(tmp_path):
     spec = sized_spec("tiny", quant="q4_k_m", **FAMILIES["gemma4-experts"])
     whole, sparse = tmp_path / "whole.gguf", tmp_path / "sparse.gguf"
     write_synthetic(whole, spec)
@@ -207,7 +201,7 @@ def test_sparse_file_has_the_same_header(tmp_path: Path) -> None:
     assert whole.read_bytes()[:start] == sparse.read_bytes()[:start]
 
 
-def test_the_largest_models_need_no_disk(tmp_path: Path) -> None:
+def test_the_largest_models_need_no_disk(tmp_path):
     out = tmp_path / "m.gguf"
     flags = "--arch gemma4 --size 31b --quant q4_k_m --vocab 300 --sparse"
     assert main([*flags.split(), "--out", str(out)]) == 0
@@ -217,7 +211,7 @@ def test_the_largest_models_need_no_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", GEMMAS)
-def test_gemma_metadata_says_what_each_layer_is(tmp_path: Path, name: str) -> None:
+def test_gemma_metadata_says_what_each_layer_is(tmp_path, name):
     """Heads and widths by layer fit the shapes of the tensors."""
     spec = sized_spec("tiny", **GEMMAS[name])
     with open_gguf(written(tmp_path / "m.gguf", spec)) as file:
@@ -237,7 +231,7 @@ def test_gemma_metadata_says_what_each_layer_is(tmp_path: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("architecture", ["qwen35", "qwen3next", "gemma3", "gemma4"])
-def test_own_tokenizer_encodes_every_byte(tmp_path: Path, architecture: str) -> None:
+def test_own_tokenizer_encodes_every_byte(tmp_path, architecture):
     path = written(tmp_path / "m.gguf", sized_spec("tiny", architecture=architecture))
     with open_gguf(path) as file:
         tokenizer = load_tokenizer(file.metadata, str(path))
@@ -251,29 +245,29 @@ def test_own_tokenizer_encodes_every_byte(tmp_path: Path, architecture: str) -> 
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_fields_come_back_from_json(name: str) -> None:
+def test_fields_come_back_from_json(name):
     spec = sized_spec("tiny", **FAMILIES[name])
     assert spec_of(json.loads(json.dumps(fields_of(spec)))) == spec
 
 
-def test_fields_without_groups_are_those_of_the_dense_models() -> None:
+def test_fields_without_groups_are_those_of_the_dense_models():
     """What goldens store of a dense model does not grow with the families."""
     assert not {"experts", "recurrent", "gemma", "nextn_layers"} & fields_of(SynthSpec()).keys()
 
 
 @pytest.mark.parametrize(("named", "fields"), TABLES["bad_groups_are_refused_by_name"])
-def test_bad_groups_are_refused_by_name(named: str, fields: Mapping[str, Any]) -> None:
+def test_bad_groups_are_refused_by_name(named, fields):
     with pytest.raises(ConfigError, match=rf"\b{named}\b") as caught:
         sized_spec("tiny", **fields)
     assert "\n" not in str(caught.value)
 
 
-def test_size_of_another_architecture_is_refused() -> None:
+def test_size_of_another_architecture_is_refused():
     with pytest.raises(ConfigError, match=r"size is '31b', must be one of tiny, small, 0\.6b"):
         sized_spec("31b", architecture="qwen3")
 
 
-def test_command_takes_the_fields_of_groups(tmp_path: Path) -> None:
+def test_command_takes_the_fields_of_groups(tmp_path):
     flags = (
         "--arch qwen35moe --layers 3 --experts-count 6 --experts-fused --recurrent-interval 3"
         " --recurrent-value-heads 2 --recurrent-listed"

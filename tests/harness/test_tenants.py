@@ -1,7 +1,5 @@
 """A file of tenants: what it declares is what is read, and what is wrong is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
 from harness.tenants import KEYS, read_accounts
 from reference.sched.tenants import Tenants
+from tests.tables import table
 
 WHOLE = """
 [tenant.nightly]
@@ -43,7 +42,7 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path: Path) -> None:
+def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path):
     alice, nightly = (account.tenant for account in read_accounts(written(tmp_path, WHOLE)))
     assert alice == Tenant(1, "alice w.", qos=QosClass.INTERACTIVE)
     assert nightly == Tenant(
@@ -59,55 +58,28 @@ def test_every_field_can_be_declared_and_the_others_have_their_defaults(tmp_path
     ]
 
 
-def test_an_admin_is_an_operator(tmp_path: Path) -> None:
+def test_an_admin_is_an_operator(tmp_path):
     (account,) = read_accounts(written(tmp_path, "[tenant.a]\nid = 1\nadmin = true"))
     assert (account.admin, account.operator, account.tenant.name) == (True, True, "a")
     with pytest.raises(ConfigError, match="admin is 1, not true or false"):
         read_accounts(written(tmp_path, "[tenant.a]\nid = 1\nadmin = 1"))
 
 
-def test_what_is_read_can_be_registered(tmp_path: Path) -> None:
+def test_what_is_read_can_be_registered(tmp_path):
     declared = [account.tenant for account in read_accounts(written(tmp_path, WHOLE))]
     tenants = Tenants(declared, clock=lambda: 0.0)
     assert [tenant.id for tenant in tenants] == [1, 7]
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (
-            "[tenant.a]\nid = 1\nmax_slots = 0",
-            "tenant 'a': max_slots is 0, not a whole number from 1",
-        ),
-        ("[tenant.a]\nid = 1\nmax_slots = true", "tenant 'a': max_slots is True"),
-        ("[tenant.a]\nid = 1\nmax_kv_pages = 2.5", "tenant 'a': max_kv_pages is 2.5"),
-        ("[tenant.a]\nid = 1\nweight = 0", "tenant 'a': weight is 0"),
-        ("[tenant.a]\nid = 1\nweight = nan", "tenant 'a': weight is nan"),
-        ("[tenant.a]\nid = 1\nweight = inf", "weight is inf, not a finite number above 0"),
-        ("[tenant.a]\nid = 1\nreserved_pages = 9999", "reserved_pages is 9999.* 4096"),
-        ("[tenant.a]\nid = 1\nqos = 'urgent'", "tenant 'a': qos is 'urgent', not one of 'inter"),
-        ("[tenant.a]\nid = 1\nqos = ['batch']", "tenant 'a': qos is "),
-        ("[tenant.a]\nid = '1'", "tenant 'a': id is '1', not a whole number from 0 to 4294967295"),
-        ("[tenant.a]\nid = -1", "tenant 'a': id is -1"),
-        ("[tenant.a]\nweight = 2", "tenant 'a': id is missing"),
-        ("[tenant.a]\nid = 1\nmax-slots = 2", "tenant 'a': unknown key 'max-slots'.*'max_slots'"),
-        ("[tenant.a]\nid = 1\nname = 'b'", "tenant 'a': unknown key 'name'"),
-        ("[tenant.a]\nid = 1\n[tenant.b]\nid = 1", "tenant 'b': id 1 is that of 'a'"),
-        ("[tenant.'']\nid = 1", "name '' is empty"),
-        ("tenant.a = 3", r"tenant 'a': is 3; write a section \[tenant.a\]"),
-        ("[a]\nid = 1", r"unknown section 'a'; tenants are sections \[tenant.NAME\]"),
-        ("tenant = 3", "declares no tenant"),
-        ("[tenant]", "declares no tenant"),
-        ("", "declares no tenant"),
-        ("[tenant.a", "not valid TOML"),
-    ],
+    ("text", "message"), table(__file__, "test_tenants")["what_is_wrong_is_named"]
 )
-def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+def test_what_is_wrong_is_named(tmp_path, text, message):
     with pytest.raises(ConfigError, match=f"tenants.toml: .*{message}"):
         read_accounts(written(tmp_path, text))
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"none.toml: no such file of tenants"):
         read_accounts(tmp_path / "none.toml")
 
@@ -120,9 +92,7 @@ VALUES = st.one_of(
 
 
 @given(st.dictionaries(st.sampled_from((*KEYS, "name", "slots")), VALUES, max_size=6))
-def test_any_values_are_tenants_or_a_config_error(
-    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
-) -> None:
+def test_any_values_are_tenants_or_a_config_error(tmp_path_factory, values):
     """No value makes reading fail in another way, and what is accepted is valid."""
     lines = [f"{key} = {value}" for key, value in values.items()]
     path = written(tmp_path_factory.mktemp("tenants"), "\n".join(["[tenant.a]", *lines]))
@@ -146,14 +116,14 @@ def test_any_values_are_tenants_or_a_config_error(
         ("operator = 1", "operator is 1, not true or false"),
     ],
 )
-def test_keys_and_operators_are_checked(tmp_path: Path, lines: str, problem: str) -> None:
+def test_keys_and_operators_are_checked(tmp_path, lines, problem):
     """And no key is repeated in an error, in case somebody wrote one down as it is."""
     with pytest.raises(ConfigError, match=problem) as refused:
         read_accounts(written(tmp_path, f"[tenant.a]\nid = 1\n{lines}\n"))
     assert "secret" not in str(refused.value)
 
 
-def test_two_tenants_cannot_share_a_key(tmp_path: Path) -> None:
+def test_two_tenants_cannot_share_a_key(tmp_path):
     key = f'keys = ["sha256:{"a" * 64}"]'
     text = f"[tenant.a]\nid = 1\n{key}\n[tenant.b]\nid = 2\n{key}\n"
     with pytest.raises(ConfigError, match="'a' and 'b' share a key"):

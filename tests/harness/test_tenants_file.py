@@ -1,7 +1,5 @@
 """Changing a file of tenants: one change at a time, whole, with the comments that were there."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -22,6 +20,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.tenants import Account, read_accounts
 from harness.tenants_file import add_tenant, remove_tenant, rotate_key
 from tests.paths import ROOT
+from tests.tables import table
 
 WRITTEN = """\
 # the people of the lab
@@ -49,13 +48,13 @@ def owner(path: Path, key: str) -> int | None:
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     path = tmp_path / "tenants.toml"
     path.write_text(WRITTEN)
     return path
 
 
-def test_a_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_file_is_made_for_its_owner_alone(tmp_path):
     path = tmp_path / "new" / "tenants.toml"
     key = add_tenant(path, "alice", {"qos": "interactive", "max_slots": 2, "admin": True})
     (account,) = read_accounts(path)
@@ -67,7 +66,7 @@ def test_a_file_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_what_others_wrote_stays(path: Path) -> None:
+def test_what_others_wrote_stays(path):
     """Comments, order and mode, through every change."""
     path.chmod(0o640)
     add_tenant(path, "bob", {})
@@ -80,7 +79,7 @@ def test_what_others_wrote_stays(path: Path) -> None:
     assert set(os.listdir(path.parent)) == {"tenants.toml", ".tenants.toml.lock"}
 
 
-def test_keys_are_replaced_at_once_or_over_time(path: Path) -> None:
+def test_keys_are_replaced_at_once_or_over_time(path):
     first = rotate_key(path, "alice")
     assert accounts(path)["alice"].keys == (key_digest(first),)
     second = rotate_key(path, "4", keep_old=True)
@@ -89,34 +88,22 @@ def test_keys_are_replaced_at_once_or_over_time(path: Path) -> None:
     assert (owner(path, first), owner(path, second), owner(path, third)) == (None, 4, 4)
 
 
-def test_an_id_something_is_counted_under_is_not_given_again(path: Path) -> None:
+def test_an_id_something_is_counted_under_is_not_given_again(path):
     add_tenant(path, "bob", {}, min_id=9)
     assert accounts(path)["bob"].tenant.id == 9
 
 
 @pytest.mark.parametrize(
     ("name", "values", "problem"),
-    [
-        ("alice", {}, "there is a tenant 'alice' already"),
-        ("bob", {"id": 4}, "id 4 is that of 'alice'"),
-        ("bob", {"max_slots": 0}, "max_slots is 0"),
-        ("bob", {"qos": "royal"}, "'royal'"),
-        ("bob", {"speed": 1}, "unknown key 'speed'"),
-        ("12", {}, "cannot be a tenant's name"),
-        ("../x", {}, "cannot be a tenant's name"),
-        ("a b", {}, "cannot be a tenant's name"),
-        ("", {}, "cannot be a tenant's name"),
-    ],
+    table(__file__, "test_tenants_file")["a_change_that_is_refused_changes_nothing"],
 )
-def test_a_change_that_is_refused_changes_nothing(
-    path: Path, name: str, values: dict[str, object], problem: str
-) -> None:
+def test_a_change_that_is_refused_changes_nothing(path, name, values, problem):
     with pytest.raises(ConfigError, match=problem):
         add_tenant(path, name, values)
     assert path.read_text() == WRITTEN
 
 
-def test_somebody_keeps_a_key(path: Path) -> None:
+def test_somebody_keeps_a_key(path):
     for change in (rotate_key, remove_tenant):
         with pytest.raises(ConfigError, match="there is no tenant 'bob'"):
             change(path, "bob")
@@ -133,7 +120,7 @@ def test_somebody_keeps_a_key(path: Path) -> None:
         rotate_key(path.with_name("none.toml"), "alice")
 
 
-def test_a_write_that_fails_leaves_the_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_file(path, monkeypatch):
     def full(source: object, target: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -144,7 +131,7 @@ def test_a_write_that_fails_leaves_the_file(path: Path, monkeypatch: pytest.Monk
     assert len(os.listdir(path.parent)) == 2
 
 
-def test_what_a_killed_writer_left_goes_with_the_next_change(path: Path) -> None:
+def test_what_a_killed_writer_left_goes_with_the_next_change(path):
     killed = path.with_name(f".{path.name}.{'0a' * 8}.partial")
     kept = [path.with_name(f".{path.name}.{end}") for end in ("20261128", "backup", "partial")]
     for one in (killed, *kept):
@@ -154,7 +141,7 @@ def test_what_a_killed_writer_left_goes_with_the_next_change(path: Path) -> None
     assert all(one.exists() for one in kept)
 
 
-def test_two_who_change_it_at_once_lose_nothing(path: Path) -> None:
+def test_two_who_change_it_at_once_lose_nothing(path):
     program = (
         "import sys; from pathlib import Path; from harness.tenants_file import add_tenant\n"
         "for i in range(10): add_tenant(Path(sys.argv[1]), f'{sys.argv[2]}{i}', {})\n"
@@ -168,14 +155,14 @@ def test_two_who_change_it_at_once_lose_nothing(path: Path) -> None:
 
 
 @given(st.text())
-def test_no_name_breaks_the_file(name: str) -> None:
+def test_no_name_breaks_the_file(name):
     if tenants_file.NAME.fullmatch(name):
         assert name.isprintable()
         assert not name.isdecimal()
         assert "/" not in name
 
 
-def test_the_commands(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_commands(path, tmp_path, capsys):
     """add, list, usage, rotate and rm, as they are typed."""
     ledger = tmp_path / "ledger.sqlite"
     with LedgerStore(ledger) as store:

@@ -1,7 +1,5 @@
 """The validator: silent on equal tiers, exact about where an unequal one first goes wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace

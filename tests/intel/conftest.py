@@ -1,11 +1,8 @@
 """Tiers on a simulated GPU, with nothing wrong and nothing left when they are closed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,13 +20,13 @@ NATIVE = Traits()
 
 
 @pytest.fixture
-def make_gpu(kernel_cache: Path) -> MakeGpu:
+def make_gpu(kernel_cache) -> MakeGpu:
     """``make_gpu(**behaviour)`` is a machine that a test judges itself."""
     return partial(new_gpu, kernel_cache)
 
 
 @pytest.fixture
-def gpu(make_gpu: MakeGpu) -> Iterator[Simulated]:
+def gpu(make_gpu) -> Iterator[Simulated]:
     """A machine on which nothing goes wrong and everything is given back."""
     made = make_gpu()
     yield made
@@ -37,7 +34,7 @@ def gpu(make_gpu: MakeGpu) -> Iterator[Simulated]:
 
 
 @pytest.fixture
-def open_intel(kernel_cache: Path) -> OpenTier:
+def open_intel(kernel_cache) -> OpenTier:
     """``open_intel(gpu, **choices)`` opens a tier that the test closes."""
 
     def opened(gpu: Simulated, device: str = "", **choices: Any) -> IntelTier:
@@ -48,14 +45,14 @@ def open_intel(kernel_cache: Path) -> OpenTier:
 
 
 @pytest.fixture
-def tier(gpu: Simulated, open_intel: OpenTier) -> Iterator[IntelTier]:
+def tier(gpu, open_intel) -> Iterator[IntelTier]:
     """A tier as a user gets it."""
     with ExitStack() as undo:
         yield undo.enter_context(open_intel(gpu))
 
 
 @pytest.fixture
-def present(gpu: Simulated, monkeypatch: pytest.MonkeyPatch) -> Simulated:
+def present(gpu, monkeypatch) -> Simulated:
     """A machine on which every command finds the simulated GPU."""
     monkeypatch.setattr(tier_module, "load_level_zero", lambda: gpu.zero)
     return gpu

@@ -1,8 +1,6 @@
 """A simulated GPU of Intel's: a library of C with the functions of Level Zero that the tier calls,
 which checks every call and executes the modules of SPIR-V it is given."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil
@@ -50,14 +48,9 @@ int fake_leaked(void);
 KERNEL_OPTIONS = ("-w", "-O0", "-fvisibility=default")
 """Compiling takes longer than running."""
 USUAL = {
-    "memory_bytes": 1 << 30,
-    "max_buffer_bytes": 1 << 29,
-    "drivers": 1,
-    "fp16": 1,
-    "spirv_minor": 2,
-    "group_items": 1024,
-    "computes": 1,
-}
+    "memory_bytes": 1 << 30, "max_buffer_bytes": 1 << 29, "drivers": 1, "fp16": 1, "spirv_minor": 2,
+    "group_items": 1024, "computes": 1,
+}  # fmt: skip
 """The behaviour of a GPU that does everything right."""
 
 

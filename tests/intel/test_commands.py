@@ -1,31 +1,23 @@
 """Commands of whoever has a card, on a machine with a simulated one."""
 
-from __future__ import annotations
-
 import tarfile
-from pathlib import Path
 
 import pytest
 
 from harness import best_tier
 from harness.cli.main import main
 from harness.validate.__main__ import main as validate
-from tests.intel.simulated import Simulated
 
 
 @pytest.mark.long
-def test_validate_compares_every_op(
-    present: Simulated, tiny_model_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_validate_compares_every_op(present, tiny_model_path, capsys):
     """Of a prefill and of a single token, with the definitions."""
     argv = ["--model", str(tiny_model_path), "--tokens", "1,2,3", "--decode", "1"]
     assert validate([*argv, "--tiers", "intel"]) == 0
     assert "PASS: intel agrees" in capsys.readouterr().out
 
 
-def test_card_test_writes_an_archive(
-    present: Simulated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_card_test_writes_an_archive(present, tmp_path, capsys):
     """With what the driver lists and the conformance package."""
     cases, out = tmp_path / "list.txt", tmp_path / "card.tar.gz"
     cases.write_text("tier/opcodes\nparity/barrier\n")
@@ -41,7 +33,7 @@ def test_card_test_writes_an_archive(
     assert names == {"report.txt", "intel/conformance.tar.gz"}
 
 
-def test_card_test_without_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_card_test_without_a_card(tmp_path, capsys):
     """It says what is missing, and writes nothing."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(best_tier, "card_makers", frozenset)

@@ -1,11 +1,8 @@
 """What clang makes of the kernels' texts: modules of SPIR-V that forbid other results than the text
 defines."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +25,7 @@ F_ADD, F_MUL, F_DIV = 129, 133, 136
 
 
 @pytest.fixture
-def clang(kernel_cache: Path) -> Compiler:
+def clang(kernel_cache) -> Compiler:
     """The compiler of the tier."""
     return need_device(lambda: find_spirv_compiler(kernel_cache / "intel"))
 
@@ -38,7 +35,7 @@ def opcodes(code: bytes) -> list[int]:
     return [i.opcode for i in instructions(words_of(code))]
 
 
-def test_operations_stay_as_they_are_written(clang: Compiler) -> None:
+def test_operations_stay_as_they_are_written(clang):
     """A product and a sum are two instructions, and the entry point forbids the driver to make one
     of them; nothing allows fast mathematics."""
     code = clang.compiled("sum", SUM.replace("BODY", "a[1] * a[2] + a[3] / a[4]"))
@@ -59,9 +56,7 @@ def test_operations_stay_as_they_are_written(clang: Compiler) -> None:
         ("__builtin_expf(a[1])", "-O2", "not known to be exact"),
     ],
 )
-def test_inexact_modules_are_refused(
-    clang: Compiler, monkeypatch: pytest.MonkeyPatch, body: str, option: str, reason: str
-) -> None:
+def test_inexact_modules_are_refused(clang, monkeypatch, body, option, reason):
     """The negative control: each way in which a driver could compute something else."""
     monkeypatch.setattr(compiler, "OPTIONS", (*compiler.OPTIONS, option))
     with pytest.raises(BuildError, match=reason):
@@ -71,7 +66,7 @@ def test_inexact_modules_are_refused(
 @pytest.mark.parametrize(
     "module", [Module("self_test"), Module("embed", Q4_K), Module("flash_attn_part", I12)], ids=str
 )
-def test_modules_are_valid(clang: Compiler, module: Module, tmp_path: Path) -> None:
+def test_modules_are_valid(clang, module, tmp_path):
     """By the types that their translation to C checks, and by spirv-val where it is installed: one
     that clang cannot optimize, and one in which it once lost the conversion of an index."""
     code = clang.compiled(str(module), module_source(Language.INTEL, module, Traits()))
@@ -82,9 +77,7 @@ def test_modules_are_valid(clang: Compiler, module: Module, tmp_path: Path) -> N
         subprocess.run([VALIDATOR, "--target-env", "spv1.2", str(path)], check=True)
 
 
-def test_modules_are_compiled_once(
-    clang: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_are_compiled_once(clang, tmp_path, monkeypatch):
     """They lie in the cache by everything that they depend on."""
     text = SUM.replace("BODY", "a[1]")
     own = Compiler(clang.command, clang.version, tmp_path)
@@ -95,14 +88,14 @@ def test_modules_are_compiled_once(
         Compiler(broken.command, "another version", tmp_path).compiled("sum", text)
 
 
-def test_a_text_with_an_error_names_it(clang: Compiler) -> None:
+def test_a_text_with_an_error_names_it(clang):
     """By the file and the line of the kernel."""
     text = module_source(Language.INTEL, Module("add")).replace("A(a) + A(b)", "A(a) +")
     with pytest.raises(BuildError, match=r"building add failed: add\.k:\d+:\d+: error"):
         clang.compiled("add", text)
 
 
-def test_other_bytes_are_no_module() -> None:
+def test_other_bytes_are_no_module():
     """Neither for the tier nor for the simulated GPU."""
     with pytest.raises(BuildError, match="not a SPIR-V module"):
         compiler.exact("text", b"text")
@@ -110,7 +103,7 @@ def test_other_bytes_are_no_module() -> None:
         translated(b"text")
 
 
-def test_an_instruction_that_nobody_translates_is_named(clang: Compiler) -> None:
+def test_an_instruction_that_nobody_translates_is_named(clang):
     """The simulated GPU computes nothing by guessing."""
     code = clang.compiled("sum", SUM.replace("BODY", "a[1]"))
     words = words_of(code).copy()

@@ -1,7 +1,5 @@
 """The simulated GPU notices what is done wrong: each rule it knows is broken once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +15,6 @@ from accel.kernels.source import Module
 from accel.packets.arenas import ArenaKind
 from accel.packets.binding import lone_packet
 from tests.doubling import Doubling, inputs_of, values_of
-from tests.intel.conftest import MakeGpu, OpenTier
 from tests.intel.simulated import Simulated
 
 ADD = Module("add")
@@ -209,7 +206,7 @@ WRONG: dict[str, Callable[[Bench], Any]] = {
 
 
 @pytest.mark.parametrize("noticed", WRONG)
-def test_what_is_wrong_is_noticed(make_gpu: MakeGpu, open_intel: OpenTier, noticed: str) -> None:
+def test_what_is_wrong_is_noticed(make_gpu, open_intel, noticed):
     """By the rule that it breaks, and by no other before."""
     gpu = make_gpu()
     bench = Bench(gpu, open_intel(gpu))
@@ -219,7 +216,7 @@ def test_what_is_wrong_is_noticed(make_gpu: MakeGpu, open_intel: OpenTier, notic
     assert noticed in gpu.problems[0]
 
 
-def test_what_is_left_over_is_counted(make_gpu: MakeGpu, open_intel: OpenTier) -> None:
+def test_what_is_left_over_is_counted(make_gpu, open_intel):
     """Objects of an open tier, and a context that is destroyed before them."""
     gpu = make_gpu()
     tier = open_intel(gpu)
@@ -228,7 +225,7 @@ def test_what_is_left_over_is_counted(make_gpu: MakeGpu, open_intel: OpenTier) -
     assert "what was made from it still exists" in gpu.problems[0]
 
 
-def test_a_missing_barrier_changes_the_result(make_gpu: MakeGpu, open_intel: OpenTier) -> None:
+def test_a_missing_barrier_changes_the_result(make_gpu, open_intel):
     """Commands that nothing orders run in another order than that of the list."""
     gpu = make_gpu()
     tier = open_intel(gpu)
@@ -243,7 +240,7 @@ def test_a_missing_barrier_changes_the_result(make_gpu: MakeGpu, open_intel: Ope
     tier.close()
 
 
-def test_no_call_comes_before_init(make_gpu: MakeGpu) -> None:
+def test_no_call_comes_before_init(make_gpu):
     """Not even a question."""
     gpu = make_gpu()
     count = gpu.zero.ffi.new("uint32_t *")

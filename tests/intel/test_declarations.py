@@ -1,7 +1,5 @@
 """The declarations of Level Zero, compared with what a C compiler found in Intel's header."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path
@@ -49,7 +47,7 @@ def declared_facts(ffi: Any) -> list[str]:
     return lines + [f"{name} {value}" for name, value in sorted(constants(ffi).items())]
 
 
-def test_sizes_offsets_and_constants_are_those_of_the_header(ffi: Any, tmp_path: Path) -> None:
+def test_sizes_offsets_and_constants_are_those_of_the_header(ffi, tmp_path):
     """Of every structure and constant that the tier uses; where Debian's libze-dev is installed, a
     program that includes its header prints the same."""
     facts = FACTS.read_text().splitlines()
@@ -58,7 +56,7 @@ def test_sizes_offsets_and_constants_are_those_of_the_header(ffi: Any, tmp_path:
         assert printed_facts(ffi, header.parent.parent, tmp_path) == facts
 
 
-def test_a_field_of_another_size_is_noticed(ffi: Any) -> None:
+def test_a_field_of_another_size_is_noticed(ffi):
     """The negative control."""
     import cffi
 

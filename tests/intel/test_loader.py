@@ -1,17 +1,13 @@
 """The real loader of Level Zero and its validation layer between the tier and the simulated driver,
 on machines that have them (Debian's libze1 and libze-dev)."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from accel.native.compile import find_compiler
-from tests.intel.conftest import MakeGpu
 from tests.intel.simulated import PREFIX, Builder
 from tests.needs import machine_lacks
 from tests.patience import PATIENCE_SECONDS
@@ -36,9 +32,7 @@ print(hex(gpu.zero.library.zeCommandListClose(gpu.zero.ffi.NULL)), gpu.problems)
 
 
 @pytest.mark.parametrize("validated", [False, True], ids=["loader", "validation-layer"])
-def test_the_real_loader(
-    make_gpu: MakeGpu, kernel_cache: Path, tmp_path: Path, validated: bool
-) -> None:
+def test_the_real_loader(make_gpu, kernel_cache, tmp_path, validated):
     """Whatever the tier calls passes; a null handle reaches the driver, or is refused before."""
     make_gpu()
     if not (LIBRARIES / "libze_loader.so.1").exists() or not (INCLUDE / "level_zero").exists():

@@ -1,19 +1,17 @@
 """The tier behind the contract on a simulated GPU: devices, the calls of a step, errors, a lost
 device. What all tiers have in common is in tests/tiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from accel.intel.api import LevelZeroError, load_level_zero
-from accel.intel.tier import IntelTier, device_lines
+from accel.intel.tier import device_lines
 from accel.kernels.source import Traits
 from contract.errors import DeviceLost, OutOfMemory, TierError, TierUnavailable
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
-from tests.intel.conftest import MakeGpu, OpenTier
+from tests.intel.conftest import OpenTier
 from tests.intel.simulated import Simulated
 
 STEP = (
@@ -24,7 +22,7 @@ STEP = (
 """All that a step calls when one output is requested."""
 
 
-def test_calls_of_a_step(tier: IntelTier, gpu: Simulated) -> None:
+def test_calls_of_a_step(tier, gpu):
     """One list, whatever the step holds: its launches were recorded once."""
     lowered = Doubling(tier)
     for number in range(3):
@@ -46,7 +44,7 @@ MISSING: dict[str, tuple[dict[str, int], str]] = {
 
 
 @pytest.mark.parametrize("case", MISSING)
-def test_what_is_missing_is_named(make_gpu: MakeGpu, open_intel: OpenTier, case: str) -> None:
+def test_what_is_missing_is_named(make_gpu, open_intel, case):
     """When a tier is opened, and by ``zinc-rt devices``."""
     behaviour, reason = MISSING[case]
     gpu = make_gpu(**behaviour)
@@ -57,7 +55,7 @@ def test_what_is_missing_is_named(make_gpu: MakeGpu, open_intel: OpenTier, case:
     assert (gpu.problems, gpu.leaked) == ([], 0)
 
 
-def test_devices_are_chosen_by_number_or_name(gpu: Simulated, open_intel: OpenTier) -> None:
+def test_devices_are_chosen_by_number_or_name(gpu, open_intel):
     """Another one is missed, and those there are named."""
     for requested in ("", "0", "intel gpu"):
         open_intel(gpu, requested).close()
@@ -67,7 +65,7 @@ def test_devices_are_chosen_by_number_or_name(gpu: Simulated, open_intel: OpenTi
         assert caught.value.remedy == "there is 0: Intel GPU (simulated)"
 
 
-def test_integrated_gpus_are_not_taken_for_cards(make_gpu: MakeGpu, open_intel: OpenTier) -> None:
+def test_integrated_gpus_are_not_taken_for_cards(make_gpu, open_intel):
     """What ``auto`` asks for is a card; a name takes any."""
     gpu = make_gpu(integrated=1)
     with pytest.raises(TierUnavailable, match="is no graphics card of its own"):
@@ -77,13 +75,13 @@ def test_integrated_gpus_are_not_taken_for_cards(make_gpu: MakeGpu, open_intel: 
     assert (gpu.problems, gpu.leaked) == ([], 0)
 
 
-def test_a_machine_without_the_loader() -> None:
+def test_a_machine_without_the_loader():
     """The error says what to install."""
     with pytest.raises(TierUnavailable, match=r"no Level Zero loader .*apt install libze1"):
         load_level_zero(("libno_such_loader.so.1",))
 
 
-def test_the_self_test_asks_the_device(make_gpu: MakeGpu, open_intel: OpenTier) -> None:
+def test_the_self_test_asks_the_device(make_gpu, open_intel):
     """A simulated GPU computes everything exactly; the line of ``zinc-rt devices`` says so."""
     gpu = make_gpu()
     with open_intel(gpu, traits=None) as tier:
@@ -125,7 +123,7 @@ FAILING = (
 
 
 @pytest.mark.parametrize("function", FAILING)
-def test_every_call_fails_once(make_gpu: MakeGpu, open_intel: OpenTier, function: str) -> None:
+def test_every_call_fails_once(make_gpu, open_intel, function):
     """At its first and at a later call: the error is the contract's and names function and result,
     and nothing is left."""
     for number in (1, 3):
@@ -137,7 +135,7 @@ def test_every_call_fails_once(make_gpu: MakeGpu, open_intel: OpenTier, function
         assert (gpu.problems, gpu.leaked) == ([], 0), number
 
 
-def test_memory_that_runs_out(gpu: Simulated, open_intel: OpenTier) -> None:
+def test_memory_that_runs_out(gpu, open_intel):
     """What the driver refuses, what is above the largest allocation, and what goes on."""
     with open_intel(gpu) as tier:
         with pytest.raises(OutOfMemory, match="state"):
@@ -149,7 +147,7 @@ def test_memory_that_runs_out(gpu: Simulated, open_intel: OpenTier) -> None:
         run_doubling(tier)
 
 
-def test_the_result_of_a_call_has_its_name(gpu: Simulated) -> None:
+def test_the_result_of_a_call_has_its_name(gpu):
     """And a number that nobody knows stays one."""
     gpu.fail("zeInit", 1, "ERROR_UNSUPPORTED_VERSION")
     with pytest.raises(LevelZeroError, match="zeInit gave ZE_RESULT_ERROR_UNSUPPORTED_VERSION"):
@@ -160,7 +158,7 @@ def test_the_result_of_a_call_has_its_name(gpu: Simulated) -> None:
         gpu.zero.call("Init", 1)
 
 
-def test_an_error_of_the_driver_loses_the_device(make_gpu: MakeGpu, open_intel: OpenTier) -> None:
+def test_an_error_of_the_driver_loses_the_device(make_gpu, open_intel):
     """It stays lost, and what it may still use is not freed."""
     gpu = make_gpu()
     tier = open_intel(gpu)
@@ -176,7 +174,7 @@ def test_an_error_of_the_driver_loses_the_device(make_gpu: MakeGpu, open_intel: 
     assert gpu.leaked > 0
 
 
-def test_large_data_goes_through_staging(tier: IntelTier) -> None:
+def test_large_data_goes_through_staging(tier):
     """In parts, to any offset and back."""
     tier._memory._staging_bytes = 4096
     state = tier.alloc(STATE, 10_000)

@@ -1,7 +1,5 @@
 """Engines broken on purpose, one real-world cause of schedule-dependent bits each."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

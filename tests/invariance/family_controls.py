@@ -1,7 +1,5 @@
 """Engines broken on purpose where experts and recurrent states can go wrong."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

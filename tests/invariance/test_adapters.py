@@ -1,8 +1,6 @@
 """A row's bits depend on its own adapters alone: not on those of others in its step, on chunks, on
 preemption, or on what others left in the prefix cache."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +13,6 @@ from contract.types import Request, SamplingParams
 from reference.model.adapters import Adapters
 from reference.runner import ModelRunner, StepInput, Submission
 from tests.adapters import write_adapter
-from tests.conftest import SyntheticModel
 from tests.invariance.engines import Bench, Schedule, assert_schedule_invariant, bench_on
 
 PROMPT = tuple(range(3, 40))
@@ -41,9 +38,7 @@ AGAIN = Schedule(
 
 
 @pytest.fixture(scope="module")
-def files(
-    synthetic_model: SyntheticModel, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, tuple[Path, ...]]:
+def files(synthetic_model, tmp_path_factory) -> tuple[Path, tuple[Path, ...]]:
     """A model, and two adapters of different ranks."""
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     folder = tmp_path_factory.mktemp("adapters")
@@ -52,14 +47,14 @@ def files(
 
 
 @pytest.fixture(scope="module", params=["cpu", "native", "opencl", "cuda"])
-def bench(request: pytest.FixtureRequest, files: tuple[Path, tuple[Path, ...]]) -> Iterator[Bench]:
+def bench(request, files) -> Iterator[Bench]:
     path, adapters = files
     with bench_on(request.param, path, adapters=adapters) as bench:
         yield bench
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_schedule_changes_no_bit(bench: Bench, schedule: Schedule) -> None:
+def test_a_schedule_changes_no_bit(bench, schedule):
     before = bench.preempted
     assert_schedule_invariant(bench, REQUESTS, schedule)
     assert (bench.preempted > before) == (schedule is SCHEDULES["preempted"])
@@ -67,16 +62,14 @@ def test_a_schedule_changes_no_bit(bench: Bench, schedule: Schedule) -> None:
     assert len(set(digests)) == len(REQUESTS)
 
 
-def test_only_equal_adapters_share_pages(bench: Bench) -> None:
+def test_only_equal_adapters_share_pages(bench):
     """Every second run finds the whole pages of its prompt, and no first one finds any."""
     before = bench.reused
     assert_schedule_invariant(bench, TWICE, AGAIN)
     assert bench.reused - before == len(REQUESTS) * (len(PROMPT) // 16 * 16)
 
 
-def test_a_request_without_is_the_models(
-    bench: Bench, files: tuple[Path, tuple[Path, ...]]
-) -> None:
+def test_a_request_without_is_the_models(bench, files):
     """Alone and beside adapters it gives what the model gives without any."""
     with Bench(files[0]) as plain:
         expected = plain.alone(REQUESTS[0])
@@ -99,7 +92,7 @@ class OthersAdapters:
         return getattr(self.inner, name)
 
 
-def test_anothers_adapter_is_found(files: tuple[Path, tuple[Path, ...]]) -> None:
+def test_anothers_adapter_is_found(files):
     """The proof fails where a token gets another token's adapter."""
     path, adapters = files
     with (
@@ -110,9 +103,7 @@ def test_anothers_adapter_is_found(files: tuple[Path, tuple[Path, ...]]) -> None
         assert_schedule_invariant(broken, REQUESTS, SCHEDULES["together"])
 
 
-def test_anothers_pages_are_found(
-    files: tuple[Path, tuple[Path, ...]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_anothers_pages_are_found(files, monkeypatch):
     """The proof fails where adapters are no part of the prefix cache's key."""
     path, adapters = files
     monkeypatch.setattr(Adapters, "identity", lambda self, scales: ())

@@ -1,9 +1,6 @@
 """The invariances on real weights: a bounded run of the default model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,14 +30,14 @@ card have synthetic models."""
 
 
 @pytest.fixture(scope="module", params=ON_REAL_WEIGHTS)
-def bench(request: pytest.FixtureRequest, default_model_path: Path) -> Iterator[Bench]:
+def bench(request, default_model_path) -> Iterator[Bench]:
     sizes = {"context": 64, "pages": 10, "step_tokens": 28}
     with bench_on(request.param, default_model_path, **sizes) as bench:
         yield bench
 
 
 @pytest.fixture(scope="module")
-def requests_(bench: Bench) -> list[Request]:
+def requests_(bench) -> list[Request]:
     encode = bench.model.tokenizer.encode
     return [
         Request(number, tuple(encode(text, parse_special=True)), 4, sampling)
@@ -58,17 +55,17 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_no_schedule_changes_a_bit(bench: Bench, requests_: list[Request], name: str) -> None:
+def test_no_schedule_changes_a_bit(bench, requests_, name):
     assert_schedule_invariant(bench, requests_, SCHEDULES[name])
     assert max(bench.runner.sequence_counts) > 1
     assert len(bench.runner.batch_sizes) > 2
 
 
-def test_prefill_logits_are_decode_logits(bench: Bench, requests_: list[Request]) -> None:
+def test_prefill_logits_are_decode_logits(bench, requests_):
     assert_prefill_equals_decode(bench, requests_[0], 24)
 
 
-def test_control_leaked_page(default_model_path: Path, requests_: list[Request]) -> None:
+def test_control_leaked_page(default_model_path, requests_):
     """Negative control: on real weights too a shared page changes logits."""
     with (
         Bench(

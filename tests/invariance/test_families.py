@@ -2,8 +2,6 @@
 
 Fewer examples a model than ``test_schedules`` draws, for more models."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -132,7 +130,7 @@ RUNS, FEWER_RUNS = runs(marks_of), runs(fewer_marks)
 
 
 @pytest.fixture(params=RUNS, scope="module")
-def bench(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[Bench]:
+def bench(request, synthetic_model) -> Iterator[Bench]:
     model, tier = request.param
     quant, kv_dtype = MODELS[model]
     path = synthetic_model(quant=quant, **FAMILIES[model])
@@ -140,7 +138,7 @@ def bench(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> It
         yield bench
 
 
-def test_no_schedule_changes_a_bit(bench: Bench) -> None:
+def test_no_schedule_changes_a_bit(bench):
     pool = pool_of(bench)
     assert_schedule_invariant(bench, pool, Schedule(chunk_tokens=5, steps_ahead=1))
     assert len(bench.runner.batch_sizes) >= 4, "the batch size hardly varied"
@@ -148,14 +146,14 @@ def test_no_schedule_changes_a_bit(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
-def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
+def test_prefill_logits_are_decode_logits(bench):
     prove_prefill(bench, FEW, pool_of(bench))
     # 42 tokens: far beyond a window, and three pages.
     assert_prefill_equals_decode(bench, POOL[5], 1)
 
 
 @pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
-def test_everyone_at_once(bench: Bench) -> None:
+def test_everyone_at_once(bench):
     """The whole pool: slots are used again and their states start anew. How far ahead steps are
     submitted matters where they are computed later."""
     for steps_ahead in (0, 1, 3) if bench.late else (3,):
@@ -164,7 +162,7 @@ def test_everyone_at_once(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_model_that_attends_nowhere(tier: str, synthetic_model: SyntheticModel) -> None:
+def test_a_model_that_attends_nowhere(tier, synthetic_model):
     """Every layer a delta net: a step has no page table."""
     recurrent = {**DELTA_NET, "interval": HYBRID["layers"] + 1}
     path = synthetic_model(quant="q8_0", **FAMILIES["qwen35"] | {"recurrent": recurrent})
@@ -176,7 +174,7 @@ def test_a_model_that_attends_nowhere(tier: str, synthetic_model: SyntheticModel
         assert_prefill_equals_decode(bench, POOL[0], 1)
 
 
-def test_every_architecture_is_here() -> None:
+def test_every_architecture_is_here():
     """Of those that are not dense."""
     found = {FAMILIES[name]["architecture"] for name in MODELS if name not in VARIANTS}
     assert found >= {fields["architecture"] for fields in FAMILIES.values()} - {"qwen2", "qwen3"}
@@ -191,7 +189,7 @@ BROKEN: dict[str, tuple[str, Callable[[], Any]]] = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-def test_control_schedules(fault: str, synthetic_model: SyntheticModel) -> None:
+def test_control_schedules(fault, synthetic_model):
     """Negative control: the proof fails on an engine with this fault."""
     name, tier = BROKEN[fault]
     path = synthetic_model(quant="f32", **FAMILIES[name])

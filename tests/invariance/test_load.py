@@ -1,7 +1,5 @@
 """The same load at many widths, on many threads and by definition: always the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,12 +74,12 @@ def prove_width_invariance(path: Path, widths: tuple[int, ...], tier: Callable[[
 
 
 @pytest.mark.parametrize(("tier", "quant"), RUNS)
-def test_crowd_at_every_width(synthetic_model: SyntheticModel, tier: str, quant: str) -> None:
+def test_crowd_at_every_width(synthetic_model, tier, quant):
     path = synthetic_model(architecture="qwen3", quant=quant, vocab=VOCAB)
     prove_width_invariance(path, WIDTHS, {"quick": quick_tier, "cpu": CpuTier}[tier])
 
 
-def test_control_kernel_that_falls_back_above_eight_rows(synthetic_model: SyntheticModel) -> None:
+def test_control_kernel_that_falls_back_above_eight_rows(synthetic_model):
     """Negative control: another kernel for larger batches is noticed, at 16 and not at 8."""
     path = synthetic_model(architecture="qwen3", quant="f32", vocab=VOCAB)
     with pytest.raises(AssertionError, match="logits of request"):
@@ -98,7 +96,7 @@ IMPLEMENTATIONS = {
 
 @pytest.fixture(scope="module", params=("llama q4_k_m", "qwen3 bf16"))
 def reference_run(
-    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
+    request, synthetic_model
 ) -> Iterator[tuple[Path, list[Request], dict[int, Trace]]]:
     architecture, quant = request.param.split()
     path = synthetic_model(
@@ -120,11 +118,11 @@ def prove_implementation(
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_threads_and_definitions_agree(reference_run: tuple, implementation: str) -> None:
+def test_threads_and_definitions_agree(reference_run, implementation):
     prove_implementation(reference_run, IMPLEMENTATIONS[implementation])
 
 
-def test_control_of_implementations(reference_run: tuple) -> None:
+def test_control_of_implementations(reference_run):
     """Negative control: a tier that sums products in another order is noticed."""
     with pytest.raises(AssertionError, match="implementation"):
         prove_implementation(reference_run, controls.split_k_tier)

@@ -3,8 +3,6 @@
 Prompts run one after another on a model; the logits of all positions that a hit leaves to compute
 are those of a run that found nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -22,7 +20,6 @@ from reference.limits import Limits, pages_for
 from reference.memory.kv import KvMemory
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
-from tests.conftest import SyntheticModel
 from tests.families_table import HYBRIDS
 from tests.named_tiers import named
 
@@ -54,9 +51,7 @@ SHORT = ("attention-i12", "hybrid")
     ],
     ids=lambda pair: "-".join(pair),
 )
-def runner(
-    request: pytest.FixtureRequest, synthetic_model: SyntheticModel
-) -> Iterator[ModelRunner]:
+def runner(request, synthetic_model) -> Iterator[ModelRunner]:
     tier_name, model_name = request.param
     chosen = MODELS[model_name]
     path: Path = synthetic_model(**chosen["fields"])
@@ -163,7 +158,7 @@ def memory_of(runner: ModelRunner, host_pages: int, kind: type[KvMemory] = KvMem
     return kind(PAGES, order=order, states=states, copies=copies, host_pages=host_pages)
 
 
-def test_pages_found_copied_and_brought_back_change_no_bit(runner: ModelRunner) -> None:
+def test_pages_found_copied_and_brought_back_change_no_bit(runner):
     """OTHER needs every page, so what follows it comes from host memory."""
     prompts = warm(runner, memory_of(runner, host_pages=8))
     recurrent = prompts.recurrent
@@ -172,7 +167,7 @@ def test_pages_found_copied_and_brought_back_change_no_bit(runner: ModelRunner) 
     assert prompts.memory.statistics.copied == (0 if recurrent else 2)
 
 
-def test_evicted_pages_are_computed_again(runner: ModelRunner) -> None:
+def test_evicted_pages_are_computed_again(runner):
     prompts = warm(runner, memory_of(runner, host_pages=0))
     assert prompts.hits[:4] == ([0, 32, 48, 0] if prompts.recurrent else [0, 47, 48, 0])
     assert prompts.memory.statistics.restored == 0
@@ -198,13 +193,13 @@ class WithoutLoading(KvMemory):
             self._copies.load = loading  # type: ignore[union-attr, method-assign]
 
 
-def test_pages_that_were_not_brought_back_change_bits(runner: ModelRunner) -> None:
+def test_pages_that_were_not_brought_back_change_bits(runner):
     """A negative control."""
     with pytest.raises(AssertionError, match="prompt 4 after a hit"):
         warm(runner, memory_of(runner, 8, WithoutLoading))
 
 
-def test_pages_that_were_not_copied_change_bits(runner: ModelRunner) -> None:
+def test_pages_that_were_not_copied_change_bits(runner):
     """A negative control; a recurrent model's hits end with a page, so it has nothing to copy."""
     if runner.recurrent.slot_bytes:
         assert warm(runner, memory_of(runner, 8, WithoutCopying)).memory.statistics.copied == 0

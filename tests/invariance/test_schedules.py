@@ -3,9 +3,7 @@
 Chunks, neighbours that join, leave and are cancelled, slots, pages and the waiting they cause
 are drawn at random; every position of every request is compared with the request run alone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -93,7 +91,7 @@ FEWER_RUNS = [
 
 
 @pytest.fixture(params=MARKED_RUNS, scope="module")
-def bench(request: pytest.FixtureRequest, synthetic_model: Callable[..., Any]) -> Iterator[Bench]:
+def bench(request, synthetic_model) -> Iterator[Bench]:
     model, tier = request.param
     fields, kv_dtype = MODELS[model]
     with bench_on(tier, synthetic_model(**SHAPE, **fields), kv_dtype=kv_dtype) as bench:
@@ -118,7 +116,7 @@ def prove_prefill(bench: Bench, how: settings, pool: Sequence[Request] = POOL) -
     proof()
 
 
-def test_no_schedule_changes_a_bit(bench: Bench) -> None:
+def test_no_schedule_changes_a_bit(bench):
     prove_schedules(bench, PROOF, POOL[:8] if bench.emulated else POOL)
     assert {1, 2} <= bench.runner.sequence_counts <= set(range(1, SLOTS + 1))
     assert len(bench.runner.batch_sizes) >= 8, "the batch size hardly varied"
@@ -126,14 +124,14 @@ def test_no_schedule_changes_a_bit(bench: Bench) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_no_schedule_changes_a_bit_for_long(bench: Bench) -> None:
+def test_no_schedule_changes_a_bit_for_long(bench):
     """As many on every tier."""
     prove_schedules(bench, LONG)
     prove_prefill(bench, LONG)
 
 
 @pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
-def test_preemption_and_prefixes_change_no_bit(bench: Bench) -> None:
+def test_preemption_and_prefixes_change_no_bit(bench):
     """Seven pages for four slots: who runs is preempted, comes back, and begins from what others
     computed."""
     pool = POOL[3:8] if bench.emulated else POOL
@@ -148,7 +146,7 @@ def test_preemption_and_prefixes_change_no_bit(bench: Bench) -> None:
     assert bench.reused > 0
 
 
-def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
+def test_prefill_logits_are_decode_logits(bench):
     prove_prefill(bench, PROOF, SHORT if bench.emulated else POOL)
     assert 1 in bench.runner.batch_sizes
     assert max(bench.runner.batch_sizes) > 16
@@ -160,7 +158,7 @@ def test_prefill_logits_are_decode_logits(bench: Bench) -> None:
     ids=lambda value: " on ".join(value) if isinstance(value, tuple) else str(value),
     indirect=["bench"],
 )
-def test_every_depth_of_the_pipeline(bench: Bench, steps_ahead: int) -> None:
+def test_every_depth_of_the_pipeline(bench, steps_ahead):
     """The whole pool, joining late, two of it cancelled."""
     pool = SHORT[::2] if bench.emulated else POOL
     ids = [request.id for request in pool]
@@ -174,14 +172,14 @@ def test_every_depth_of_the_pipeline(bench: Bench, steps_ahead: int) -> None:
 
 
 @pytest.mark.parametrize("bench", FEWER_RUNS, indirect=True)
-def test_every_token_alone_equals_one_chunk(bench: Bench) -> None:
+def test_every_token_alone_equals_one_chunk(bench):
     """The two extremes of chunking, on the longest prompt."""
     longest = max(SHORT if bench.emulated else POOL, key=lambda request: len(request.prompt))
     for chunk_tokens in (1, 64):
         assert_prefill_equals_decode(bench, longest, chunk_tokens)
 
 
-def test_the_pool_reaches_every_boundary() -> None:
+def test_the_pool_reaches_every_boundary():
     """Prompts cross pages of 16 and tiles of 64, some tokens are drawn and some are greedy."""
     lengths = {len(request.prompt) for request in POOL}
     assert min(lengths) == 1
@@ -210,7 +208,7 @@ SLOW = "contracted multiply-add"
     "fault",
     [pytest.param(fault, marks=[pytest.mark.soak] if fault == SLOW else []) for fault in BROKEN],
 )
-def test_control_schedules(fault: str, synthetic_model: Callable[..., Any]) -> None:
+def test_control_schedules(fault, synthetic_model):
     """Negative control: the proof fails on an engine with this fault."""
     path = synthetic_model(architecture="llama", quant="f32", **SHAPE)
     with BROKEN[fault](path) as bench, pytest.raises(AssertionError, match="request"):
@@ -218,7 +216,7 @@ def test_control_schedules(fault: str, synthetic_model: Callable[..., Any]) -> N
 
 
 @pytest.mark.parametrize("fault", ARITHMETIC_FAULTS)
-def test_control_prefill(fault: str, synthetic_model: Callable[..., Any]) -> None:
+def test_control_prefill(fault, synthetic_model):
     """Negative control: the proof fails on an engine with this fault."""
     path = synthetic_model(architecture="llama", quant="f32", **SHAPE)
     with BROKEN[fault](path) as bench, pytest.raises(AssertionError, match="logits differ"):

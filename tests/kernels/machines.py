@@ -1,7 +1,5 @@
 """Devices that a processor plays, with the kernels that GPU tiers share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial

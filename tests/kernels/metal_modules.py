@@ -1,7 +1,5 @@
 """Metal texts of the kernel dialect as C++, launched on arrays of this process."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from collections.abc import Callable

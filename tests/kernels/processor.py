@@ -1,7 +1,5 @@
 """Modules of the kernel dialect, run as OpenCL C on a processor over arrays of this process."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The text of a kernel for the compiler of a processor."""
 
-from __future__ import annotations
-
 from accel.kernels.source import Language, Module, Traits, module_source
 
 UNROLL = '#define UNROLL _Pragma("unroll")'

@@ -1,8 +1,6 @@
 """Attention for matrix units, whose work the items of a subgroup do here: C++ of Metal's text
 beside the definition, bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +63,7 @@ def tiled(known: Example, folder: Path, text: str = "") -> Floats:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_tiles_have_the_bits_of_the_definition(name: str, kernel_cache: Path) -> None:
+def test_tiles_have_the_bits_of_the_definition(name, kernel_cache):
     """Blocks of queries that are whole and others, windows, sinks, spans; rows that break."""
     known = example(CASES[name])
     expected = known.expected["y"]
@@ -83,7 +81,7 @@ def test_tiles_have_the_bits_of_the_definition(name: str, kernel_cache: Path) ->
         ("SCALE_SUM(of_low, 16)", "SCALE_SUM(of_low, 15)"),
     ],
 )
-def test_wrong_kernels_are_noticed(text: str, instead: str, kernel_cache: Path) -> None:
+def test_wrong_kernels_are_noticed(text, instead, kernel_cache):
     """Negative controls: keys in places of others, a sum in another order, spans that end
     elsewhere, a wrong weight."""
     kernel = module_source(Language.METAL, MODULE)

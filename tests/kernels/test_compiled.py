@@ -1,7 +1,5 @@
 """Compiled kernels of a wheel: one archive for each folder, with the bytes of every file."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil
@@ -26,7 +24,7 @@ ACCEL = ROOT / "accel"
 
 
 @pytest.fixture
-def package(tmp_path: Path) -> Path:
+def package(tmp_path) -> Path:
     """A copy of the folders of compiled kernels."""
     for name in FOLDERS:
         (tmp_path / name).mkdir(parents=True)
@@ -35,12 +33,12 @@ def package(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_every_folder_of_compiled_kernels_is_named() -> None:
+def test_every_folder_of_compiled_kernels_is_named():
     found = {path.parent.relative_to(ACCEL).as_posix() for path in ACCEL.rglob(f"*{SUFFIX}")}
     assert found == set(FOLDERS)
 
 
-def test_an_archive_has_the_bytes_of_the_files(package: Path) -> None:
+def test_an_archive_has_the_bytes_of_the_files(package):
     for name in FOLDERS:
         folder = package / name
         files = {path.stem: path.read_bytes() for path in folder.glob(f"*{SUFFIX}")}
@@ -56,7 +54,7 @@ def test_an_archive_has_the_bytes_of_the_files(package: Path) -> None:
         assert not archive_of(folder).exists()
 
 
-def test_the_same_files_give_the_same_archive(package: Path) -> None:
+def test_the_same_files_give_the_same_archive(package):
     found = []
     for _ in range(2):
         with archives(package):
@@ -65,13 +63,13 @@ def test_the_same_files_give_the_same_archive(package: Path) -> None:
     assert found[0] == found[1]
 
 
-def test_a_damaged_archive_is_an_error_of_the_file(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_an_error_of_the_file(tmp_path):
     archive_of(tmp_path / "modules").write_bytes(b"\xfd7zXZ\x00 and nothing of an archive")
     with pytest.raises(OSError, match="damaged"):
         read_compiled(tmp_path / "modules", "add")
 
 
-def test_without_an_archive_files_are_read(tmp_path: Path) -> None:
+def test_without_an_archive_files_are_read(tmp_path):
     for name in FOLDERS:
         with pytest.raises(FileNotFoundError, match="a checkout makes it by `python -m") as missing:
             read_compiled(tmp_path / name, "add")
@@ -84,7 +82,7 @@ def test_without_an_archive_files_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_wheel_has_archives_in_place_of_files(tmp_path: Path) -> None:
+def test_a_wheel_has_archives_in_place_of_files(tmp_path):
     """Built by the project's own backend, of a copy of the sources without a native library."""
     copy = tmp_path / "sources"
     tracked = subprocess.run(

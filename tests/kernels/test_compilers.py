@@ -1,8 +1,6 @@
 """Every module of the kernel dialect compiles as CUDA. As GLSL all are compiled already: see
 ``tests/vulkan/test_build.py``."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.kernels.source import Language, Module, Traits, module_source, modules
@@ -62,20 +60,20 @@ def built_by_nvrtc(text: str, architecture: str) -> str:
         nvrtc.nvrtcDestroyProgram(program)
 
 
-def test_every_op_and_every_format_are_built() -> None:
+def test_every_op_and_every_format_are_built():
     always = [module for module in MODULES if built_always(module, NEWEST)]
     assert {module.op for module in always} == set(OPS)
     assert {module.dtype for module in always} == {module.dtype for module in MODULES}
 
 
 @pytest.mark.parametrize(("module", "architecture"), BUILT, ids=str)
-def test_cuda(module: Module, architecture: str) -> None:
+def test_cuda(module, architecture):
     """Without a warning: everything for the newest, where a step's launches overlap, and every
     op in one format for the oldest."""
     assert built_by_nvrtc(module_source(Language.CUDA, module, NATIVE), architecture) == ""
 
 
-def test_an_error_in_cuda_is_found_where_it_is() -> None:
+def test_an_error_in_cuda_is_found_where_it_is():
     """The compiler names the kernel's file and line."""
     text = module_source(Language.CUDA, Module("add")).replace("A(a) + A(b)", "A(a) +")
     assert "add.k(6)" in built_by_nvrtc(text, OLDEST)

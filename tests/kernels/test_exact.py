@@ -1,7 +1,5 @@
 """The primitives of ``exact.k`` against numpy: what the self-test of a device asks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -79,12 +77,12 @@ def same(got: NDArray[np.uint32], requested: NDArray[np.uint32]) -> NDArray[np.b
 @pytest.mark.parametrize(
     "traits", [Traits(), Traits(divide=False, root=False, half=False)], ids=["native", "integers"]
 )
-def test_primitives_equal_numpy(traits: Traits) -> None:
+def test_primitives_equal_numpy(traits):
     """Subnormals, infinities, NaN, ties and overflow; by the device and in integers."""
     assert same(answered(traits), expected()).all()
 
 
-def test_a_wrong_primitive_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_primitive_is_noticed(monkeypatch):
     """A root of integers that is one too large fails, and nothing else."""
     from accel.kernels import source
 

@@ -1,7 +1,5 @@
 """Ops of work-groups that stand for several: which runs become one, and that no bit changes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +16,7 @@ from accel.packets.rules import lower_graph
 from accel.packets.schedule import schedule_levels
 from accel.packets.step import PRODUCTS, Step
 from accel.vulkan import tier as vulkan_tier
-from contract.dtypes import F32, I12, Q4_K, Q6_K, DType
+from contract.dtypes import F32, I12, Q4_K, Q6_K
 from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
@@ -44,7 +42,7 @@ def names(step: Step) -> Counter[str]:
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 40])
-def test_a_dense_layer_becomes_few_launches(synthetic_model: SyntheticModel, tokens: int) -> None:
+def test_a_dense_layer_becomes_few_launches(synthetic_model, tokens):
     """Ten waits a layer of Qwen3, nine where attention is not cut in parts. Of 40 tokens the last
     layer has one row behind its attention, as the logits."""
     model = open_model(synthetic_model(quant="q4_k_m", **FAMILIES["qwen3"]))
@@ -67,7 +65,7 @@ def test_a_dense_layer_becomes_few_launches(synthetic_model: SyntheticModel, tok
 
 
 @pytest.mark.parametrize("name", ["qwen2", "llama", "gemma3", "qwen3moe"])
-def test_nothing_is_lost(synthetic_model: SyntheticModel, name: str) -> None:
+def test_nothing_is_lost(synthetic_model, name):
     """Whatever outlives the step is written as often, and every operand read is written before."""
     model = open_model(synthetic_model(quant="q8_0", **FAMILIES[name]))
     graph = model.graph(whole_contexts(2, 200, I12, 64, 2))
@@ -130,16 +128,14 @@ def contents(tokens: int) -> dict[str, NDArray[Any]]:
 
 
 @pytest.fixture(scope="module")
-def tier(kernel_cache: Path) -> Iterator[Tier]:
+def tier(kernel_cache) -> Iterator[Tier]:
     with WAYS["vulkan"].opening(kernel_cache) as open_it, open_it() as opened:
         yield opened
 
 
 @pytest.mark.parametrize("also_reads", ["", "norm", "gated", "down"])
 @pytest.mark.parametrize("tokens", [1, 5, 20])
-def test_the_bits_are_those_of_the_ops_apart(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, also_reads: str, tokens: int
-) -> None:
+def test_the_bits_are_those_of_the_ops_apart(tier, monkeypatch, also_reads, tokens):
     """Also where something else reads what would not be written any more."""
     graph = layer(also_reads)
     run = partial(run_graph, tier, graph, ShapeKey(tokens, 0), contents(tokens))
@@ -160,9 +156,7 @@ def test_the_bits_are_those_of_the_ops_apart(
 
 @pytest.mark.parametrize("dtype", [Q4_K, Q6_K], ids=str)
 @pytest.mark.parametrize("segments", [3, 24, 29])
-def test_a_token_by_rows_of_any_length(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, segments: int, dtype: DType
-) -> None:
+def test_a_token_by_rows_of_any_length(tier, monkeypatch, segments, dtype):
     """Fewer segments than a group shares out, all it has room for, and more than that."""
     builder = GraphBuilder("product")
     columns = 256 * segments
@@ -189,9 +183,7 @@ def test_a_token_by_rows_of_any_length(
 @pytest.mark.parametrize(
     ("head_dim", "neox", "pairs"), [(128, 1, 64), (320, 1, 152), (512, 0, 256), (64, 0, 24)]
 )
-def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
-    tier: Tier, monkeypatch: pytest.MonkeyPatch, head_dim: int, neox: int, pairs: int
-) -> None:
+def test_heads_of_any_size_have_the_bits_of_the_ops_apart(tier, monkeypatch, head_dim, neox, pairs):
     """Of one segment and of two, turned as a whole or in part."""
     graph, bucket = heads_graph(head_dim, neox, True, pairs), ShapeKey(5, 0)
     rng = np.random.default_rng(head_dim)
@@ -206,7 +198,7 @@ def test_heads_of_any_size_have_the_bits_of_the_ops_apart(
 
 
 @pytest.mark.parametrize(("first", "together"), [(4, 1), (2, 0)])
-def test_a_gate_is_read_by_whole_vectors(first: int, together: int) -> None:
+def test_a_gate_is_read_by_whole_vectors(first, together):
     """One that begins within a vector stays apart."""
     builder = GraphBuilder("gate")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", HIDDEN))
@@ -220,7 +212,7 @@ def test_a_gate_is_read_by_whole_vectors(first: int, together: int) -> None:
     assert names(step)["swiglu_quantize"] == together
 
 
-def test_a_residual_that_is_the_product_itself_stays_apart() -> None:
+def test_a_residual_that_is_the_product_itself_stays_apart():
     """y + y has no other operand to add."""
     builder = GraphBuilder("twice")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", HIDDEN))
@@ -230,7 +222,7 @@ def test_a_residual_that_is_the_product_itself_stays_apart() -> None:
     assert names(fuse(lowered(builder.build(), ShapeKey(2, 0))))["add"] == 1
 
 
-def test_every_fused_op_has_a_kernel() -> None:
+def test_every_fused_op_has_a_kernel():
     """Named as the op is."""
     for name, op in FUSED.items():
         assert op.name == op.source == name

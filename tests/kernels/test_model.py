@@ -1,10 +1,6 @@
 """Whole models of launches of the kernels that GPU tiers share: the tokens and logits of the CPU
 tier."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from contract.dtypes import I12
@@ -12,7 +8,6 @@ from contract.types import Request
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.conftest import SyntheticModel
 from tests.few_rows import assert_definitions
 from tests.kernels.processor import cpu_device
 from tests.model_runs import SHORT, assert_same, generate
@@ -30,9 +25,7 @@ GREEDY = tuple(Request(one.id, one.prompt, 3, ignore_end=True) for one in SHORT[
         pytest.param(False, SHORT, id="banked-sampled", marks=pytest.mark.soak),
     ],
 )
-def test_a_model_gives_the_same_bits(
-    synthetic_model: SyntheticModel, kernel_cache: Path, shared: bool, requests: tuple[Request, ...]
-) -> None:
+def test_a_model_gives_the_same_bits(synthetic_model, kernel_cache, shared, requests):
     """Prompts in chunks, decode, sampling of every sort, in a format that has few kernels."""
     model = open_model(synthetic_model(quant="q8_0"))
     expected = generate(model, CpuTier(), requests, I12)
@@ -41,9 +34,7 @@ def test_a_model_gives_the_same_bits(
 
 
 @pytest.mark.soak
-def test_streamed_weights_give_the_same_bits(
-    synthetic_model: SyntheticModel, kernel_cache: Path
-) -> None:
+def test_streamed_weights_give_the_same_bits(synthetic_model, kernel_cache):
     """All that can be streamed, by launches of work-groups in a queue."""
     model = open_model(synthetic_model(quant="q8_0", layers=4))
     expected = generate(model, CpuTier(), GREEDY, I12)
@@ -57,9 +48,7 @@ def test_streamed_weights_give_the_same_bits(
 
 
 @pytest.mark.long
-def test_steps_of_few_rows_are_the_definitions(
-    synthetic_model: SyntheticModel, kernel_cache: Path
-) -> None:
+def test_steps_of_few_rows_are_the_definitions(synthetic_model, kernel_cache):
     """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
     model = open_model(synthetic_model(quant="q8_0"))
     with work_group_tier(cpu_device(), kernel_cache) as tier:

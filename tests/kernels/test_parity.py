@@ -5,13 +5,10 @@ Devices that a processor plays cannot run all cases: ZINC_RT_PARITY_CASES asks f
 opcode and storage type, or for all; ZINC_RT_PARITY_PART=3/8 is the third of eight parts of the soak
 tests' cases."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -218,13 +215,13 @@ that turns fast mathematics off by another message; the other driver's ring and 
 
 
 @pytest.fixture(scope="module")
-def machine(request: pytest.FixtureRequest) -> str:
+def machine(request) -> str:
     """A name in MACHINES."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def tier(machine: str, kernel_cache: Path) -> Iterator[Tier]:
+def tier(machine, kernel_cache) -> Iterator[Tier]:
     """One tier of a machine for all its cases."""
     with MACHINES[machine](kernel_cache) as opened:
         yield opened
@@ -235,7 +232,7 @@ def problems_of(tier: Tier, cases: list[Case]) -> list[str]:
     return [f"{case}: {found}" for case in cases for found in compare(tier, case).items()]
 
 
-def test_every_op_of_the_table_is_compared() -> None:
+def test_every_op_of_the_table_is_compared():
     """The cases lower to all of them but those that no opcode alone becomes."""
     assert {case.opcode for case in CASES["work-groups"]} == set(STRATEGIES)
     found = set()
@@ -248,12 +245,12 @@ def test_every_op_of_the_table_is_compared() -> None:
 
 
 @pytest.mark.parametrize("name", ["metal-simulated", "intel-simulated", "gfx1201"])
-def test_every_opcode_is_compared(name: str) -> None:
+def test_every_opcode_is_compared(name):
     """On each simulated device that is not a variant of another."""
     assert {case.opcode for case in CASES[name]} == set(STRATEGIES)
 
 
-def test_parts_are_the_whole() -> None:
+def test_parts_are_the_whole():
     cases = chosen("all")
     assert sorted(map(str, cases)) == sorted(
         str(case) for number in (1, 2, 3) for case in part(cases, f"{number}/3")
@@ -270,7 +267,7 @@ def test_parts_are_the_whole() -> None:
     indirect=["machine"],
     scope="module",
 )
-def test_parity(tier: Tier, case: Case) -> None:
+def test_parity(tier, case):
     """Every element of every output and updated operand equals the definition's."""
     assert problems_of(tier, [case]) == []
 
@@ -286,7 +283,7 @@ def test_parity(tier: Tier, case: Case) -> None:
     indirect=["machine"],
     scope="module",
 )
-def test_all(tier: Tier, machine: str, group: str) -> None:
+def test_all(tier, machine, group):
     """Every case of the suite, or of the part that ZINC_RT_PARITY_PART asks for; of the older AMD
     GPU a sixteenth."""
     asked = {*map(id, part(chosen("all"), "1/16" if machine == "gfx1100" else PART))}
@@ -294,9 +291,7 @@ def test_all(tier: Tier, machine: str, group: str) -> None:
 
 
 @pytest.mark.parametrize(("machine", "choices", "cases"), OTHERS)
-def test_other_devices(
-    kernel_cache: Path, machine: str, choices: dict[str, Any], cases: list[Case]
-) -> None:
+def test_other_devices(kernel_cache, machine, choices, cases):
     """Some cases, on a device that is like that machine's but for one thing."""
     assert cases
     with MACHINES[machine](kernel_cache, **choices) as tier:
@@ -304,7 +299,7 @@ def test_other_devices(
 
 
 @pytest.mark.long
-def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrolled_loops(kernel_cache, monkeypatch):
     """As accelerators get the text, see ``rolled_source``, and optimized."""
     monkeypatch.setattr(modules, "module_source", source.module_source)
     monkeypatch.setattr(runtime, "module_options", module_options)
@@ -314,9 +309,7 @@ def test_unrolled_loops(kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("machine", [on("work-groups", "add"), on("metal-simulated", "add")])
-def test_a_wrong_kernel_is_noticed(
-    kernel_cache: Path, monkeypatch: pytest.MonkeyPatch, machine: str
-) -> None:
+def test_a_wrong_kernel_is_noticed(kernel_cache, monkeypatch, machine):
     """One addition turned round fails; kernels of AMD GPUs are built ahead."""
     stored = source._file
     monkeypatch.setattr(

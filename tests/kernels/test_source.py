@@ -1,7 +1,5 @@
 """Texts of kernels: complete, of the table of ops, and like those that another compiler makes."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess
@@ -24,7 +22,7 @@ from tests.needs import missing
 BYTES = {"uint": 4, "int": 4, "float": 4, "U64": 8}
 
 
-def test_every_op_has_a_module_for_every_storage_type() -> None:
+def test_every_op_has_a_module_for_every_storage_type():
     """An op of the table without a kernel file fails here."""
     made = modules()
     assert {module.op for module in made} >= set(TABLE)
@@ -36,7 +34,7 @@ def test_every_op_has_a_module_for_every_storage_type() -> None:
 
 
 @pytest.mark.parametrize("language", Language)
-def test_a_text_is_complete(language: Language) -> None:
+def test_a_text_is_complete(language):
     """Nothing is left to include, and nothing is there twice."""
     for module in modules():
         text = module_source(language, module)
@@ -44,7 +42,7 @@ def test_a_text_is_complete(language: Language) -> None:
         assert text.count('#line 1 "exact.k"') == text.count(f'#line 1 "{module.op}.k"') == 1
 
 
-def test_no_kernel_takes_the_larger_of_an_integer_and_its_negation() -> None:
+def test_no_kernel_takes_the_larger_of_an_integer_and_its_negation():
     """NVIDIA's compilers lose the negation in a chain of such maxima."""
     magnitude = re.compile(r"\b(?:MAX_I|max)\((?:\([^()]*\))?([^(),]+), -\1\)")
     assert magnitude.search("most = MAX_I(most, MAX_I(m[i], -m[i]));")
@@ -53,13 +51,13 @@ def test_no_kernel_takes_the_larger_of_an_integer_and_its_negation() -> None:
     assert [path for path, text in texts.items() if magnitude.search(text)] == []
 
 
-def test_an_op_without_a_kernel_is_an_error() -> None:
+def test_an_op_without_a_kernel_is_an_error():
     """And not a text without a kernel."""
     with pytest.raises(KeyError, match="no_such_op"):
         module_source(Language.OPENCL, Module("no_such_op"))
 
 
-def test_lines_are_those_of_the_files() -> None:
+def test_lines_are_those_of_the_files():
     """A compiler names the file and line an error is in, behind an include too."""
     text = module_source(Language.CUDA, Module("rms_norm")).splitlines()
     file, number, lines_of = "", 0, {}
@@ -76,7 +74,7 @@ def test_lines_are_those_of_the_files() -> None:
     assert lines_of["rms_norm.k", 1] == lines[0]
 
 
-def test_the_packet_is_that_of_the_host() -> None:
+def test_the_packet_is_that_of_the_host():
     """Fields in the order, of the types and at the offsets of numpy's record."""
     assert PACKET.fields is not None
     offset, fields = 0, iter(PACKET.names or ())
@@ -88,7 +86,7 @@ def test_the_packet_is_that_of_the_host() -> None:
     assert next(fields, None) is None
 
 
-def test_constants_are_those_of_the_host() -> None:
+def test_constants_are_those_of_the_host():
     """Of packets, records and formats."""
     found = dict(re.findall(r"#define (\w+) (\w+)\n", packet_constants()))
     numbers = {name: int(text.rstrip("ul"), 0) for name, text in found.items()}
@@ -99,7 +97,7 @@ def test_constants_are_those_of_the_host() -> None:
     assert numbers["SAMPLING_TOP_K"] == 4
 
 
-def test_operands_sizes_and_reals_have_the_names_of_the_table() -> None:
+def test_operands_sizes_and_reals_have_the_names_of_the_table():
     """Whatever a kernel reads of its packet."""
     for op in OPS:
         module = next(module for module in modules() if module.op == op.name)
@@ -111,7 +109,7 @@ def test_operands_sizes_and_reals_have_the_names_of_the_table() -> None:
         assert declared == [*operands, *op.sizes, *op.reals, "arrangement"]
 
 
-def test_what_a_device_cannot_do_is_in_the_text() -> None:
+def test_what_a_device_cannot_do_is_in_the_text():
     """The macros that choose between its instructions and integers."""
     for able in (True, False):
         traits = Traits(divide=able, root=able, half=able, dot=able)
@@ -139,7 +137,7 @@ def crossed(module: Module, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("module", long_except(modules(), *ONE_OF_EACH), ids=str)
-def test_both_texts_ask_for_the_same(module: Module, tmp_path: Path) -> None:
+def test_both_texts_ask_for_the_same(module, tmp_path):
     """The kernel's built-in arguments, the group's items, and whether items wait for each other."""
     theirs, ours = crossed(module, tmp_path), module_source(Language.METAL, module)
     kernel = theirs[theirs.index("kernel void") :]

@@ -1,8 +1,6 @@
 """Products for matrix units, in tiles and from planes of bytes, whose work the items of a subgroup
 do here: C++ of Metal's text beside that of the kernel of packed dots, on the same bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -37,7 +35,7 @@ Texts = Mapping[str, Callable[[str], str]]
 
 
 @pytest.fixture(autouse=True)
-def two_groups_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_groups_of_tokens(monkeypatch) -> None:
     """The second one is not whole, however many tokens a group has."""
     planes = {"weight planes": plane_bytes(ROWS, COLUMNS), "x planes": plane_bytes(TOKENS, COLUMNS)}
     monkeypatch.setattr(product_check, "TOKENS", TOKENS)
@@ -101,7 +99,7 @@ def replaced(text: str, instead: str) -> Callable[[str], str]:
         for op in ops
     ],
 )
-def test_tiles_have_the_bits_of_packed_dots(op: str, dtype: DType, kernel_cache: Path) -> None:
+def test_tiles_have_the_bits_of_packed_dots(op, dtype, kernel_cache):
     """All codes, scales and activations there can be, several groups of rows and of tokens, the
     last ones not whole, more than a span of columns; planes have rests of other bytes."""
     expected, found = right(dtype, kernel_cache), result(op, dtype, kernel_cache)
@@ -110,7 +108,7 @@ def test_tiles_have_the_bits_of_packed_dots(op: str, dtype: DType, kernel_cache:
 
 
 @pytest.mark.parametrize("op", WIDE_PRODUCTS)
-def test_a_residual_may_be_y(op: str, kernel_cache: Path) -> None:
+def test_a_residual_may_be_y(op, kernel_cache):
     """No total is stored before the residual of its element is added."""
     found = result(op, Q4_K, kernel_cache, over_y=True)
     assert np.array_equal(found, right(Q4_K, kernel_cache), equal_nan=True)
@@ -162,9 +160,7 @@ CONTROLS = [
 
 
 @pytest.mark.parametrize(("op", "changed", "text", "instead"), CONTROLS)
-def test_wrong_kernels_are_noticed(
-    op: str, changed: str, text: str, instead: str, kernel_cache: Path
-) -> None:
+def test_wrong_kernels_are_noticed(op, changed, text, instead, kernel_cache):
     """Negative controls: a wrong weight of the high bytes, spans that end elsewhere, minima off,
     scales of another block, sums that do not begin at zero, the last step of a unit with scales of
     the step before, the same columns again after it; tokens and rows that no subgroup has, scales
@@ -174,7 +170,7 @@ def test_wrong_kernels_are_noticed(
 
 
 @pytest.mark.parametrize("instead", ["unit >= SPAN_SEGMENTS", "unit >= 2u * SPAN_SEGMENTS"])
-def test_totals_of_several_spans(instead: str, kernel_cache: Path) -> None:
+def test_totals_of_several_spans(instead, kernel_cache):
     """Both kernels with a span a unit, and a total that is forgotten."""
     short = replaced("define SPAN_SEGMENTS 4u", "define SPAN_SEGMENTS 1u")
     texts = {

@@ -1,7 +1,5 @@
 """Pages with contents, whose scope and which tokens: what a sequence reads can be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 
 import numpy as np

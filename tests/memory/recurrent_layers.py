@@ -2,8 +2,6 @@
 
 What a token brings is a function of its id, so a sequence is a list of ids."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any

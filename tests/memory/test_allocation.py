@@ -1,10 +1,8 @@
 """What a plan predicts is what a tier allocates, within one part in a hundred."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,7 +18,7 @@ from accel.opencl.runtime import Choices
 from accel.opencl.tier import OpenClTier
 from accel.vulkan.runtime import Choices as VulkanChoices
 from accel.vulkan.tier import VulkanTier
-from contract.dtypes import F16, F32, I3R, I12, Q8_0, DType
+from contract.dtypes import F16, F32, I3R, I12, Q8_0
 from contract.footprint import Footprint
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.tier import Tier
@@ -85,7 +83,7 @@ WAYS = ("cpu", "native", "opencl", "opencl-banked", "vulkan", "vulkan-own", "cud
 
 
 @pytest.fixture(params=WAYS)
-def tier(request: pytest.FixtureRequest, kernel_cache: Path) -> Iterator[Tier]:
+def tier(request, kernel_cache) -> Iterator[Tier]:
     with open_tier_of(request.param, kernel_cache) as opened:
         yield opened
 
@@ -185,7 +183,7 @@ COMBINED = [
 
 
 @pytest.mark.parametrize(("tier", "case"), COMBINED, indirect=["tier"])
-def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case: str) -> None:
+def test_synthetic_models(tier, synthetic_model, case):
     """Weights and pages of many types, experts, states, one slot and four."""
     fields, kv_dtype, slots = CASES[case]
     model = open_model(synthetic_model(**fields))
@@ -193,7 +191,7 @@ def test_synthetic_models(tier: Tier, synthetic_model: Callable[..., Path], case
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl-banked"], indirect=True)
-def test_constraints_are_in_the_plan(tier: Tier, synthetic_model: Callable[..., Path]) -> None:
+def test_constraints_are_in_the_plan(tier, synthetic_model):
     """Masks, biases and listed tokens of every slot; without them nothing is planned for them."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m", vocab=40_000))
     plain = whole_contexts(4, CONTEXT, F16, CHUNK + 4, 4)
@@ -203,9 +201,7 @@ def test_constraints_are_in_the_plan(tier: Tier, synthetic_model: Callable[..., 
     assert more >= 4 * 40_000 // 8 + 4 * 1000 * 8 + 4 * (1 + 2 * 20) * 4
 
 
-def test_experts_are_kept_up_to_a_limit(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_are_kept_up_to_a_limit(synthetic_model, monkeypatch):
     """Half of the experts' memory: the plan has that half, and the tier comes close from below."""
     model = open_model(synthetic_model(**family_fields("qwen3moe", "q8_0")))
     limits = whole_contexts(1, CONTEXT, F16, CHUNK + 1, 1)
@@ -233,7 +229,7 @@ def test_experts_are_kept_up_to_a_limit(
     indirect=["tier"],
     ids=str,
 )
-def test_default_model(tier: Tier, default_model: Model, kv_dtype: DType) -> None:
+def test_default_model(tier, default_model, kv_dtype):
     """A whole model; the interpreter sees what tiers make of host memory, whatever they count.
 
     Not where a processor plays a graphics card: that takes minutes and shows nothing more."""
@@ -253,9 +249,7 @@ def check(model: Model, tier: Tier, limits: Limits, trace: bool = False) -> tupl
     return traced, plan.allocated
 
 
-def test_a_wrong_prediction_is_noticed(
-    synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_prediction_is_noticed(synthetic_model, monkeypatch):
     """Negative control: a tier that forgets its prepared weights misses by more than allowed."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
     limits = whole_contexts(1, 64, F16, CHUNK + 1, 1)
@@ -266,7 +260,7 @@ def test_a_wrong_prediction_is_noticed(
     assert not close(counted, plan.allocated)
 
 
-def test_attention_stays_within_its_workspace(synthetic_model: Callable[..., Path]) -> None:
+def test_attention_stays_within_its_workspace(synthetic_model):
     """At full context, what a step of the CPU tier takes and gives back is what was planned."""
     model = open_model(synthetic_model(architecture="llama", quant="q8_0", context=32768))
     limits = whole_contexts(1, 32768, F16, 2, 1)

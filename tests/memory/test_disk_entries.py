@@ -1,10 +1,9 @@
 """Files of the disk cache: what is not exactly what was written is never used."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +39,12 @@ def payload_of(number: int) -> Bytes:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CacheFolder:
+def folder(tmp_path) -> CacheFolder:
     return CacheFolder(tmp_path, PLENTY)
 
 
 @pytest.fixture
-def written(folder: CacheFolder) -> Path:
+def written(folder) -> Path:
     """The path of a valid file."""
     entry = entry_of(folder, 1)
     assert folder.write(entry, payload_of(1))
@@ -62,7 +61,7 @@ def problem(folder: CacheFolder, number: int = 1) -> str:
     return ""
 
 
-def test_a_file_has_what_was_written(folder: CacheFolder, written: Path) -> None:
+def test_a_file_has_what_was_written(folder, written):
     assert problem(folder) == ""
     assert written.stat().st_size == HEADER_BYTES + NBYTES
     assert not folder.write(entry_of(folder, 1), payload_of(1)), "it is there already"
@@ -70,7 +69,7 @@ def test_a_file_has_what_was_written(folder: CacheFolder, written: Path) -> None
         problem(folder, 2)
 
 
-def test_every_flipped_bit_is_found(folder: CacheFolder, written: Path) -> None:
+def test_every_flipped_bit_is_found(folder, written):
     """One bit of each byte of the header, of the ids, of the checksum and of the payload."""
     whole = written.read_bytes()
     for index in range(len(whole)):
@@ -82,7 +81,7 @@ def test_every_flipped_bit_is_found(folder: CacheFolder, written: Path) -> None:
     assert problem(folder) == ""
 
 
-def test_every_other_length_is_found(folder: CacheFolder, written: Path) -> None:
+def test_every_other_length_is_found(folder, written):
     whole = written.read_bytes()
     for length in range(len(whole)):
         written.write_bytes(whole[:length])
@@ -93,7 +92,7 @@ def test_every_other_length_is_found(folder: CacheFolder, written: Path) -> None
     assert problem(folder) == "damaged", "blocks that a loss of power left empty"
 
 
-def test_files_of_others_are_found(folder: CacheFolder, written: Path, tmp_path: Path) -> None:
+def test_files_of_others_are_found(folder, written, tmp_path):
     whole = written.read_bytes()
     other = entry_of(folder, 2)
     folder.write(other, payload_of(2))
@@ -111,9 +110,7 @@ def test_files_of_others_are_found(folder: CacheFolder, written: Path, tmp_path:
     assert problem(folder) == ""
 
 
-def test_a_file_of_another_version_is_found(
-    folder: CacheFolder, written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_another_version_is_found(folder, written, monkeypatch):
     """Its checksum is right."""
     written.unlink()
     with monkeypatch.context() as patch:
@@ -122,7 +119,7 @@ def test_a_file_of_another_version_is_found(
     assert problem(folder) == "version"
 
 
-def test_what_is_no_file_stops_nobody(folder: CacheFolder, written: Path) -> None:
+def test_what_is_no_file_stops_nobody(folder, written):
     written.unlink()
     os.mkfifo(written)
     assert problem(folder) == "foreign", "a pipe without a writer"
@@ -136,16 +133,14 @@ def test_what_is_no_file_stops_nobody(folder: CacheFolder, written: Path) -> Non
         problem(folder)
 
 
-def test_a_state_is_no_page(folder: CacheFolder, written: Path) -> None:
+def test_a_state_is_no_page(folder, written):
     state = entry_of(folder, 1, EntryKind.STATE)
     (folder.path / state.path).write_bytes(written.read_bytes())
     with pytest.raises(BrokenEntry, match="foreign"):
         read_entry(folder.path, state, folder.secret)
 
 
-def test_without_the_checksum_a_flipped_bit_would_be_used(
-    folder: CacheFolder, written: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_checksum_a_flipped_bit_would_be_used(folder, written, monkeypatch):
     """The negative control."""
     monkeypatch.setattr(entry_module, "_checksum", lambda *parts: bytes(32))
     written.unlink()
@@ -157,7 +152,7 @@ def test_without_the_checksum_a_flipped_bit_would_be_used(
         problem(folder)
 
 
-def test_names_say_nothing_without_the_secret(tmp_path: Path) -> None:
+def test_names_say_nothing_without_the_secret(tmp_path):
     one, two = (CacheFolder(tmp_path / name, PLENTY) for name in ("one", "two"))
     assert one.secret != two.secret
     assert entry_of(one, 1).name != entry_of(two, 1).name
@@ -167,7 +162,7 @@ def test_names_say_nothing_without_the_secret(tmp_path: Path) -> None:
     assert not mode & 0o077, "only its owner reads it"
 
 
-def test_names_depend_on_all_that_bytes_depend_on() -> None:
+def test_names_depend_on_all_that_bytes_depend_on():
     names = [
         PageNames(secret, function).page(PageNames(secret, function).root(scope), tokens)
         for secret in (bytes(32), bytes([1] * 32))
@@ -178,7 +173,7 @@ def test_names_depend_on_all_that_bytes_depend_on() -> None:
     assert len(set(names)) == 2 * 2 * 4 * 2
 
 
-def test_a_cut_secret_is_made_anew(tmp_path: Path) -> None:
+def test_a_cut_secret_is_made_anew(tmp_path):
     folder = CacheFolder(tmp_path, PLENTY)
     folder.write(entry_of(folder, 1), payload_of(1))
     (folder.path / SECRET).write_bytes(folder.secret[:5])
@@ -191,12 +186,15 @@ def used(folder: CacheFolder) -> int:
     return sum(file.nbytes for file in folder.files())
 
 
-def test_the_folder_is_bounded_and_what_was_not_used_goes_first(tmp_path: Path) -> None:
+@pytest.mark.parametrize("clock", ["right", "once wrong"])
+def test_the_folder_is_bounded_and_what_was_not_used_goes_first(clock, tmp_path):
+    """Also if a clock was ahead for a while, from which pages have times of the future."""
     size = HEADER_BYTES + NBYTES
     folder = CacheFolder(tmp_path, 8 * size)
     for number in range(8):
         assert folder.write(entry_of(folder, number), payload_of(number))
-        folder.touch([entry_of(folder, number)], 1_000 + number)
+        ahead = clock == "once wrong" and number == 1
+        folder.touch([entry_of(folder, number)], 1_000 + number + ahead * 2 * time.time_ns())
     folder.touch([entry_of(folder, 0), entry_of(folder, 3)], 5_000)
     for number in range(8, 11):
         folder.write(entry_of(folder, number), payload_of(number))
@@ -206,7 +204,7 @@ def test_the_folder_is_bounded_and_what_was_not_used_goes_first(tmp_path: Path) 
     assert not folder.write(entry_of(folder, 99)._replace(nbytes=9 * size), payload_of(9))
 
 
-def test_files_of_others_and_left_overs_count_and_strangers_stay(tmp_path: Path) -> None:
+def test_files_of_others_and_left_overs_count_and_strangers_stay(tmp_path):
     size = HEADER_BYTES + NBYTES
     one, two = (CacheFolder(tmp_path, 40 * size) for _ in range(2))
     stranger = one.path / "notes.txt"
@@ -223,7 +221,7 @@ def test_files_of_others_and_left_overs_count_and_strangers_stay(tmp_path: Path)
     assert stranger.exists(), "what is not the cache's is not touched"
 
 
-def test_removing_a_scope_leaves_the_others(folder: CacheFolder) -> None:
+def test_removing_a_scope_leaves_the_others(folder):
     mine, other = entry_of(folder, 1), entry_of(folder, 2)._replace(scope="f" * 32)
     folder.write(mine, payload_of(1))
     folder.write(other, payload_of(2))
@@ -250,7 +248,7 @@ print(wrong, used(folder) <= 2 * 40 * (HEADER_BYTES + NBYTES))
 """
 
 
-def test_processes_that_write_one_folder_see_whole_files(tmp_path: Path) -> None:
+def test_processes_that_write_one_folder_see_whole_files(tmp_path):
     """They make its secret together, write the same names, and evict what others wrote."""
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     processes = [

@@ -1,11 +1,8 @@
 """Reading a prompt's files into memory that is used again, while others load what was read."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,12 +41,12 @@ def taken(reading: Reading, give_back: Callable[[int], None]) -> Iterator[Bytes]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> CacheFolder:
+def folder(tmp_path) -> CacheFolder:
     return CacheFolder(tmp_path, PLENTY)
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Iterator[DiskCache]:
+def cache(tmp_path) -> Iterator[DiskCache]:
     opened = DiskCache(
         DiskCacheOptions(tmp_path, PLENTY, "a function", read_bytes=1), [].append, lambda: 0.0
     )
@@ -79,9 +76,7 @@ def read_all(cache: DiskCache, pages: list[Entry], states: list[Entry] | None = 
 
 
 @pytest.mark.parametrize("count", [1, TOGETHER, 2 * TOGETHER, 2 * TOGETHER + 1, 40])
-def test_all_pages_come_in_order_through_little_memory(
-    cache: DiskCache, folder: CacheFolder, count: int
-) -> None:
+def test_all_pages_come_in_order_through_little_memory(cache, folder, count):
     found, state = read_all(cache, entries(folder, count))
     assert state is None
     assert len(found) == count
@@ -89,16 +84,14 @@ def test_all_pages_come_in_order_through_little_memory(
 
 
 @pytest.mark.parametrize("missing", range(14))
-def test_it_ends_before_the_first_page_that_is_not_there(
-    cache: DiskCache, folder: CacheFolder, missing: int
-) -> None:
+def test_it_ends_before_the_first_page_that_is_not_there(cache, folder, missing):
     found, _ = read_all(cache, entries(folder, 14, without=missing))
     assert len(found) == missing
     assert all((page == payload_of(number)).all() for number, page in enumerate(found))
 
 
 @pytest.mark.parametrize("missing", [0, 5, 11])
-def test_it_ends_with_a_state(cache: DiskCache, folder: CacheFolder, missing: int) -> None:
+def test_it_ends_with_a_state(cache, folder, missing):
     """Pages behind the last state that follows whole pages were loaded for nothing."""
     pages = entries(folder, 14, without=missing)
     pages[missing:] = [page._replace(tokens=bytes(64)) for page in pages[missing:]]
@@ -135,7 +128,7 @@ class ByHand:
         )
 
 
-def test_threads_leave_where_there_is_no_room() -> None:
+def test_threads_leave_where_there_is_no_room():
     """Others' prompts are read meanwhile. It is not the disk that is waited for."""
     one = ByHand(20)
     assert not one.reading.ready
@@ -156,7 +149,7 @@ def test_threads_leave_where_there_is_no_room() -> None:
 
 @pytest.mark.parametrize("loaded", range(3))
 @pytest.mark.parametrize("how", ["cut", "cancel"])
-def test_it_can_be_ended_at_any_point(how: str, loaded: int) -> None:
+def test_it_can_be_ended_at_any_point(how, loaded):
     one = ByHand(20)
     for _ in range(loaded):
         one.reading.work()
@@ -174,7 +167,7 @@ def test_it_can_be_ended_at_any_point(how: str, loaded: int) -> None:
     assert one.reading.over
 
 
-def test_a_page_that_is_not_valid_ends_it() -> None:
+def test_a_page_that_is_not_valid_ends_it():
     one = ByHand(20, broken=8)
     found: list[int] = []
     while not one.reading.over:
@@ -183,7 +176,7 @@ def test_a_page_that_is_not_valid_ends_it() -> None:
     assert found == list(range(8))
 
 
-def test_memory_is_not_written_while_it_is_loaded() -> None:
+def test_memory_is_not_written_while_it_is_loaded():
     """A thread that is late with a page of a reading that was cut, too, writes in its own place."""
     one, gate, begun = ByHand(7), threading.Event(), threading.Event()
     read = one.reading._read

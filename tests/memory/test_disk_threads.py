@@ -1,12 +1,7 @@
 """What the thread of an engine asks of the disk cache while the cache's own threads work."""
 
-from __future__ import annotations
-
 import threading
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from reference.memory.disk.cache import DiskCache, DiskCacheOptions
 from reference.memory.disk.folder import CacheFolder
@@ -15,9 +10,7 @@ from tests.memory.test_disk_reading import Memory
 from tests.patience import PATIENCE_SECONDS
 
 
-def test_a_scope_is_forgotten_until_the_last_removal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scope_is_forgotten_until_the_last_removal(tmp_path, monkeypatch):
     """A tenant may be removed again before the files of its first removal are gone: what was
     written in between is not found."""
     removing, gates = [threading.Event(), threading.Event()], [threading.Event(), threading.Event()]

@@ -3,8 +3,6 @@
 Pages have contents here: whose scope and which tokens. So a page given away too early, brought back
 wrongly or found by the wrong tenant shows in what a sequence reads."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -245,7 +243,11 @@ class MemoryMachine(RuleBasedStateMachine):
         self.memory.clear()
         self.running.clear()
         self.published.clear()
-        assert (self.memory.free, self.memory.cached, len(self.memory._spilled)) == (PAGES, 0, 0)
+        assert (self.memory.free, self.memory.cached, len(self.memory._cached.in_host)) == (
+            PAGES,
+            0,
+            0,
+        )
 
     @invariant()
     def every_sequence_reads_what_it_wrote(self) -> None:
@@ -332,7 +334,7 @@ BROKEN = [Leaking, OneScope, EvictingHeld, ForgettingToProtect, SharingWritten]
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda kind: kind.__name__)
-def test_a_broken_memory_is_found_out(broken: type[KvMemory]) -> None:
+def test_a_broken_memory_is_found_out(broken):
     """The negative control of the machine: each of these mistakes fails it."""
 
     class Broken(MemoryMachine):

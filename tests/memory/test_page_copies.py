@@ -1,7 +1,5 @@
 """Pages copied, saved and loaded in the queue of steps: the same bytes, on every tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np
@@ -96,13 +94,13 @@ class Pools:
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+def tier(request) -> Iterator[Tier]:
     with open_way(request.param) as opened:
         yield opened
 
 
 @pytest.fixture(params=KV_DTYPES, ids=str)
-def pools(tier: Tier, request: pytest.FixtureRequest) -> Iterator[Pools]:
+def pools(tier, request) -> Iterator[Pools]:
     built = Pools(tier, request.param)
     yield built
     built.close()
@@ -115,7 +113,7 @@ def written(pools: Pools, *seeds: int) -> list[bytes]:
     return pools.read()[: len(seeds)]
 
 
-def test_a_copy_has_the_bytes_its_source_has_at_that_point_of_the_queue(pools: Pools) -> None:
+def test_a_copy_has_the_bytes_its_source_has_at_that_point_of_the_queue(pools):
     one, two, three = written(pools, 1, 2, 3)
     assert len({one, two, three}) == 3
     pools.copies.copy(0, 3)
@@ -125,7 +123,7 @@ def test_a_copy_has_the_bytes_its_source_has_at_that_point_of_the_queue(pools: P
     assert pools.read()[:4] == [three, two, three, one]
 
 
-def test_a_saved_page_comes_back_after_its_page_was_given_away(pools: Pools) -> None:
+def test_a_saved_page_comes_back_after_its_page_was_given_away(pools):
     """Saved, overwritten by steps that nobody waits for, loaded elsewhere, twice."""
     one, two, three = written(pools, 1, 2, 3)
     pools.write(1, 3)
@@ -140,7 +138,7 @@ def test_a_saved_page_comes_back_after_its_page_was_given_away(pools: Pools) -> 
     assert saved.bytes().nbytes == pools.copies.page_bytes == len(one)
 
 
-def test_a_step_after_a_load_writes_into_what_was_loaded(pools: Pools) -> None:
+def test_a_step_after_a_load_writes_into_what_was_loaded(pools):
     """The order of the queue in the other direction."""
     one, two = written(pools, 1, 2)
     saved = pools.copies.save(0)
@@ -150,7 +148,7 @@ def test_a_step_after_a_load_writes_into_what_was_loaded(pools: Pools) -> None:
     assert pools.read()[:3] == [one, two, two]
 
 
-def test_any_bits_survive(pools: Pools) -> None:
+def test_any_bits_survive(pools):
     """Bytes that are no numbers: infinities, NaN that signal, denormals."""
     pools.read()
     rng = np.random.default_rng(5)
@@ -167,7 +165,7 @@ def test_any_bits_survive(pools: Pools) -> None:
     assert after[:4] == [before[0], before[0], before[2], before[2]]
 
 
-def test_more_pages_than_are_under_way_at_once_come_in_order(pools: Pools) -> None:
+def test_more_pages_than_are_under_way_at_once_come_in_order(pools):
     one, two = written(pools, 1, 2)
     saved = [pools.copies.save(page) for page in (0, 1)]
     for index in range(2 * LOADS_IN_FLIGHT + 1):
@@ -175,7 +173,7 @@ def test_more_pages_than_are_under_way_at_once_come_in_order(pools: Pools) -> No
     assert pools.read()[:4] == [one, two, one, two]
 
 
-def test_no_copy_lowers_anything(pools: Pools) -> None:
+def test_no_copy_lowers_anything(pools):
     """All of it was, when the copies were made."""
     graphs = (pools.copies._copy, pools.copies._save, pools.copies._load)
     recorded = [graph.recorded for graph in graphs]
@@ -185,21 +183,19 @@ def test_no_copy_lowers_anything(pools: Pools) -> None:
     assert recorded == [graph.recorded for graph in graphs]
 
 
-def test_a_page_there_is_not_is_a_broken_caller(pools: Pools) -> None:
+def test_a_page_there_is_not_is_a_broken_caller(pools):
     with pytest.raises(AssertionError, match=f"page {PAGES} is not one of"):
         pools.copies.copy(0, PAGES)
     with pytest.raises(AssertionError, match="to itself"):
         pools.copies.copy(1, 1)
 
 
-def test_a_graph_without_pools_has_no_pages(tier: Tier) -> None:
+def test_a_graph_without_pools_has_no_pages(tier):
     with pytest.raises(ValueError, match="no KV pools"):
         PageCopies(tier, recurrent_layers(1), {})
 
 
-def test_pages_loaded_together_are_those_loaded_one_by_one(
-    pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_loaded_together_are_those_loaded_one_by_one(pools, monkeypatch):
     """Two submissions of two pages, then one of the page that is left."""
     monkeypatch.setattr(row_copies, "BLOCK_ROWS", 2)
     one, two, three = written(pools, 1, 2, 3)
@@ -211,9 +207,7 @@ def test_pages_loaded_together_are_those_loaded_one_by_one(
     assert pools.read()[3] == one
 
 
-def test_several_pages_are_loaded_by_one_submission(
-    pools: Pools, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_several_pages_are_loaded_by_one_submission(pools, monkeypatch):
     """The property above is about something."""
     monkeypatch.setattr(row_copies, "BLOCK_ROWS", 2)
     written(pools, 1, 2, 3)

@@ -1,12 +1,8 @@
 """The plan adds up, grows with what is asked of it, and its inverse meets the budget exactly."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,9 +75,7 @@ def planned(asked: Limits) -> MemoryPlan:
         (I3R, 4 * 15 + 2),
     ],
 )  # fmt: skip
-def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
-    dtype: DType, row: int
-) -> None:
+def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(dtype, row):
     """A token takes keys and values of both widths, a slot one convolution state."""
     plan = planned(limits_of(100, slots=3, kv_dtype=dtype))
     assert state_buffers(hybrid(limits_of(100))) == ({"state.kv[0]", "state.kv[1]"}, {"state.conv"})
@@ -95,7 +89,7 @@ def test_pages_and_states_are_told_apart_by_the_ops_that_update_them(
     assert plan.mapped == sum(plan.weights.values())
 
 
-def test_the_declared_bytes_are_all_counted_once() -> None:
+def test_the_declared_bytes_are_all_counted_once():
     """Negative control of the sorting: a part nobody counts would be missing here."""
     asked = limits_of(100, slots=3)
     graph = hybrid(asked)
@@ -110,7 +104,7 @@ def test_the_declared_bytes_are_all_counted_once() -> None:
     assert plan.device == 0
 
 
-def test_a_device_of_its_own_keeps_only_copies_in_host_memory() -> None:
+def test_a_device_of_its_own_keeps_only_copies_in_host_memory():
     asked = limits_of(64)
     graph = hybrid(asked)
     footprint = replace(declared_footprint(graph, asked.largest), staging=1000)
@@ -119,7 +113,7 @@ def test_a_device_of_its_own_keeps_only_copies_in_host_memory() -> None:
     assert plan.device == plan.budgeted == plan.total - 1000
 
 
-def test_the_plan_is_json() -> None:
+def test_the_plan_is_json():
     plan = planned(limits_of(100, slots=2))
     told = json.loads(json.dumps(plan.to_dict()))
     assert told["total"] == plan.total == told["fixed"] + told["kv"] + told["recurrent"]
@@ -131,9 +125,7 @@ def test_the_plan_is_json() -> None:
     context=st.integers(1, 300), slots=st.integers(1, 5), more=st.integers(0, 300),
     other=st.integers(0, 3), dtype=st.sampled_from(KV_DTYPES),
 )  # fmt: skip
-def test_the_plan_grows_with_slots_and_context(
-    context: int, slots: int, more: int, other: int, dtype: DType
-) -> None:
+def test_the_plan_grows_with_slots_and_context(context, slots, more, other, dtype):
     small = planned(limits_of(context, slots, dtype))
     longer = planned(limits_of(context + more, slots, dtype))
     wider = planned(limits_of(context, slots + other, dtype))
@@ -148,9 +140,7 @@ def test_the_plan_grows_with_slots_and_context(
     budget=st.integers(0, 600_000), longest=st.integers(1, 700), slots=st.integers(1, 3),
     dtype=st.sampled_from(KV_DTYPES),
 )  # fmt: skip
-def test_the_longest_context_meets_the_budget(
-    budget: int, longest: int, slots: int, dtype: DType
-) -> None:
+def test_the_longest_context_meets_the_budget(budget, longest, slots, dtype):
     """Never above it; one more page would be, or the model has no more."""
     tried: list[int] = []
 
@@ -172,7 +162,7 @@ def test_the_longest_context_meets_the_budget(
 
 @settings(deadline=None)
 @given(budget=st.integers(0, 20_000), steps=st.lists(st.integers(0, 900), min_size=40, max_size=40))
-def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]) -> None:
+def test_uneven_growth_does_not_mislead_the_search(budget, steps):
     """Memory that grows in jumps, as when buffers are aligned."""
     totals = [sum(steps[: count + 1]) for count in range(40)]
 
@@ -189,7 +179,7 @@ def test_uneven_growth_does_not_mislead_the_search(budget: int, steps: list[int]
 
 
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES, ids=str)
-def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: DType) -> None:
+def test_families_need_no_code(synthetic_model, kv_dtype):
     """A file's weights by their types, and its own head sizes."""
     model = open_model(synthetic_model(architecture="llama", quant="q4_k_m"))
     asked = limits_of(64, kv_dtype=kv_dtype)
@@ -206,14 +196,14 @@ def test_families_need_no_code(synthetic_model: Callable[..., Path], kv_dtype: D
     assert plan.kv_per_token == sum(2 * kv * kv_dtype.row_bytes(size) for kv, size in heads)
 
 
-def test_scratch_of_a_graph_without_any_is_none() -> None:
+def test_scratch_of_a_graph_without_any_is_none():
     builder = GraphBuilder("scale")
     x = builder.buffer("x", BufferKind.REQUEST, F32, ("tokens", 4))
     builder.emit(Opcode.SCALE, x=x, factor=2.0, y=builder.output("y", "tokens", 4))
     assert declared_footprint(builder.build(), ShapeKey(3, 0)) == Footprint({"x": 48, "y": 48})
 
 
-def test_memory_at_32k_of_an_8b_shape(synthetic_model: Callable[..., Path]) -> None:
+def test_memory_at_32k_of_an_8b_shape(synthetic_model):
     """36 layers of 8 KV heads of 128 channels: I4R takes 0.31 of F16's memory at most."""
     shape = {"layers": 36, "heads": 32, "kv_heads": 8, "head_dim": 128, "context": 1 << 15}
     model = open_model(synthetic_model(architecture="qwen3", hidden=32, **shape))

@@ -1,7 +1,5 @@
 """What the prefix cache keeps, gives away first, copies and brings back: one case each."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -32,7 +30,7 @@ def serve(memory: KvMemory, contents: Contents, tokens: NDArray[np.int32], tenan
     return hit.tokens
 
 
-def test_the_prefix_least_recently_used_goes_first_and_from_its_end() -> None:
+def test_the_prefix_least_recently_used_goes_first_and_from_its_end():
     """Of A and B, A was used again: the two pages needed are the last ones of B."""
     memory, contents = KvMemory(7), Contents()
     first, second = tokens_of(1, 1, 1, rest=1), tokens_of(2, 2, 2, rest=1)
@@ -46,14 +44,14 @@ def test_the_prefix_least_recently_used_goes_first_and_from_its_end() -> None:
     assert memory.statistics.evicted == 2
 
 
-def test_pages_come_back_from_host_memory_as_they_were() -> None:
+def test_pages_come_back_from_host_memory_as_they_were():
     contents = Contents()
     memory = KvMemory(4, copies=contents, host_pages=3)
     tokens = tokens_of(1, 2, 3, rest=1)
     serve(memory, contents, tokens)
     other = memory.take(4, 2, 1)
     assert other is not None
-    assert (len(memory._spilled), memory.free, memory.cached) == (3, 0, 0)
+    assert (len(memory._cached.in_host), memory.free, memory.cached) == (3, 0, 0)
     for page in other:
         contents.pages[page] = "somebody else", b""
     scope = scope_of(TENANTS[1])
@@ -68,19 +66,19 @@ def test_pages_come_back_from_host_memory_as_they_were() -> None:
     assert (memory.statistics.spilled, memory.statistics.restored) == (3, 3)
 
 
-def test_host_memory_keeps_what_was_used_last() -> None:
+def test_host_memory_keeps_what_was_used_last():
     contents = Contents()
     memory = KvMemory(3, copies=contents, host_pages=2)
     for kind in (1, 2, 3):
         serve(memory, contents, tokens_of(kind, kind, rest=1))
     scope = scope_of(TENANTS[1])
-    assert len(memory._spilled) == 2
+    assert len(memory._cached.in_host) == 2
     assert memory.match(scope, tokens_of(3, 3), 32) == 32
     assert memory.match(scope, tokens_of(2, 2), 32) == 32
     assert memory.match(scope, tokens_of(1, 1), 32) == 0
 
 
-def test_host_memory_forgets_what_was_used_least_recently() -> None:
+def test_host_memory_forgets_what_was_used_least_recently():
     """Of prefixes that have nothing in common; one that is used again is the last to go."""
     contents = Contents()
     memory = KvMemory(2, copies=contents, host_pages=2)
@@ -97,7 +95,7 @@ def test_host_memory_forgets_what_was_used_least_recently() -> None:
     assert known() == [2, 4, 5]
 
 
-def test_a_sequence_whose_path_was_evicted_is_published_again() -> None:
+def test_a_sequence_whose_path_was_evicted_is_published_again():
     """Another one's pages, on which its own were found, are gone; its own are all held."""
     memory = KvMemory(5)
     scope, tokens = scope_of(TENANTS[1]), tokens_of(1, 2)
@@ -115,7 +113,7 @@ def test_a_sequence_whose_path_was_evicted_is_published_again() -> None:
     memory.check([(1, second), (1, second), (2, other or [])])
 
 
-def test_a_page_that_would_be_written_is_copied() -> None:
+def test_a_page_that_would_be_written_is_copied():
     """A prompt that is known but for its last token: its last page is the sequence's own."""
     contents = Contents()
     memory = KvMemory(8, copies=contents)
@@ -133,13 +131,13 @@ def test_a_page_that_would_be_written_is_copied() -> None:
     assert memory.adopt(scope, tokens, 16 + 7, 1, 2).tokens == 16
 
 
-def test_without_copies_a_hit_is_whole_pages() -> None:
+def test_without_copies_a_hit_is_whole_pages():
     memory = KvMemory(8)
     serve(memory, Contents(), tokens_of(1, 2))
     assert memory.match(scope_of(TENANTS[1]), tokens_of(1, 2), 31) == 16
 
 
-def test_a_hit_of_a_recurrent_model_ends_at_a_state() -> None:
+def test_a_hit_of_a_recurrent_model_ends_at_a_state():
     memory = KvMemory(8, states=1)
     scope, tokens = scope_of(TENANTS[1]), tokens_of(1, 2, 3, rest=1)
     pages = memory.take(4, 1, 0)
@@ -161,14 +159,14 @@ def test_a_hit_of_a_recurrent_model_ends_at_a_state() -> None:
     assert memory.save_state_slot() == place
 
 
-def test_a_team_shares_and_others_do_not() -> None:
+def test_a_team_shares_and_others_do_not():
     memory, contents, tokens = KvMemory(8), Contents(), tokens_of(1, 2, rest=1)
     assert [serve(memory, contents, tokens, tenant) for tenant in (3, 4, 1, 2)] == [0, 32, 0, 0]
     assert memory.statistics.tokens_asked == 4 * 33
     assert memory.statistics.tokens_hit == 32
 
 
-def test_a_reservation_is_out_of_reach_of_others() -> None:
+def test_a_reservation_is_out_of_reach_of_others():
     memory = KvMemory(8)
     memory.reservations.set_all({1: 3})
     assert (memory.available(1), memory.available(2)) == (8, 5)
@@ -183,14 +181,14 @@ def test_a_reservation_is_out_of_reach_of_others() -> None:
     assert memory.available(2) == 5
 
 
-def test_no_cache_keeps_nothing() -> None:
+def test_no_cache_keeps_nothing():
     memory, contents = KvMemory(4, cache=False, states=2), Contents()
     assert [serve(memory, contents, tokens_of(1, rest=1)) for _ in range(2)] == [0, 0]
     assert memory.free == 4
     assert memory.save_state_slot() is None
 
 
-def test_check_tells_a_leak_a_stranger_and_a_held_page_that_is_free() -> None:
+def test_check_tells_a_leak_a_stranger_and_a_held_page_that_is_free():
     """The negative controls of ``check``."""
     memory = KvMemory(4)
     scope, tokens = scope_of(TENANTS[1]), tokens_of(1, rest=1)
@@ -208,6 +206,6 @@ def test_check_tells_a_leak_a_stranger_and_a_held_page_that_is_free() -> None:
         memory.check()
 
 
-def test_host_memory_needs_copies() -> None:
+def test_host_memory_needs_copies():
     with pytest.raises(ValueError, match="only with copies"):
         KvMemory(4, host_pages=1)

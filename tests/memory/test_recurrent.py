@@ -1,7 +1,5 @@
 """Recurrent states saved and loaded bit for bit, on every tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -61,13 +59,13 @@ def open_way(way: str) -> Iterator[Tier]:
 
 
 @pytest.fixture(scope="module", params=WAYS)
-def tier(request: pytest.FixtureRequest) -> Iterator[Tier]:
+def tier(request) -> Iterator[Tier]:
     with open_way(request.param) as opened:
         yield opened
 
 
 @pytest.fixture
-def layers(tier: Tier) -> Iterator[Layers]:
+def layers(tier) -> Iterator[Layers]:
     built = Layers(tier, SLOTS)
     yield built
     built.close()
@@ -79,7 +77,7 @@ def feed(layers: Layers, slot: int, ids: tuple[int, ...]) -> NDArray[np.float32]
     return layers.step([(token, slot, first + offset) for offset, token in enumerate(ids)])
 
 
-def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers: Layers) -> None:
+def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers):
     """Save, other tokens, load, the right tokens: the uninterrupted rows."""
     feed(layers, 1, FIRST)
     layers.recurrent.save(1, 0)
@@ -90,7 +88,7 @@ def test_a_loaded_slot_continues_as_if_nothing_had_happened(layers: Layers) -> N
     assert (feed(layers, 1, RIGHT) == expected).all()
 
 
-def test_a_slot_continues_behind_any_of_its_latest_states(tier: Tier) -> None:
+def test_a_slot_continues_behind_any_of_its_latest_states(tier):
     """Tokens are taken back as far as there are states, also positions that were computed twice,
     and a state inside is saved and loaded; a position before them is refused."""
     with closing(Layers(tier, SLOTS, states=3)) as layers:
@@ -112,9 +110,7 @@ def test_a_slot_continues_behind_any_of_its_latest_states(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("prepared", [True, False])
-def test_copies_are_lowered_ahead(
-    layers: Layers, prepared: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_lowered_ahead(layers, prepared, monkeypatch):
     """After ``prepare`` no save or load lowers anything; without it both do."""
     lowered: list[str] = []
     lower = layers.tier.lower
@@ -133,7 +129,7 @@ def test_copies_are_lowered_ahead(
         assert lowered == ([] if prepared else ["save", "load"])
 
 
-def test_with_any_state_of_other_tokens_the_rows_differ(layers: Layers) -> None:
+def test_with_any_state_of_other_tokens_the_rows_differ(layers):
     """The negative control: other tokens leave a mark in each state."""
     feed(layers, 1, FIRST)
     layers.recurrent.save(1, 0)
@@ -158,7 +154,7 @@ def write_state(layers: Layers, name: str, slot: int, data: NDArray[np.uint8]) -
     layers.tier.write(layers.buffers[name], slot * data.nbytes, data)
 
 
-def test_saved_state_continues_in_another_slot(layers: Layers) -> None:
+def test_saved_state_continues_in_another_slot(layers):
     """Saved and loaded in the queue, between steps; the slots around are not touched, and a saved
     state can be loaded again."""
     feed(layers, 1, RIGHT)
@@ -179,7 +175,7 @@ def test_saved_state_continues_in_another_slot(layers: Layers) -> None:
     assert (feed(layers, 2, FIRST) == expected).all()
 
 
-def test_every_tier_has_the_same_states(layers: Layers) -> None:
+def test_every_tier_has_the_same_states(layers):
     """Those of the definitions' tier after the same tokens, and either continues the other's."""
     feed(layers, 1, FIRST)
     rows = uninterrupted(FIRST + RIGHT)[len(FIRST) :]
@@ -197,7 +193,7 @@ def test_every_tier_has_the_same_states(layers: Layers) -> None:
 
 
 @pytest.mark.parametrize("slot", [-1, SLOTS])
-def test_slots_there_are_not(layers: Layers, slot: int) -> None:
+def test_slots_there_are_not(layers, slot):
     """And state slots: named, with how many there are."""
     message = f"slot: is {slot}, not one of {SLOTS}"
     for call in (
@@ -218,7 +214,7 @@ def test_slots_there_are_not(layers: Layers, slot: int) -> None:
             call()
 
 
-def test_a_token_that_continues_nothing_is_a_broken_invariant(layers: Layers) -> None:
+def test_a_token_that_continues_nothing_is_a_broken_invariant(layers):
     """Neither the next position nor 0; the positions stay as they were."""
     feed(layers, 1, FIRST)
     with pytest.raises(AssertionError, match="slot 1 has a recurrent state for position 5, not 4"):
@@ -228,14 +224,14 @@ def test_a_token_that_continues_nothing_is_a_broken_invariant(layers: Layers) ->
     assert layers.recurrent.position(1) == 2
 
 
-def test_recurrent_buffers_are_found_by_the_opcodes() -> None:
+def test_recurrent_buffers_are_found_by_the_opcodes():
     """Of a graph with pages and slot tables none is recurrent; of ours all states are."""
     assert recurrent_buffers(decoder()) == ()
     names = {decl.name for decl in recurrent_buffers(graph(SLOTS))}
     assert names == {"blk.0.conv", "blk.0.memory", "blk.1.conv", "blk.1.memory"}
 
 
-def test_a_model_without_recurrent_layers_has_nothing_to_save() -> None:
+def test_a_model_without_recurrent_layers_has_nothing_to_save():
     """Its positions are free, and saving a state is an error."""
     with CpuTier(1) as tier:
         memory = RecurrentMemory(tier, decoder(), {})
@@ -259,7 +255,7 @@ actions = st.one_of(
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-def test_any_schedule_of_saving_and_loading(layers: Layers, schedule: list[tuple]) -> None:
+def test_any_schedule_of_saving_and_loading(layers, schedule):
     """Every row ever computed is that of its slot's sequence run alone by the definitions."""
     sequences: list[tuple[int, ...]] = [()] * SLOTS
     begins = [True] * SLOTS

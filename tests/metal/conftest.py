@@ -1,7 +1,5 @@
 """Tiers on a simulated Mac, with nothing wrong and nothing left when they are closed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -26,13 +24,13 @@ def new_mac(cache: Path, **behaviour: Any) -> FakeMetal:
 
 
 @pytest.fixture
-def make_mac(kernel_cache: Path) -> MakeMac:
+def make_mac(kernel_cache) -> MakeMac:
     """``make_mac(**behaviour)`` is one that a test judges itself."""
     return lambda **behaviour: new_mac(kernel_cache, **behaviour)
 
 
 @pytest.fixture
-def mac(make_mac: MakeMac) -> Iterator[FakeMetal]:
+def mac(make_mac) -> Iterator[FakeMetal]:
     """A Mac on which nothing goes wrong and everything is given back."""
     made = make_mac()
     yield made
@@ -40,7 +38,7 @@ def mac(make_mac: MakeMac) -> Iterator[FakeMetal]:
 
 
 @pytest.fixture
-def open_metal(mac: FakeMetal) -> Iterator[OpenTier]:
+def open_metal(mac) -> Iterator[OpenTier]:
     """``open_metal(**choices)`` opens a tier that is closed after the test."""
     with ExitStack() as opened:
         yield lambda **choices: opened.enter_context(
@@ -49,6 +47,6 @@ def open_metal(mac: FakeMetal) -> Iterator[OpenTier]:
 
 
 @pytest.fixture
-def tier(open_metal: OpenTier) -> MetalTier:
+def tier(open_metal) -> MetalTier:
     """A tier as a user gets it."""
     return open_metal()

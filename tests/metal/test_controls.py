@@ -2,8 +2,6 @@
 
 A simulation that lets mistakes pass proves nothing of a tier that runs on it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +69,7 @@ class Bench:
 
 
 @pytest.fixture
-def bench(make_mac: MakeMac) -> Iterator[Bench]:
+def bench(make_mac) -> Iterator[Bench]:
     """Opened without questions, closed whatever is wrong."""
     mac = make_mac()
     made = Bench(mac, open_runtime(mac.metal, "", Choices(traits=Traits())))
@@ -141,7 +139,7 @@ WRONG: dict[str, Callable[[Bench], Any]] = {
 
 
 @pytest.mark.parametrize("told", WRONG)
-def test_wrong_messages_are_told(bench: Bench, told: str) -> None:
+def test_wrong_messages_are_told(bench, told):
     """Each mistake of a caller has a line of its own."""
     WRONG[told](bench)
     assert told in bench.mac.problems
@@ -198,9 +196,7 @@ TRICKS: dict[str, tuple[str, Callable[..., Any], type[BaseException], str]] = {
 
 
 @pytest.mark.parametrize("trick", TRICKS)
-def test_a_step_without_one_of_its_messages_fails(
-    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch, trick: str
-) -> None:
+def test_a_step_without_one_of_its_messages_fails(make_mac, monkeypatch, trick):
     """Nothing a step says is there in vain: an error, or wrong bits."""
     selector, instead, error, said = TRICKS[trick]
     seconds = 0.2 if said == "did not end" else PATIENCE_SECONDS
@@ -223,9 +219,7 @@ def one_step(tier: MetalTier, seconds: float) -> None:
     lowered.check(fence.outputs["y"], values)
 
 
-def test_inputs_in_one_place_for_all_steps_fail(
-    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_inputs_in_one_place_for_all_steps_fail(make_mac, monkeypatch):
     """Steps under way must not share a recording: the host writes before the device reads."""
     mac = make_mac(looks=1 << 30)
     with MetalTier(metal=mac.metal) as tier:
@@ -241,7 +235,7 @@ def test_inputs_in_one_place_for_all_steps_fail(
         tier.free(lowered.y)
 
 
-def test_the_bench_is_right(bench: Bench) -> None:
+def test_the_bench_is_right(bench):
     """Without a mistake nothing is told."""
     with MetalTier(metal=bench.mac.metal) as tier:
         run_doubling(tier, 2)

@@ -1,11 +1,8 @@
 """Finding a device: what is missing, in words, and nothing left of what was refused."""
 
-from __future__ import annotations
-
 import importlib
 import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,6 @@ from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier, device_lines
 from contract.errors import TierUnavailable
 from harness.tiers import SIMULATED, TierOptions, open_tier
-from tests.metal.conftest import MakeMac
 
 LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "no device": ({"present": False}, NO_DEVICE),
@@ -34,7 +30,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", LACKS)
-def test_what_is_missing(make_mac: MakeMac, case: str) -> None:
+def test_what_is_missing(make_mac, case):
     """One line that names it, and the device is given back."""
     behaviour, reason = LACKS[case]
     mac = make_mac(**behaviour)
@@ -44,7 +40,7 @@ def test_what_is_missing(make_mac: MakeMac, case: str) -> None:
     assert (mac.problems, mac.leaked) == ([], [])
 
 
-def test_a_pipeline_that_takes_smaller_groups(make_mac: MakeMac) -> None:
+def test_a_pipeline_that_takes_smaller_groups(make_mac):
     """Kernels are right in groups of their own size alone."""
     mac = make_mac(pipeline_items=64)
     with pytest.raises(TierUnavailable, match="groups of self_test have 128 items, it takes 64"):
@@ -52,7 +48,7 @@ def test_a_pipeline_that_takes_smaller_groups(make_mac: MakeMac) -> None:
     assert (mac.problems, mac.leaked) == ([], [])
 
 
-def test_another_name_than_the_devices(make_mac: MakeMac) -> None:
+def test_another_name_than_the_devices(make_mac):
     mac = make_mac()
     with pytest.raises(TierUnavailable, match="no Metal device matches 'm4'; there is Apple M1"):
         MetalTier("m4", metal=mac.metal)
@@ -61,7 +57,7 @@ def test_another_name_than_the_devices(make_mac: MakeMac) -> None:
     assert mac.leaked == []
 
 
-def test_a_machine_without_metal_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_metal_says_so(monkeypatch):
     """Opened by name, and nothing but a name is simulated."""
     monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(TierUnavailable, match=NO_METAL) as caught:
@@ -69,7 +65,7 @@ def test_a_machine_without_metal_says_so(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "--device simulated" in caught.value.remedy
 
 
-def test_a_framework_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_framework_that_does_not_load(monkeypatch):
     # Ubuntu's Python has not the part of ctypes that this module needs on macOS.
     importlib.import_module("ctypes.util")
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -78,15 +74,13 @@ def test_a_framework_that_does_not_load(monkeypatch: pytest.MonkeyPatch) -> None
         load_metal()
 
 
-def test_cffi_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cffi_is_asked_for(monkeypatch):
     monkeypatch.setitem(sys.modules, "cffi", None)
     with pytest.raises(TierUnavailable, match=r"pip install '(zinc-rt|\.)\[metal\]'"):
         FakeMetal()
 
 
-def test_the_simulated_device_needs_a_compiler(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_simulated_device_needs_a_compiler(monkeypatch, tmp_path):
     find_compiler.cache_clear()
     monkeypatch.setenv("PATH", str(tmp_path))
     try:
@@ -96,13 +90,13 @@ def test_the_simulated_device_needs_a_compiler(
         find_compiler.cache_clear()
 
 
-def test_simulated_is_a_device_one_can_name() -> None:
+def test_simulated_is_a_device_one_can_name():
     """What it is called says so wherever it is shown."""
     with open_tier("metal", TierOptions(device=SIMULATED)) as tier:
         assert tier.info.device.endswith("(simulated)")
 
 
-def test_lines_about_devices(make_mac: MakeMac) -> None:
+def test_lines_about_devices(make_mac):
     """System, memory, kernels, or what is missing."""
     mac = make_mac()
     assert device_lines(mac.metal) == (
@@ -115,7 +109,7 @@ def test_lines_about_devices(make_mac: MakeMac) -> None:
     assert (mac.leaked, old.leaked) == ([], [])
 
 
-def test_fast_mathematics_are_found_out(make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fast_mathematics_are_found_out(make_mac, monkeypatch):
     """A compiler that regroups sums is refused by what it computes, on old and new systems."""
     monkeypatch.setattr(program, "SAFE", 2)
     mac = make_mac()
@@ -124,9 +118,7 @@ def test_fast_mathematics_are_found_out(make_mac: MakeMac, monkeypatch: pytest.M
     assert (mac.problems, mac.leaked) == ([], [])
 
 
-def test_methods_are_checked_before_they_are_called(
-    make_mac: MakeMac, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_methods_are_checked_before_they_are_called(make_mac, monkeypatch):
     """Other types than the known ones are an error with both, and no call."""
     wrong = dict(SIGNATURES) | {"maxBufferLength": ("void", "uint64_t")}
     monkeypatch.setattr("accel.metal.signatures.SIGNATURES", wrong)
@@ -137,7 +129,7 @@ def test_methods_are_checked_before_they_are_called(
     assert mac.leaked == []
 
 
-def test_memory_can_be_limited(make_mac: MakeMac) -> None:
+def test_memory_can_be_limited(make_mac):
     """Too little to open is an error of opening."""
     mac = make_mac()
     with pytest.raises(TierUnavailable, match=r"cannot be used \(out of memory for self-test"):

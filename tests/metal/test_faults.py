@@ -1,7 +1,5 @@
 """Every object Metal makes is refused once: the error is the contract's, nothing is left behind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import count
@@ -16,7 +14,6 @@ from contract.ir.nodes import BufferDecl, BufferKind
 from harness.parity.cases import Case, all_cases
 from harness.parity.execute import compare
 from tests.doubling import Doubling, inputs_of, run_doubling, values_of
-from tests.metal.conftest import MakeMac
 from tests.quant.samples import random_blocks
 
 WEIGHTS = next(c for c in all_cases(1) if c.opcode.name == "MATMUL" and c.dtype == Q4_K)
@@ -67,7 +64,7 @@ def in_use(tier: MetalTier) -> int:
     return sum(arena.nbytes - arena.ranges.free_bytes for arena in tier._memory._arenas)
 
 
-def test_opening(make_mac: MakeMac) -> None:
+def test_opening(make_mac):
     """Whatever is not made while a tier opens, the tier is not available, and says why."""
     met = set()
     for number in count():
@@ -100,7 +97,7 @@ BY_WEIGHTS = {
 @pytest.mark.parametrize(
     ("what", "requested"), [("steps", BY_STEPS), ("weights", BY_WEIGHTS)], ids=["steps", "weights"]
 )
-def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) -> None:
+def test_steps_and_weights(make_mac, what, requested):
     """An error of the contract, and the tier goes on as if nothing had been asked of it."""
     met = set()
     for number in count():
@@ -125,9 +122,7 @@ def test_steps_and_weights(make_mac: MakeMac, what: str, requested: set[str]) ->
         *(("weights", selector) for selector in ("commandBuffer", "newFunctionWithName:")),
     ],
 )
-def test_what_is_refused_over_and_over_leaves_nothing(
-    make_mac: MakeMac, what: str, selector: str
-) -> None:
+def test_what_is_refused_over_and_over_leaves_nothing(make_mac, what, selector):
     """Neither recordings, arguments and outputs of steps nor stored or arranged bytes pile up."""
     mac, decl = make_mac(), BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
     with MetalTier(metal=mac.metal) as tier:

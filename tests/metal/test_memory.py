@@ -1,7 +1,5 @@
 """Memory is what a plan predicts, views of the model file apart; and a whole model's bits."""
 
-from __future__ import annotations
-
 import pytest
 
 from accel.metal import memory, tier
@@ -12,21 +10,13 @@ from reference.cpu.tier import CpuTier
 from reference.limits import whole_contexts
 from reference.model.open import open_model
 from reference.runner import ModelRunner
-from tests.conftest import SyntheticModel
 from tests.memory.test_allocation import FEW_STEPS, LLAMA, close, plan_on, step_of
-from tests.metal.conftest import OpenTier
 from tests.model_runs import FEW, assert_same, generate
 
 
 @pytest.mark.parametrize("quant", ["q4_k_m", "f16"])
 @pytest.mark.parametrize("view_bytes", [1, 1 << 30], ids=["views", "copies"])
-def test_plans(
-    open_metal: OpenTier,
-    synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
-    quant: str,
-    view_bytes: int,
-) -> None:
+def test_plans(open_metal, synthetic_model, monkeypatch, quant, view_bytes):
     """Of a file's weights that stay as stored nothing is allocated where they are views."""
     for module in (memory, tier):
         monkeypatch.setattr(module, "VIEW_BYTES", view_bytes)
@@ -46,9 +36,7 @@ def test_plans(
         assert (views > 0) == (view_bytes == 1)
 
 
-def test_cut_steps_and_weights_read_where_they_are(
-    open_metal: OpenTier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cut_steps_and_weights_read_where_they_are(open_metal, synthetic_model, monkeypatch):
     """Every launch a command buffer of its own; all weights that stay as stored are views."""
     monkeypatch.setattr(work, "BATCH_WORK", 1)
     monkeypatch.setattr(memory, "VIEW_BYTES", 1)

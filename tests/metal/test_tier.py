@@ -1,35 +1,27 @@
 """The Metal tier behind the contract: memory, steps, messages of a step, errors, a lost device."""
 
-from __future__ import annotations
-
 import mmap
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from accel.metal import memory
 from accel.metal.sim.fake_machine import APPLE_M1
-from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 from contract.dtypes import F32
 from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
-from tests.metal.conftest import MakeMac
 
 STEP = (
-    "MTLCommandQueue commandBuffer",
-    "MTLCommandBuffer computeCommandEncoder",
+    "MTLCommandQueue commandBuffer", "MTLCommandBuffer computeCommandEncoder",
     "MTLComputeCommandEncoder useResources:count:usage:",
     "MTLComputeCommandEncoder executeCommandsInBuffer:withRange:",
-    "MTLComputeCommandEncoder endEncoding",
-    "MTLCommandBuffer blitCommandEncoder",
+    "MTLComputeCommandEncoder endEncoding", "MTLCommandBuffer blitCommandEncoder",
     "MTLBlitCommandEncoder copyFromBuffer:sourceOffset:toBuffer:destinationOffset:size:",
-    "MTLBlitCommandEncoder endEncoding",
-    "MTLCommandBuffer encodeSignalEvent:value:",
+    "MTLBlitCommandEncoder endEncoding", "MTLCommandBuffer encodeSignalEvent:value:",
     "MTLCommandBuffer commit",
-)
+)  # fmt: skip
 """All that a step says on a device of the family Apple9 when one output is wanted."""
 EMPTY_DISPATCH = (
     "MTLComputeCommandEncoder setComputePipelineState:",
@@ -38,7 +30,7 @@ EMPTY_DISPATCH = (
 
 
 @pytest.mark.parametrize("newer", [True, False], ids=["Apple9", "Apple7"])
-def test_messages_of_a_step(make_mac: MakeMac, newer: bool) -> None:
+def test_messages_of_a_step(make_mac, newer):
     """One list, whatever the step holds; older devices have each pipeline dispatched once more."""
     mac = make_mac(families=APPLE_M1 | {1009} if newer else APPLE_M1)
     expected = list(STEP)
@@ -58,7 +50,7 @@ def test_messages_of_a_step(make_mac: MakeMac, newer: bool) -> None:
     assert (mac.problems, mac.leaked) == ([], [])
 
 
-def test_a_queue_that_is_full_waits(tier: MetalTier) -> None:
+def test_a_queue_that_is_full_waits(tier):
     """More steps than Metal has command buffers for."""
     lowered = Doubling(tier)
     values = values_of(0)
@@ -68,9 +60,7 @@ def test_a_queue_that_is_full_waits(tier: MetalTier) -> None:
     tier.free(lowered.y)
 
 
-def test_large_weights_are_views_of_the_file(
-    tier: MetalTier, mac: FakeMetal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_are_views_of_the_file(tier, mac, tmp_path, monkeypatch):
     """No copy, from any byte of the file on; freed with the weight."""
     monkeypatch.setattr(memory, "VIEW_BYTES", 4096)
     path = tmp_path / "weights"
@@ -91,7 +81,7 @@ def test_large_weights_are_views_of_the_file(
     del buffer, data
 
 
-def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
+def test_a_tensor_above_the_longest_buffer(make_mac):
     """Refused with that number, before Metal is asked."""
     mac = make_mac(max_buffer_bytes=32 << 20)
     with MetalTier(metal=mac.metal) as tier:
@@ -101,7 +91,7 @@ def test_a_tensor_above_the_longest_buffer(make_mac: MakeMac) -> None:
     assert (mac.problems, mac.leaked) == ([], [])
 
 
-def test_a_kernel_that_leaves_its_memory_loses_the_device(mac: FakeMetal) -> None:
+def test_a_kernel_that_leaves_its_memory_loses_the_device(mac):
     """What Metal says of it is in the error; steps committed behind it fail, too."""
     tier = MetalTier(metal=mac.metal)
     lowered = Doubling(tier)

@@ -3,8 +3,6 @@
 Names and shapes of tensors are those of ``harness.synth``, whose files ``tests/peer`` compares with
 llama.cpp."""
 
-from __future__ import annotations
-
 import re
 from ast import literal_eval
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How many nodes of each opcode the graph of a small file of every family has."""
 
-from __future__ import annotations
-
 ONCE = (
     *("embed", "lm_head", "load_request_state", "sample", "select_rows", "store_request_state"),
     "stream_out",

@@ -3,8 +3,6 @@
 A file is a list of pieces; a piece that is a count, length, type, dimension or offset has a role,
 by which a mutation finds it. Nothing here is shared with the reader or the writer under test."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

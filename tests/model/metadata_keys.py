@@ -1,7 +1,5 @@
 """Every metadata key that converters write for some model, with a value that is unusual for it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

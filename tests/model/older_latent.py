@@ -1,7 +1,5 @@
 """Files of deepseek2 as they were before latent rows: one matrix makes keys and values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A chat template from its source, rendered once."""
 
-from __future__ import annotations
-
 from reference.model.chat_template import ChatTemplate, RenderedChat
 
 TURNS = [{"role": "user", "content": "Hi"}]

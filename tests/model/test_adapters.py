@@ -1,7 +1,5 @@
 """LoRA adapters: the function that they make of a model, and files that are refused."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from contract.dtypes import BF16, F16, Q8_0, DType
+from contract.dtypes import BF16, F16, Q8_0
 from contract.errors import ModelFileError, RequestError
 from contract.ir.codec import encode
 from harness.digest import file_digest
@@ -22,7 +20,6 @@ from reference.model.adapters import Adapters, open_adapter
 from reference.model.gguf.file import GgufFile, open_gguf
 from reference.model.open import open_model
 from tests.adapters import merge, write_adapter
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.peer.binary64_attention import binary64_attention
 from tests.peer.float64_model import float64_model
@@ -50,9 +47,7 @@ LIMITS = Limits(slots=1, context=16, pages=1)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_logits_are_those_of_merged_weights(
-    synthetic_model: SyntheticModel, tmp_path: Path, name: str
-) -> None:
+def test_logits_are_those_of_merged_weights(synthetic_model, tmp_path, name):
     """In binary64, with an adapter of every product of the family; and they are others than the
     model's own."""
     path = synthetic_model(quant="f32", seed=11, **FAMILIES[name])
@@ -66,9 +61,7 @@ def test_logits_are_those_of_merged_weights(
 
 
 @pytest.mark.parametrize("dtype", [F16, BF16, Q8_0], ids=str)
-def test_matrices_are_read_as_their_values(
-    tiny_model_path: Path, tmp_path: Path, dtype: DType
-) -> None:
+def test_matrices_are_read_as_their_values(tiny_model_path, tmp_path, dtype):
     """Rank 32 in every storage type; behind it zeros, since another adapter has a larger rank."""
     stored = write_adapter(tmp_path / "a.gguf", tiny_model_path, rank=32, dtype=dtype)
     larger = write_adapter(tmp_path / "b.gguf", tiny_model_path, rank=40)
@@ -85,7 +78,7 @@ def test_matrices_are_read_as_their_values(
         other.file.close()
 
 
-def test_a_graph_without_adapters_is_the_models(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_graph_without_adapters_is_the_models(tiny_model_path, tmp_path):
     """Opening an adapter changes no graph whose limits have none."""
     adapter = write_adapter(tmp_path / "a.gguf", tiny_model_path)
     plain, adapted = open_model(tiny_model_path), open_model(tiny_model_path, [adapter])
@@ -138,7 +131,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_the_error_names_file_and_part(tiny_model_path: Path, tmp_path: Path, what: str) -> None:
+def test_the_error_names_file_and_part(tiny_model_path, tmp_path, what):
     fields, message = BROKEN[what]
     path = write_adapter(tmp_path / "a.gguf", tiny_model_path, **fields)
     with pytest.raises(ModelFileError) as error:
@@ -146,7 +139,7 @@ def test_the_error_names_file_and_part(tiny_model_path: Path, tmp_path: Path, wh
     assert str(error.value).startswith(f"{path}: {message}")
 
 
-def test_tensors_of_experts_are_refused(synthetic_model: SyntheticModel, tmp_path: Path) -> None:
+def test_tensors_of_experts_are_refused(synthetic_model, tmp_path):
     model = synthetic_model(**FAMILIES["qwen3moe"])
     changes: list[Callable[[str], bool]] = [
         lambda name: name.endswith("ffn_up_exps.weight"),
@@ -158,9 +151,7 @@ def test_tensors_of_experts_are_refused(synthetic_model: SyntheticModel, tmp_pat
             open_model(model, [path]).graph(Limits(1, 16, 1, adapters=1))
 
 
-def test_tensors_of_a_draft_block_are_refused(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_tensors_of_a_draft_block_are_refused(synthetic_model, tmp_path):
     model = synthetic_model(**FAMILIES["qwen35-nextn"])
     with open_gguf(model) as file:
         drafting = f"blk.{file.require('qwen35.block_count', int) - 1}.ffn_up.weight"
@@ -169,15 +160,13 @@ def test_tensors_of_a_draft_block_are_refused(
         open_model(model, [path]).graph(Limits(1, 16, 1, adapters=1))
 
 
-def test_a_number_that_is_not_finite_is_an_error(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_number_that_is_not_finite_is_an_error(tiny_model_path, tmp_path):
     path = write_adapter(tmp_path / "a.gguf", tiny_model_path, broken="blk.1.ffn_up.weight.lora_b")
     with pytest.raises(ModelFileError, match=r"blk\.1\.ffn_up\.weight\.lora_b: holds a number"):
         our_logits(tiny_model_path, TOKENS[:2], lora=(NamedAdapter("a", path),))
 
 
-def test_the_digest_is_of_the_file_that_is_open(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_digest_is_of_the_file_that_is_open(tiny_model_path, tmp_path, monkeypatch):
     """Where another file takes its name while it is opened, and where it is written to."""
     path = write_adapter(tmp_path / "a.gguf", tiny_model_path)
     other, digest = write_adapter(tmp_path / "b.gguf", tiny_model_path, seed=2), file_digest(path)
@@ -198,9 +187,7 @@ def test_the_digest_is_of_the_file_that_is_open(
             open_adapter(path, model)
 
 
-def test_an_adapter_that_is_refused_leaves_no_file_open(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_adapter_that_is_refused_leaves_no_file_open(tiny_model_path, tmp_path, monkeypatch):
     files = []
 
     def opened(path: Path) -> GgufFile:
@@ -219,7 +206,7 @@ def test_an_adapter_that_is_refused_leaves_no_file_open(
             file.check_unchanged()
 
 
-def test_scales_are_checked(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_scales_are_checked(tiny_model_path, tmp_path):
     paths = [write_adapter(tmp_path / f"{n}.gguf", tiny_model_path, seed=n) for n in range(5)]
     model = open_model(tiny_model_path, paths)
     opened = model.adapters
@@ -237,7 +224,7 @@ def test_scales_are_checked(tiny_model_path: Path, tmp_path: Path) -> None:
     model.close()
 
 
-def test_arguments() -> None:
+def test_arguments():
     """``[NAME=]FILE[:SCALE]``; a colon that no number follows is part of the file's name."""
     found = named_adapters("style=a.gguf:0.5,b.gguf,c:x.gguf")
     assert [(one.name, str(one.path), one.scale) for one in found] == [

@@ -1,7 +1,5 @@
 """Templates render as in transformers, and messages cannot write control tokens."""
 
-from __future__ import annotations
-
 import json
 from datetime import datetime
 from functools import cache
@@ -20,6 +18,7 @@ from tests.model.rendering import TURNS, render
 from tests.model.tokenizer_data import byte_level_metadata, shared_tokenizer
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES
+from tests.tables import table
 
 CHATML = """{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}\
 {{ '<|im_start|>system\nBe helpful.<|im_end|>\n' }}{% endif %}\
@@ -247,42 +246,7 @@ def test_benign_text_is_tokenized_across_the_border_of_a_message():
 
 
 @pytest.mark.parametrize(
-    ("source", "trusted"),
-    [
-        ("<a>{{ messages[0].content }}<b>", "<a><b>"),
-        ("{{ '<a>' + messages[0].content | trim + '<b>' }}", "<a><b>"),
-        ("{{ messages[0].content ~ '<b>' ~ 3 }}", "<b>"),
-        ("{% set t = '<a>' %}{{ t * 2 }}", "<a><a>"),
-        ("{% set t %}<a>{{ messages[0].content }}{% endset %}{{ t }}", "<a>"),
-        ("{% macro f(x) %}<a>{{ x }}{% endmacro %}{{ f(messages[0].content) | trim }}", "<a>"),
-        ("{{ {'user': '<u>'}[messages[0].role] }}", "<u>"),
-        ("{{ ['<a>', messages[0].content] | join('<b>') }}", "<a><b>"),
-        ("{{ '<a>x<b>'.split('x')[-1] }}", "<b>"),
-        ("{{ '<a> '[:3] }}{{ '<a>'.upper() }}", "<a><A>"),
-        ("{{ ' <a>x'.strip().removesuffix('x') }}", "<a>"),
-        ("{{ '<R>'.replace('R', messages[0].role) }}", "<user>"),
-        ("{{ '<a>' if messages[0].content == '<m>' else '<b>' }}", "<a>"),
-        ("{{ bos_token }}{% generation %}<a>{% endgeneration %}{{ eos_token }}", "<s><a></s>"),
-        ("{% for m in messages %}<a>{% break %}{% endfor %}", "<a>"),
-        ("{{ messages[0].content | replace('m', 'x') }}", "x"),
-        ("{{ messages | tojson }}", "user"),
-        ("{{ '%s' % messages[0].content }}{{ messages | tojson }}", "user"),
-        ("{{ '<a>%s<b>' % messages[0].content }}", "<a><b>"),
-        ("{{ '<a>%(x)s%%' % {'x': '<b>' ~ messages[0].content} }}", "<a><b>%"),
-        ("{{ '<|{}|>{}'.format(messages[0].role, messages[0].content) }}", "<|user|>"),
-        ("{{ '{{}}<{0}>{x!s:>5}'.format(messages[0].role, x='<a>') }}", "{}<user><a>"),
-        ("{{ '<%s>%d%s' | format(messages[0].role, 3, messages[0].content) }}", "<user>"),
-        ("{{ '<{r}>'.format_map({'r': messages[0].role}) }}", "<user>"),
-        ("{{ (messages[0].content ~ '<a>{}').format(messages[0].content) }}", "<a>"),
-        ("{{ ('<a>' ~ messages[0].content) | indent(2, first=true) }}", "  <a>"),
-        ("{{ '<a>' | safe }}{{ '<a>'.center(5) }}{{ '<a>'.zfill(4) }}", "<a><a><a>"),
-        ("{{ '<a> <b>'.split()[1] }}{{ '<a>x<b>'.partition('x')[2] }}", "<b><b>"),
-        ("{{ 'a<a>b\n<b>'.splitlines() | last }}{{ '<A>'.swapcase() }}", "<b><a>"),
-        ("<|{{ messages[0].role | title }}|>{{ messages[0].content | title }}", "<|User|>"),
-        ("<|{{ messages[0].role | capitalize }}|>", "<|User|>"),
-        ("{{ '<a>' | tojson }}{{ messages[0].content | tojson }}", '"<a>"'),
-        ("{{ '<a>' | truncate(9) }}{{ '<a>' | string | list | join }}", "<a><a>"),
-    ],
+    ("source", "trusted"), table(__file__, "test_chat_template")["who_wrote_which_characters"]
 )
 def test_who_wrote_which_characters(source, trusted):
     rendered = render(source, [{"role": "user", "content": "<m>"}])

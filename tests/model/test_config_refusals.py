@@ -1,10 +1,7 @@
 """Metadata that cannot be, or that no formula here computes, is refused by the name of its key."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,9 +133,7 @@ BROKEN: list[tuple[str, str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "key", "value", "says"), BROKEN)
-def test_bad_metadata_names_its_key(
-    name: str, key: str, value: Any, says: str, tmp_path: Path
-) -> None:
+def test_bad_metadata_names_its_key(name, key, value, says, tmp_path):
     with pytest.raises(ModelFileError, match=re.escape(says)) as raised:
         config_of(with_keys(name, {key: value}), tmp_path)
     shown = "expert_used_count" if key == "expert_count" and value is None else key
@@ -169,9 +164,7 @@ TOGETHER: list[tuple[str, Mapping[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("name", "keys", "key", "says"), TOGETHER)
-def test_keys_that_contradict_each_other(
-    name: str, keys: Mapping[str, Any], key: str, says: str, tmp_path: Path
-) -> None:
+def test_keys_that_contradict_each_other(name, keys, key, says, tmp_path):
     with pytest.raises(ModelFileError, match=re.escape(says)) as raised:
         config_of(with_keys(name, keys), tmp_path)
     assert f".{key}" in str(raised.value)
@@ -199,20 +192,18 @@ NOT_COMPUTED: list[tuple[str, Mapping[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "keys", "says"), NOT_COMPUTED)
-def test_what_a_family_does_not_compute_is_refused_by_name(
-    name: str, keys: Mapping[str, Any], says: str, tmp_path: Path
-) -> None:
+def test_what_a_family_does_not_compute_is_refused_by_name(name, keys, says, tmp_path):
     with pytest.raises(UnsupportedModel, match=re.escape(says)):
         config_of(with_keys(name, keys), tmp_path)
 
 
-def test_an_error_shows_the_beginning_of_a_long_value(tmp_path: Path) -> None:
+def test_an_error_shows_the_beginning_of_a_long_value(tmp_path):
     with pytest.raises(UnsupportedModel) as refused:
         config_of(with_keys("llama", {"logit_scale": "x" * 100_000}), tmp_path)
     assert 100 < len(str(refused.value)) < 1000
 
 
-def test_a_norm_of_all_heads_alike_is_refused(tmp_path: Path) -> None:
+def test_a_norm_of_all_heads_alike_is_refused(tmp_path):
     """Heads of StableLM 2 12B have weights of their own."""
     file = with_keys("stablelm", {})
     file.add("blk.0.attn_q_norm.weight", HEAD_DIM)

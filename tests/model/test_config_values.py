@@ -1,10 +1,7 @@
 """What the keys of each family mean: the configuration that is read from its files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -204,14 +201,12 @@ def found(config: Any, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("name", "keys", "expected"), READ)
-def test_keys_are_read(
-    name: str, keys: Mapping[str, Any], expected: Mapping[str, Any], tmp_path: Path
-) -> None:
+def test_keys_are_read(name, keys, expected, tmp_path):
     config = config_of(with_keys(name, keys), tmp_path)
     assert {field: found(config, field) for field in expected} == expected
 
 
-def test_every_reader_has_a_family() -> None:
+def test_every_reader_has_a_family():
     """And the table by which ``tests/peer`` compares files with llama.cpp has every family."""
     assert set(READERS) == set(FAMILIES)
     assert {fields["architecture"] for fields in TABLE.values()} == set(FAMILIES)
@@ -220,7 +215,7 @@ def test_every_reader_has_a_family() -> None:
 @pytest.mark.parametrize(
     "architecture", sorted(set(FAMILIES) - {"deepseek2", "mistral4", "mamba2"})
 )
-def test_the_least_metadata(architecture: str, tmp_path: Path) -> None:
+def test_the_least_metadata(architecture, tmp_path):
     """Keys that are not required may all be missing; sizes then follow from each other, but for
     those of latent rows. Mamba-2 has no heads."""
     file = family_file(architecture)
@@ -241,7 +236,7 @@ def test_the_least_metadata(architecture: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "phi3"])
-def test_longrope_divisors_depend_on_the_reach(architecture: str, tmp_path: Path) -> None:
+def test_longrope_divisors_depend_on_the_reach(architecture, tmp_path):
     keys = {"rope.scaling.original_context_length": 32, "rope.scaling.attn_factor": 1.25}
     file = with_keys(architecture, keys)
     if architecture == "llama":
@@ -254,7 +249,7 @@ def test_longrope_divisors_depend_on_the_reach(architecture: str, tmp_path: Path
     assert rope.scaling.attention_factor == 1.25
 
 
-def test_an_unrotated_table_keeps_every_value() -> None:
+def test_an_unrotated_table_keeps_every_value():
     """x cos 0 - y sin 0 is x for every finite x and y."""
     table = unrotated_table(3, 8)
     assert table.shape == rotary_table(3, 1e4, 8).shape
@@ -262,7 +257,7 @@ def test_an_unrotated_table_keeps_every_value() -> None:
     assert (x * table[2, 0, 0] - y * table[2, 1, 0] == x).all()
 
 
-def test_queries_of_ministral_grow_with_every_original_context() -> None:
+def test_queries_of_ministral_grow_with_every_original_context():
     table = growth_table(200, 64, 0.25)
     assert table.shape == (200, 2, 1)
     expected = 1 + 0.25 * np.log(1 + np.arange(200) // 64)
@@ -270,7 +265,7 @@ def test_queries_of_ministral_grow_with_every_original_context() -> None:
     assert not table[:, 1].any()
 
 
-def test_yarn_of_ministral_leaves_sizes_alone(tmp_path: Path) -> None:
+def test_yarn_of_ministral_leaves_sizes_alone(tmp_path):
     """The files' multiplier is 1; without it, sine and cosine grow as in other families."""
     scalings = [
         config_of(with_keys("mistral3", {**YARN, **more}), tmp_path).ropes[0].scaling
@@ -281,7 +276,7 @@ def test_yarn_of_ministral_leaves_sizes_alone(tmp_path: Path) -> None:
     assert grown == np.float32(1 + 0.1 * np.log(4.0))
 
 
-def test_yarn_reads_its_betas(tmp_path: Path) -> None:
+def test_yarn_reads_its_betas(tmp_path):
     keys = {"yarn_beta_fast": 24.0, "yarn_beta_slow": 2.0, "attn_factor": 1.5}
     written = {f"rope.scaling.{name}": value for name, value in keys.items()}
     scaling = config_of(with_keys("qwen3", {**YARN, **written}), tmp_path).ropes[0].scaling
@@ -292,18 +287,18 @@ def test_yarn_reads_its_betas(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["logit_scale", "attention.scale", "expert_weights_scale"])
-def test_a_value_without_effect_is_accepted(name: str, tmp_path: Path) -> None:
+def test_a_value_without_effect_is_accepted(name, tmp_path):
     config = config_of(with_keys("qwen2", {name: CHANGING[name][-1]}), tmp_path)
     assert config == config_of(family_file("qwen2"), tmp_path)
 
 
-def test_layers_that_images_enter_mean_nothing_for_text(tmp_path: Path) -> None:
+def test_layers_that_images_enter_mean_nothing_for_text(tmp_path):
     files = (with_keys("qwen3vl", {"n_deepstack_layers": count}) for count in (0, 3, 4))
     configs = [config_of(file, tmp_path) for file in files]
     assert configs[0] == configs[1] == configs[2]
 
 
-def test_a_bias_tells_how_experts_are_chosen_where_the_file_does_not(tmp_path: Path) -> None:
+def test_a_bias_tells_how_experts_are_chosen_where_the_file_does_not(tmp_path):
     """Those of deepseek2, and of ERNIE, whose softmax weights them either way."""
     for name in ("deepseek2", "ernie4_5-moe"):
         file = with_keys(name, {"expert_gating_func": None})
@@ -323,6 +318,6 @@ OLDER: Mapping[str, Any] = {
 """What files have that were converted before latent rows."""
 
 
-def test_an_older_file_is_read_as_a_new_one(tmp_path: Path) -> None:
+def test_an_older_file_is_read_as_a_new_one(tmp_path):
     older = config_of(with_keys("deepseek2", OLDER), tmp_path)
     assert older == config_of(family_file("deepseek2"), tmp_path)

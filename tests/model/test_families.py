@@ -1,7 +1,5 @@
 """Configuration and tensors of a dense family: what is refused, and in which words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,6 @@ from reference.limits import Limits
 from reference.model.gguf.file import open_gguf
 from reference.model.gguf.writer import write_gguf
 from reference.model.open import open_model
-from tests.conftest import SyntheticModel
 
 LIMITS = Limits(slots=2, context=64, pages=8)
 
@@ -47,9 +44,7 @@ def rewrite(
 
 
 @pytest.mark.parametrize("name", ["mamba", "deepseek32", "mpt"])
-def test_an_unknown_architecture_lists_the_known_ones(
-    synthetic_model: SyntheticModel, tmp_path: Path, name: str
-) -> None:
+def test_an_unknown_architecture_lists_the_known_ones(synthetic_model, tmp_path, name):
     source = synthetic_model(architecture="llama")
     with open_gguf(source) as file:
         renamed = {
@@ -62,9 +57,7 @@ def test_an_unknown_architecture_lists_the_known_ones(
         open_model(path).graph(LIMITS)
 
 
-def test_a_missing_tensor_is_named_with_its_shape(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_a_missing_tensor_is_named_with_its_shape(synthetic_model, tmp_path):
     path = rewrite(
         synthetic_model(architecture="llama"), tmp_path / "m.gguf", drop="blk.1.ffn_up.weight"
     )
@@ -74,16 +67,14 @@ def test_a_missing_tensor_is_named_with_its_shape(
         open_model(path).graph(LIMITS)
 
 
-def test_a_wrong_shape_says_what_the_metadata_asks_for(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_a_wrong_shape_says_what_the_metadata_asks_for(synthetic_model, tmp_path):
     replaced = {"output_norm.weight": (F32, (32,), np.ones(32, np.float32))}
     path = rewrite(synthetic_model(architecture="llama"), tmp_path / "m.gguf", tensors=replaced)
     with pytest.raises(ModelFileError, match=r"has shape \[32\]; the metadata asks for"):
         open_model(path).graph(LIMITS)
 
 
-def test_a_tensor_nobody_reads_is_refused(synthetic_model: SyntheticModel, tmp_path: Path) -> None:
+def test_a_tensor_nobody_reads_is_refused(synthetic_model, tmp_path):
     """A query norm in a llama file would silently be left out of the forward pass."""
     surplus = {"blk.0.attn_q_norm.weight": (F32, (64,), np.ones(64, np.float32))}
     path = rewrite(synthetic_model(architecture="llama"), tmp_path / "m.gguf", tensors=surplus)
@@ -91,12 +82,12 @@ def test_a_tensor_nobody_reads_is_refused(synthetic_model: SyntheticModel, tmp_p
         open_model(path).graph(LIMITS)
 
 
-def test_kv_pages_have_types_of_their_own() -> None:
+def test_kv_pages_have_types_of_their_own():
     with pytest.raises(ValueError, match="one of f32, f16, q8_0, i12, i4r, i3r, not q4_0"):
         Limits(slots=1, context=16, pages=1, kv_dtype=Q4_0)
 
 
-def test_q8_0_pages_need_heads_of_whole_blocks(synthetic_model: SyntheticModel) -> None:
+def test_q8_0_pages_need_heads_of_whole_blocks(synthetic_model):
     limits = Limits(slots=1, context=16, pages=1, kv_dtype=Q8_0)
     model = open_model(synthetic_model(architecture="qwen3", head_dim=48))
     with pytest.raises(VerifyError, match=r"rows of 48 elements are not a multiple of 32 \(q8_0\)"):

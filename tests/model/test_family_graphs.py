@@ -1,7 +1,5 @@
 """What the graphs of the families are made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,7 +51,7 @@ def graph_of(file: FamilyFile, folder: Path, limits: Limits = LIMITS) -> Graph:
 
 
 @pytest.mark.parametrize("architecture", sorted(FAMILIES))
-def test_a_graph_without_drafts_is_that_with_less(tmp_path: Path, architecture: str) -> None:
+def test_a_graph_without_drafts_is_that_with_less(tmp_path, architecture):
     """What a runner takes for steps without drafts is what would be built."""
     model = open_model(family_file(architecture).write(tmp_path / "model.gguf"))
     for more in ({}, {"digests": True, "top_log_probabilities": 3, "scores": True, "biases": 2}):
@@ -85,16 +83,14 @@ def counts(graph: Graph) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_every_family_builds_the_graph_of_its_formulas(architecture: str, tmp_path: Path) -> None:
+def test_every_family_builds_the_graph_of_its_formulas(architecture, tmp_path):
     """Opcode by opcode, fused wherever nothing else reads what is fused away."""
     graph = graph_of(family_file(architecture), tmp_path)
     assert counts(graph) == composition()[architecture]
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
-def test_every_family_takes_constraints_where_its_limits_do(
-    architecture: str, tmp_path: Path
-) -> None:
+def test_every_family_takes_constraints_where_its_limits_do(architecture, tmp_path):
     """Masks and biases are operands of the sampling, log-probabilities one node more."""
     plain = graph_of(family_file(architecture), tmp_path)
     limits = replace(LIMITS, masks=3, biases=5, top_log_probabilities=7)
@@ -113,7 +109,7 @@ def test_every_family_takes_constraints_where_its_limits_do(
     assert sample.operands["bias"].buffer == "request.bias"
 
 
-def test_delta_net_states(tmp_path: Path) -> None:
+def test_delta_net_states(tmp_path):
     """One state of each kind in recurrent layers, keys and values in the others."""
     graph = graph_of(family_file("qwen35"), tmp_path)
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
@@ -130,24 +126,21 @@ def test_delta_net_states(tmp_path: Path) -> None:
     }
 
 
-def test_short_convolution_states(tmp_path: Path) -> None:
+def test_short_convolution_states(tmp_path):
     """A state in layers that convolve; their gates are parts of one projection."""
     graph = graph_of(family_file("lfm2"), tmp_path)
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
     kv, past = (LIMITS.pages, 2, 16, KV_HEADS, HEAD_DIM), (LIMITS.slots, TAPS - 1, HIDDEN)
     assert {name: shape for name, shape in states.items() if "[" in name} == {
-        "state.conv[0]": past,
-        "state.kv[1]": kv,
-        "state.conv[2]": past,
-        "state.kv[3]": kv,
-    }
+        "state.conv[0]": past, "state.kv[1]": kv, "state.conv[2]": past, "state.kv[3]": kv,
+    }  # fmt: skip
     node = next(node for node in graph.nodes if node.opcode is Opcode.SSM_CONV1D)
     parts = {name: node.operands[name].columns for name in ("input_gate", "output_gate", "x")}
     assert list(parts.values()) == [(n * HIDDEN, (n + 1) * HIDDEN) for n in range(3)]
     assert len({node.operands[name].buffer for name in parts}) == 1
 
 
-def test_mamba_states(tmp_path: Path) -> None:
+def test_mamba_states(tmp_path):
     """The past of the convolution, and the state of every head."""
     graph = graph_of(family_file("granitehybrid"), tmp_path)
     states = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.STATE)}
@@ -159,7 +152,7 @@ def test_mamba_states(tmp_path: Path) -> None:
     assert tables == {"constant.rope_table_unrotated"}
 
 
-def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path: Path) -> None:
+def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path):
     """A rotation of pairs by the angle 0, of queries alone; a short context has none."""
     file = family_file("mistral3", attention__temperature_scale=0.1)
     file.keys["rope.scaling.original_context_length"] = LIMITS.context // 2
@@ -176,7 +169,7 @@ def test_queries_grow_where_a_context_is_longer_than_the_original(tmp_path: Path
     assert counts(short) == counts(graph_of(family_file("mistral3"), tmp_path))
 
 
-def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
+def test_shared_layers_have_no_cache_and_no_write(tmp_path):
     graph = graph_of(family_file("gemma4 per layer"), tmp_path)
     states = {decl.name for decl in graph.of_kind(BufferKind.STATE)}
     assert states == {"state.slots", "state.recent", "state.kv[0]", "state.kv[1]"}
@@ -190,7 +183,7 @@ def test_shared_layers_have_no_cache_and_no_write(tmp_path: Path) -> None:
     assert counts(graph)["rope"] == 2
 
 
-def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
+def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path):
     graph = graph_of(family_file("gpt-oss"), tmp_path)
     nodes = {node.name: node for node in graph.nodes}
     for layer in range(LAYERS):
@@ -202,7 +195,7 @@ def test_every_bias_and_sink_of_gpt_oss_is_an_operand(tmp_path: Path) -> None:
         assert nodes[f"moe_swiglu[{layer}]"].params["activation"] == CLAMPED
 
 
-def test_the_bias_of_a_choice_is_an_operand_behind_the_dense_layers(tmp_path: Path) -> None:
+def test_the_bias_of_a_choice_is_an_operand_behind_the_dense_layers(tmp_path):
     nodes = {node.name: node for node in graph_of(family_file("lfm2moe"), tmp_path).nodes}
     routers = [nodes.get(f"moe_route[{layer}]") for layer in range(LAYERS)]
     assert routers[0] is None
@@ -213,7 +206,7 @@ def test_the_bias_of_a_choice_is_an_operand_behind_the_dense_layers(tmp_path: Pa
         graph_of(file, tmp_path)
 
 
-def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:
+def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path):
     """Which of them comes first would be a guess."""
     file = family_file("gpt-oss")
     file.add("blk.0.ffn_down_exps.scale", EXPERT_COUNT)
@@ -221,7 +214,7 @@ def test_a_bias_beside_a_scale_of_experts_is_refused(tmp_path: Path) -> None:
         graph_of(file, tmp_path)
 
 
-def test_a_rotary_table_for_every_kind_of_layer(tmp_path: Path) -> None:
+def test_a_rotary_table_for_every_kind_of_layer(tmp_path):
     graph = graph_of(family_file("gemma4"), tmp_path)
     tables = {decl.name: decl.shape for decl in graph.of_kind(BufferKind.CONSTANT)}
     assert tables == {
@@ -237,7 +230,7 @@ def test_a_rotary_table_for_every_kind_of_layer(tmp_path: Path) -> None:
     assert used["kv_write[1]"] == "constant.rope_table"
 
 
-def test_slices_name_the_rows_they_hold(tmp_path: Path) -> None:
+def test_slices_name_the_rows_they_hold(tmp_path):
     """Query and gate rows of a head, beta and alpha of a key head."""
     graph = graph_of(family_file("qwen3next"), tmp_path)
     sources = {decl.name: decl.source for decl in graph.of_kind(BufferKind.WEIGHT)}
@@ -259,7 +252,7 @@ PACKINGS = {
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
-def test_a_packing_changes_no_bit(packing: str, tmp_path: Path) -> None:
+def test_a_packing_changes_no_bit(packing, tmp_path):
     separate, packed = family_file(PACKINGS[packing]), family_file(packing)
     assert set(packed.values) != set(separate.values)
     first = logits(separate.write(tmp_path / "separate.gguf"), 8)
@@ -267,7 +260,7 @@ def test_a_packing_changes_no_bit(packing: str, tmp_path: Path) -> None:
     assert np.array_equal(first, second)
 
 
-def test_a_scale_multiplies_its_product(tmp_path: Path) -> None:
+def test_a_scale_multiplies_its_product(tmp_path):
     """A one-element scale of a matrix is the same as the matrix times a power of two."""
     scaled, plain = family_file("qwen3"), family_file("qwen3")
     for name in ("attn_v", "ffn_up"):
@@ -280,7 +273,7 @@ def test_a_scale_multiplies_its_product(tmp_path: Path) -> None:
     assert np.array_equal(first, second)
 
 
-def test_drafting_blocks_are_ignored_knowingly(tmp_path: Path) -> None:
+def test_drafting_blocks_are_ignored_knowingly(tmp_path):
     """Tensors of the block behind the last layer; not those of blocks nobody declared."""
     file = family_file("qwen35 drafts")
     plain = graph_of(family_file("qwen35"), tmp_path)
@@ -293,9 +286,7 @@ def test_drafting_blocks_are_ignored_knowingly(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("seeing", "plain"), [("qwen2vl", "qwen2"), ("qwen3vl", "qwen3"), ("qwen3vlmoe", "qwen3moe")]
 )
-def test_a_graph_for_text_is_that_of_the_plain_family(
-    seeing: str, plain: str, tmp_path: Path
-) -> None:
+def test_a_graph_for_text_is_that_of_the_plain_family(seeing, plain, tmp_path):
     graphs = [graph_of(family_file(name), tmp_path) for name in (seeing, plain)]
     assert graphs[0].nodes == graphs[1].nodes
     assert graphs[0].buffers == graphs[1].buffers

@@ -1,7 +1,5 @@
 """Every architecture and variant against its formulas in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.conftest import SyntheticModel
 from tests.families_table import DEEP, FAMILIES
 from tests.long_cases import long_except
 from tests.peer.float64_llama import Float64Llama, mean_kl
@@ -36,7 +33,7 @@ TOKENS = np.random.default_rng(7).integers(0, 256, POSITIONS).tolist()
 
 
 @pytest.fixture
-def path_of(synthetic_model: SyntheticModel) -> Callable[[str], Path]:
+def path_of(synthetic_model) -> Callable[[str], Path]:
     """The binary32 file of a table entry."""
     entries = {**FAMILIES, **DEEP}
     return lambda name: synthetic_model(quant="f32", seed=11, **entries[name])
@@ -49,7 +46,7 @@ def truth_of(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", long_except(NAMES, *FAMILIES))
-def test_logits_agree_with_float64(path_of: Callable[[str], Path], name: str) -> None:
+def test_logits_agree_with_float64(path_of, name):
     """To the last of the formulas without the rounding of attention, and closely with it."""
     path = path_of(name)
     truth = truth_of(path)
@@ -61,7 +58,7 @@ def test_logits_agree_with_float64(path_of: Callable[[str], Path], name: str) ->
 
 
 @pytest.mark.parametrize("name", ["qwen3-wide-heads", "gemma4-shared-kv", "qwen35"])
-def test_i12_keeps_every_bit_of_f32(path_of: Callable[[str], Path], name: str) -> None:
+def test_i12_keeps_every_bit_of_f32(path_of, name):
     """A cache three eighths as large, the same logits; binary16 is not lossless."""
     f32, i12, f16 = (our_logits(path_of(name), TOKENS, kv) for kv in ("f32", "i12", "f16"))
     assert (f32 == i12).all()
@@ -69,9 +66,7 @@ def test_i12_keeps_every_bit_of_f32(path_of: Callable[[str], Path], name: str) -
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama", 2e-2), ("gemma3", 2e-2), ("qwen35", 1e-3)])
-def test_rotated_types_are_as_exact_as_their_bits_allow(
-    path_of: Callable[[str], Path], name: str, most: float
-) -> None:
+def test_rotated_types_are_as_exact_as_their_bits_allow(path_of, name, most):
     """KL from binary64 is far above that of Q8_0, whose codes have 8 bits, and bounded."""
     truth = truth_of(path_of(name))
     q8_0, i4r, i3r = (
@@ -355,7 +350,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_wrong_formula_is_far_off(path_of: Callable[[str], Path], fault: str) -> None:
+def test_a_wrong_formula_is_far_off(path_of, fault):
     """Negative control: the tolerance separates right from wrong."""
     name, spoil = FAULTS[fault]
     oracle: Float64Llama = float64_model(path_of(name))

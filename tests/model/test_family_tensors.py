@@ -1,10 +1,6 @@
 """Which tensors a file of a family may and must hold."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +31,7 @@ OPTIONAL = re.compile(r"layer_output_scale|ffn_down_exps\.scale")
 
 
 @pytest.mark.parametrize("kind", FILES)
-def test_every_missing_tensor_is_noticed(kind: str, tmp_path: Path) -> None:
+def test_every_missing_tensor_is_noticed(kind, tmp_path):
     """Without one tensor of the first two layers or of the whole model there is no graph."""
     for name in family_file(kind).values:
         file = family_file(kind)
@@ -55,14 +51,14 @@ def test_every_missing_tensor_is_noticed(kind: str, tmp_path: Path) -> None:
         *("blk.0.ffn_gate_exps.scale", "rope_factors_long.weight", "mtp.weight"),
     ],
 )
-def test_a_surplus_tensor_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+def test_a_surplus_tensor_is_refused(kind, name, tmp_path):
     file = family_file(kind)
     file.add(name, 2)
     with pytest.raises(UnsupportedModel, match=f"tensor {re.escape(name)}: is not part of a"):
         graph_of(file, tmp_path)
 
 
-def test_a_name_from_a_file_cannot_control_a_terminal_or_a_log(tmp_path: Path) -> None:
+def test_a_name_from_a_file_cannot_control_a_terminal_or_a_log(tmp_path):
     file = family_file("llama")
     file.values["a\nERROR\x1b[31m\x9b\u202e"] = file.values["output_norm.weight"]
     with pytest.raises(
@@ -83,9 +79,7 @@ def test_a_name_from_a_file_cannot_control_a_terminal_or_a_log(tmp_path: Path) -
         ("gemma4", "rope_freqs.weight", (FULL_HEAD_DIM // 2,)),
     ],
 )
-def test_a_wrong_shape_is_named_with_the_whole_one(
-    architecture: str, name: str, shape: tuple[int, ...], tmp_path: Path
-) -> None:
+def test_a_wrong_shape_is_named_with_the_whole_one(architecture, name, shape, tmp_path):
     """Also where the graph uses a part of the tensor's rows."""
     file = family_file(architecture)
     assert file.values[name].shape == shape
@@ -95,7 +89,7 @@ def test_a_wrong_shape_is_named_with_the_whole_one(
         graph_of(file, tmp_path)
 
 
-def test_a_tensor_of_which_rows_are_left_is_surplus(tmp_path: Path) -> None:
+def test_a_tensor_of_which_rows_are_left_is_surplus(tmp_path):
     """Half of a stacked tensor is not the tensor; both halves are."""
     model = open_model(family_file("qwen35").write(tmp_path / "model.gguf"))
     name = "blk.1.attn_q.weight"
@@ -109,7 +103,7 @@ def test_a_tensor_of_which_rows_are_left_is_surplus(tmp_path: Path) -> None:
     model.close()
 
 
-def test_parameters_are_f32(tmp_path: Path) -> None:
+def test_parameters_are_f32(tmp_path):
     file = family_file("qwen35")
     name = "blk.0.ssm_conv1d.weight"
     file.values[name] = file.values[name].astype(np.float16)
@@ -124,7 +118,7 @@ def test_parameters_are_f32(tmp_path: Path) -> None:
         (3, r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 is a delta net"),
     ],
 )
-def test_layers_of_the_other_kind_are_named(interval: int, message: str, tmp_path: Path) -> None:
+def test_layers_of_the_other_kind_are_named(interval, message, tmp_path):
     """The interval is wrong, not a tensor."""
     file = family_file("qwen35", full_attention_interval=interval)
     with pytest.raises(ModelFileError, match=message + r".*qwen35\.full_attention_interval"):
@@ -135,7 +129,7 @@ def test_layers_of_the_other_kind_are_named(interval: int, message: str, tmp_pat
     ({"attention__head_count_kv": [2] * 4}, r"blk\.0\.ssm_conv1d.*is a Mamba-2 layer, but layer"),
     ({"ssm__state_size": 24}, r"tensor blk\.0\.ssm_in\.weight: has shape"),
 ])  # fmt: skip
-def test_sizes_of_mamba_are_consistent(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_sizes_of_mamba_are_consistent(keys, message, tmp_path):
     with pytest.raises(ModelFileError, match=message):
         graph_of(family_file("granitehybrid", **keys), tmp_path)
 
@@ -144,15 +138,13 @@ def test_sizes_of_mamba_are_consistent(keys: dict[str, Any], message: str, tmp_p
     ([2, 2, 0, 2], r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la"),
     ([0, 0, 0, 2], r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv"),
 ])  # fmt: skip
-def test_layers_that_convolve_are_those_without_kv_heads(
-    kv_heads: list[int], message: str, tmp_path: Path
-) -> None:
+def test_layers_that_convolve_are_those_without_kv_heads(kv_heads, message, tmp_path):
     file = family_file("lfm2", attention__head_count_kv=kv_heads)
     with pytest.raises(ModelFileError, match=message + r".*lfm2\.attention\.head_count_kv"):
         graph_of(file, tmp_path)
 
 
-def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
+def test_divisors_of_frequencies_are_positive(tmp_path):
     file = family_file("gemma4")
     file.values["rope_freqs.weight"] = np.zeros(FULL_HEAD_DIM // 2, np.float32)
     with pytest.raises(ModelFileError, match=r"rope_freqs\.weight: holds a divisor that is not"):
@@ -162,7 +154,7 @@ def test_divisors_of_frequencies_are_positive(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name"), [("gpt2", "position_embd.weight"), ("gemma4", "rope_freqs.weight")]
 )
-def test_tables_of_positions_are_of_any_float_type(kind: str, name: str, tmp_path: Path) -> None:
+def test_tables_of_positions_are_of_any_float_type(kind, name, tmp_path):
     plain, short, broken = (family_file(kind) for _ in range(3))
     words = np.abs(plain.values[name]).view("<u4") >> np.uint32(16)
     plain.values[name] = (words << np.uint32(16)).view(np.float32)
@@ -177,9 +169,7 @@ def test_tables_of_positions_are_of_any_float_type(kind: str, name: str, tmp_pat
 
 
 @pytest.mark.parametrize(("trained_on", "chosen"), [(64, "short"), (32, "long")])
-def test_longrope_takes_the_divisors_of_the_engine_context(
-    trained_on: int, chosen: str, tmp_path: Path
-) -> None:
+def test_longrope_takes_the_divisors_of_the_engine_context(trained_on, chosen, tmp_path):
     """Up to the context of training the short ones, beyond it the long ones."""
     file, plain = family_file("llama"), family_file("llama")
     file.keys["rope.scaling.type"] = "longrope"

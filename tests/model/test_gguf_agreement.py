@@ -1,7 +1,5 @@
 """A second opinion: the ``gguf`` package reads what is written here, and the other way round."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import gguf
@@ -25,7 +23,7 @@ SCALARS = {
 }  # fmt: skip
 
 
-def test_every_tensor_type_of_the_package_is_known() -> None:
+def test_every_tensor_type_of_the_package_is_known():
     theirs = {int(kind): sizes for kind, sizes in GGML_QUANT_SIZES.items()}
     ours = {number: (kind.block_elements, kind.block_bytes) for number, kind in GGML_TYPES.items()}
     assert ours == theirs
@@ -33,7 +31,7 @@ def test_every_tensor_type_of_the_package_is_known() -> None:
     assert {number: kind.name for number, kind in GGML_TYPES.items()} == names
 
 
-def test_every_value_type_of_the_package_is_known() -> None:
+def test_every_value_type_of_the_package_is_known():
     theirs = {kind.name: int(kind) for kind in gguf.GGUFValueType}
     assert {kind.name: int(kind) for kind in GgufType} == theirs
 
@@ -62,7 +60,7 @@ def compare(path: Path) -> None:
             assert ours.tensor_bytes(tensor.name).tobytes() == tensor.data.tobytes()
 
 
-def test_they_read_what_we_write(tmp_path: Path) -> None:
+def test_they_read_what_we_write(tmp_path):
     rng = np.random.default_rng(1)
     metadata = {f"scalar.{kind.name}": Typed(kind, value) for kind, value in SCALARS.items()}
     metadata["general.architecture"] = "llama"
@@ -80,7 +78,7 @@ def test_they_read_what_we_write(tmp_path: Path) -> None:
         compare(path)
 
 
-def test_we_read_what_they_write(tmp_path: Path) -> None:
+def test_we_read_what_they_write(tmp_path):
     path = tmp_path / "theirs.gguf"
     rng = np.random.default_rng(2)
     writer = gguf.GGUFWriter(path, "qwen3")
@@ -106,7 +104,7 @@ def test_we_read_what_they_write(tmp_path: Path) -> None:
         assert file.tensors["f32"].shape == file.tensor_array("f32").shape == (3, 5)
 
 
-def test_published_vocabulary() -> None:
+def test_published_vocabulary():
     """A file made by neither: 32,000 tokens with scores and types."""
     compare(need_file(VOCAB / "ggml-vocab-llama-spm.gguf"))
 
@@ -115,7 +113,7 @@ def test_published_vocabulary() -> None:
     ("name", "tokens", "merges"),
     [("llama-bpe", 128256, 280147), ("qwen35", 151936, 151387), ("gemma-4", 262144, 514906)],
 )
-def test_large_published_vocabulary(name: str, tokens: int, merges: int) -> None:
+def test_large_published_vocabulary(name, tokens, merges):
     """Too slow for the package to read: sizes, and every string is where the file has it."""
     path = need_file(VOCAB / f"ggml-vocab-{name}.gguf")
     content = path.read_bytes()

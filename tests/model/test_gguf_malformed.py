@@ -1,7 +1,5 @@
 """Every way a file is known to be wrong has a name here and a one-line error that says where."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import struct
@@ -146,7 +144,7 @@ def refusal(path: Path) -> ModelFileError:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_malformed(name: str, tmp_path: Path) -> None:
+def test_malformed(name, tmp_path):
     pieces, where, problem = CASES[name]
     path = tmp_path / "model.gguf"
     path.write_bytes(raw.join(pieces))
@@ -155,7 +153,7 @@ def test_malformed(name: str, tmp_path: Path) -> None:
     assert problem in error.problem
 
 
-def test_withdrawn_tensor_type_is_named(tmp_path: Path) -> None:
+def test_withdrawn_tensor_type_is_named(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(raw.join(gguf([], [tensor("w", (32,), 31)], ROOM)))
     error = refusal(path)
@@ -163,7 +161,7 @@ def test_withdrawn_tensor_type_is_named(tmp_path: Path) -> None:
     assert "q4_0_4_4" in error.problem
 
 
-def test_hostile_names_are_printed_safely(tmp_path: Path) -> None:
+def test_hostile_names_are_printed_safely(tmp_path):
     """A key or a name cannot write escape codes or new lines to the terminal."""
     path = tmp_path / "model.gguf"
     bad = "\x1b[2J\n" + "\u202e" * 200
@@ -173,7 +171,7 @@ def test_hostile_names_are_printed_safely(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", range(0, 200, 7))
-def test_every_truncation_is_refused(length: int, tmp_path: Path) -> None:
+def test_every_truncation_is_refused(length, tmp_path):
     whole = raw.join(gguf([array("k", raw.STRING, ["a"] * 9)], [tensor("w", (8,))], bytes(32)))
     assert len(whole) > 200
     path = tmp_path / "model.gguf"
@@ -181,7 +179,7 @@ def test_every_truncation_is_refused(length: int, tmp_path: Path) -> None:
     refusal(path)
 
 
-def test_text_bound_is_for_the_whole_file(tmp_path: Path) -> None:
+def test_text_bound_is_for_the_whole_file(tmp_path):
     """Many strings, each small enough, may not add up to more text than one file may have."""
     half = limits.MAX_TEXT_BYTES // 2 + 1
     head = raw.join(gguf([entry("a", raw.STRING, number(raw.U64, half))], key_count=2, alignment=1))
@@ -194,14 +192,14 @@ def test_text_bound_is_for_the_whole_file(tmp_path: Path) -> None:
     assert "is longer than" in refusal(path).problem
 
 
-def test_string_bound_is_for_the_whole_file(tmp_path: Path) -> None:
+def test_string_bound_is_for_the_whole_file(tmp_path):
     two = [array("a", raw.STRING, ["x"]), array("b", raw.STRING, [], limits.MAX_STRINGS)]
     path = tmp_path / "model.gguf"
     path.write_bytes(raw.join(gguf(two)))
     assert refusal(path).where == "key 'b'"
 
 
-def test_header_bound(tmp_path: Path) -> None:
+def test_header_bound(tmp_path):
     path = tmp_path / "model.gguf"
     count = limits.MAX_HEADER_BYTES
     path.write_bytes(raw.join(gguf([array("a", raw.U8, [], count)])))
@@ -219,32 +217,32 @@ DISGUISES = {
 
 
 @pytest.mark.parametrize("hint", DISGUISES)
-def test_another_format_in_disguise(hint: str, tmp_path: Path) -> None:
+def test_another_format_in_disguise(hint, tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(DISGUISES[hint])
     assert hint in refusal(path).problem
 
 
-def test_what_is_no_file(tmp_path: Path) -> None:
+def test_what_is_no_file(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "none")
     for name, problem in (("", "is a directory"), *((n, "does not exist") for n in ("n", "link"))):
         assert refusal(tmp_path / name).problem == problem
 
 
-def test_name_no_file_can_have(tmp_path: Path) -> None:
+def test_name_no_file_can_have(tmp_path):
     with pytest.raises(ModelFileError, match="cannot be opened"):
         open_gguf(f"{tmp_path}/a\0b")
     assert "cannot be opened" in refusal(tmp_path / ("n" * 5000)).problem
 
 
-def test_fifo_does_not_block(tmp_path: Path) -> None:
+def test_fifo_does_not_block(tmp_path):
     if not hasattr(os, "mkfifo"):
         machine_lacks("FIFOs")
     os.mkfifo(tmp_path / "pipe")
     assert refusal(tmp_path / "pipe").problem == "is a pipe, socket or device"
 
 
-def test_device() -> None:
+def test_device():
     if not Path("/dev/zero").exists():
         machine_lacks("/dev/zero")
     assert refusal(Path("/dev/zero")).problem == "is a pipe, socket or device"
@@ -262,7 +260,7 @@ def _largest_sparse(path: Path) -> int:
 
 
 @pytest.mark.parametrize("start", [b"", raw.join(gguf([array("k", raw.STRING, ["a"], 2**50)]))])
-def test_huge_sparse_file_is_not_read(start: bytes, tmp_path: Path) -> None:
+def test_huge_sparse_file_is_not_read(start, tmp_path):
     """A file of up to 2^60 bytes of nothing costs no more to refuse than a small one."""
     path = tmp_path / "model.gguf"
     path.write_bytes(start)

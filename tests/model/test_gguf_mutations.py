@@ -1,7 +1,5 @@
 """Thousands of damaged files: each opens or is refused, and none costs more memory than it is."""
 
-from __future__ import annotations
-
 import random
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -131,7 +129,7 @@ def mutants(batch: int) -> Iterator[tuple[int, bytes]]:
         yield seed, bytes(data)
 
 
-def test_the_whole_file_is_good(tmp_path: Path) -> None:
+def test_the_whole_file_is_good(tmp_path):
     """The control: without a mutation everything can be read."""
     path = tmp_path / "model.gguf"
     path.write_bytes(WHOLE)
@@ -140,7 +138,7 @@ def test_the_whole_file_is_good(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("batch", range(BATCHES))
-def test_damaged_files(batch: int, tmp_path: Path) -> None:
+def test_damaged_files(batch, tmp_path):
     """Only a typed error or success, within a bound of memory; both must really happen."""
     outcomes = {"read": 0, "refused": 0}
     path = tmp_path / "model.gguf"

@@ -1,7 +1,5 @@
 """What a well-formed file gives: values, views of the mapping, and typed access to them."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random
@@ -26,7 +24,7 @@ SCALARS = {
 
 
 @pytest.fixture
-def save(tmp_path: Path):
+def save(tmp_path):
     """Writes pieces to a file and gives its path."""
 
     def write(pieces: raw.Pieces, name: str = "model.gguf") -> Path:
@@ -38,7 +36,7 @@ def save(tmp_path: Path):
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_every_scalar_type(save, version: int) -> None:
+def test_every_scalar_type(save, version):
     entries = [raw.scalar(f"k{kind}", kind, value) for kind, value in SCALARS.items()]
     entries.append(raw.string("text", "héllo"))
     with open_gguf(save(raw.gguf(entries, version=version))) as file:
@@ -53,7 +51,7 @@ def test_every_scalar_type(save, version: int) -> None:
 
 
 @pytest.mark.parametrize("kind", SCALARS)
-def test_number_arrays_are_views(save, kind: int) -> None:
+def test_number_arrays_are_views(save, kind):
     """Arrays have the stored dtype and values, at any alignment, and cannot be written to."""
     items = [SCALARS[kind], 0, 1]
     entries = [raw.array("k" * shift, kind, items) for shift in range(1, 9)]
@@ -64,7 +62,7 @@ def test_number_arrays_are_views(save, kind: int) -> None:
             assert not value.flags.writeable
 
 
-def test_empty_arrays(save) -> None:
+def test_empty_arrays(save):
     entries = [raw.array("n", raw.F32, []), raw.array("s", raw.STRING, [])]
     with open_gguf(save(raw.gguf(entries))) as file:
         assert file.metadata["n"].shape == (0,)
@@ -72,7 +70,7 @@ def test_empty_arrays(save) -> None:
         assert file.metadata["s"].to_list() == list(file.metadata["s"]) == []
 
 
-def test_string_array_is_a_sequence_of_bytes(save) -> None:
+def test_string_array_is_a_sequence_of_bytes(save):
     """Vocabulary strings may be empty, hold NUL, or not be UTF-8 at all."""
     items = [b"", b"a", b"\xff\xfe", b"x\0y", "é".encode() * 200, b"a"]
     with open_gguf(save(raw.gguf([raw.array("t", raw.STRING, items)]))) as file:
@@ -92,7 +90,7 @@ def test_string_array_is_a_sequence_of_bytes(save) -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_large_string_array_of_any_content(save, seed: int) -> None:
+def test_large_string_array_of_any_content(save, seed):
     """Strings that look like length fields, long ones and empty ones are told apart exactly."""
     rng = random.Random(seed)
     contents = (b"a", b"\0", b"\1\0\0\0\0\0\0\0", b"\0\0\0\0\0\0\0\1")
@@ -110,7 +108,7 @@ def test_large_string_array_of_any_content(save, seed: int) -> None:
 
 
 @pytest.mark.parametrize("item", [b"", b"token", bytes(300)])
-def test_large_string_array_cut_short(save, item: bytes) -> None:
+def test_large_string_array_cut_short(save, item):
     content = raw.gguf([raw.array("t", raw.STRING, [item] * 20_000)], alignment=1)
     whole = raw.join(content)
     for size in (len(whole) - 1, len(whole) - 8, len(whole) * 3 // 4):
@@ -120,7 +118,7 @@ def test_large_string_array_cut_short(save, item: bytes) -> None:
 
 @pytest.mark.parametrize("length", [2**16, 2**31, 2**63 - 1, 2**64 - 1])
 @pytest.mark.parametrize("index", [0, 4096, 8191, 8192, 15000, 19999])
-def test_large_string_array_with_a_wild_length(save, length: int, index: int) -> None:
+def test_large_string_array_with_a_wild_length(save, length, index):
     """A length that leaves the file is caught wherever in the walk it stands."""
     items = [raw.text("ab", length if i == index else None) for i in range(20_000)]
     head = [raw.number(raw.U32, raw.STRING), raw.number(raw.U64, len(items))]
@@ -139,7 +137,7 @@ def _resident(path: Path) -> int:
     return int(rss.split()[1]) * 1024
 
 
-def test_reading_ahead_brings_a_file_into_memory(save) -> None:
+def test_reading_ahead_brings_a_file_into_memory(save):
     """All of it, and without harm where the file is closed at once."""
     if sys.platform != "linux" or _kernel() < (5, 14):
         machine_lacks("Linux 5.14, which can be asked for that")
@@ -160,7 +158,7 @@ def _kernel() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def test_tensors_in_any_order_with_gaps(save) -> None:
+def test_tensors_in_any_order_with_gaps(save):
     data = np.arange(64, dtype="<f4").tobytes()
     tensors = [raw.tensor("late", (4, 2), 0, 128), raw.tensor("early", (8,), 0, 32)]
     with open_gguf(save(raw.gguf([], tensors, data))) as file:
@@ -173,7 +171,7 @@ def test_tensors_in_any_order_with_gaps(save) -> None:
         assert file.tensor_array("early").tolist() == list(range(8, 16))
 
 
-def test_tensor_views(save) -> None:
+def test_tensor_views(save):
     """Blocks come as rows of bytes; plain numbers in their shape; nothing is copied."""
     block = bytes(range(34)) * 12
     halves = np.array([[1.5, -2.0]], "<f2").tobytes()
@@ -197,7 +195,7 @@ def test_tensor_views(save) -> None:
 
 
 @pytest.mark.parametrize("ggml_type", sorted(GGML_TYPES.values(), key=lambda kind: kind.ggml_id))
-def test_every_known_tensor_type_is_listed(save, ggml_type) -> None:
+def test_every_known_tensor_type_is_listed(save, ggml_type):
     """A type without arithmetic has a size and a name, and an error only when it is read."""
     dimensions = (ggml_type.block_elements * 2, 3)
     data = bytes(6 * ggml_type.block_bytes)
@@ -212,7 +210,7 @@ def test_every_known_tensor_type_is_listed(save, ggml_type) -> None:
                 file.tensor_bytes("w")
 
 
-def test_alignment_moves_the_data(save) -> None:
+def test_alignment_moves_the_data(save):
     entries = [raw.scalar("general.alignment", raw.U32, 256)]
     tensors = [raw.tensor("a", (1,), 0, 0), raw.tensor("b", (1,), 0, 256)]
     data = b"\0\0\x80\x3f".ljust(256, b"\0") + b"\0\0\0\x40"
@@ -221,7 +219,7 @@ def test_alignment_moves_the_data(save) -> None:
         assert file.tensor_array("a").tolist() + file.tensor_array("b").tolist() == [1.0, 2.0]
 
 
-def test_typed_getters(save) -> None:
+def test_typed_getters(save):
     entries = [
         raw.scalar("wide", raw.U64, 7),
         raw.scalar("float", raw.F32, 0.5),
@@ -252,14 +250,14 @@ def test_typed_getters(save) -> None:
             file.get("float", int, 1)
 
 
-def test_missing_tensor(save) -> None:
+def test_missing_tensor(save):
     with open_gguf(save(raw.gguf())) as file:
         for read in (file.tensor_bytes, file.tensor_array):
             with pytest.raises(ModelFileError, match=r"tensor 'output\.weight': is missing"):
                 read("output.weight")
 
 
-def test_views_outlive_the_file(save) -> None:
+def test_views_outlive_the_file(save):
     path = save(raw.gguf([raw.array("a", raw.U8, [1, 2])], [raw.tensor("w")], bytes(16)))
     with open_gguf(path) as file:
         values, weights = file.metadata["a"], file.tensor_array("w")
@@ -271,7 +269,7 @@ def test_views_outlive_the_file(save) -> None:
             use()
 
 
-def test_no_descriptor_is_left_open(save) -> None:
+def test_no_descriptor_is_left_open(save):
     if not Path("/proc/self/fd").exists():
         machine_lacks("/proc/self/fd")
     good = save(raw.gguf([], [raw.tensor("w")], bytes(16)))
@@ -292,7 +290,7 @@ def test_no_descriptor_is_left_open(save) -> None:
     assert open_files() == []
 
 
-def test_symlink_is_followed(save, tmp_path: Path) -> None:
+def test_symlink_is_followed(save, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(save(raw.gguf([raw.string("k", "v")])))
     with open_gguf(link) as file:
@@ -300,7 +298,7 @@ def test_symlink_is_followed(save, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["truncate", "append", "rewrite"])
-def test_changed_file_is_noticed(save, change: str) -> None:
+def test_changed_file_is_noticed(save, change):
     """No view is handed out of a file that is not the one opened; touching it could be fatal."""
     path = save(raw.gguf([], [raw.tensor("w", (4096,))], bytes(4 * 4096)))
     with open_gguf(path) as file:
@@ -322,7 +320,7 @@ def test_changed_file_is_noticed(save, change: str) -> None:
                 use()
 
 
-def test_replacing_the_file_by_rename_is_safe(save, tmp_path: Path) -> None:
+def test_replacing_the_file_by_rename_is_safe(save, tmp_path):
     path = save(raw.gguf([], [raw.tensor("w", (1,))], b"\0\0\x80\x3f"))
     with open_gguf(path) as file:
         os.replace(save(raw.gguf(), "other.gguf"), path)

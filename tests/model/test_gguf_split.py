@@ -1,7 +1,5 @@
 """Split models: all shards open as one file, and nothing foreign is taken for a shard."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -50,7 +48,7 @@ def refusal(path: Path) -> ModelFileError:
     return caught.value
 
 
-def test_first_shard_opens_all(tmp_path: Path) -> None:
+def test_first_shard_opens_all(tmp_path):
     with open_gguf(write_model(tmp_path)) as file:
         assert file.metadata["general.architecture"] == "llama"
         assert [info.shard for info in file.tensors.values()] == [0, 0, 1, 1, 2, 2]
@@ -59,12 +57,12 @@ def test_first_shard_opens_all(tmp_path: Path) -> None:
         assert file.size == sum(path.stat().st_size for path in tmp_path.iterdir())
 
 
-def test_single_file_may_say_it_is_one_of_one(tmp_path: Path) -> None:
+def test_single_file_may_say_it_is_one_of_one(tmp_path):
     with open_gguf(write_model(tmp_path, 1)) as file:
         assert len(file.tensors) == 2
 
 
-def test_links_to_the_shards(tmp_path: Path) -> None:
+def test_links_to_the_shards(tmp_path):
     """Shards are found beside the name given, or beside the file it leads to."""
     first = write_model(tmp_path)
     cache = tmp_path / "cache"
@@ -77,20 +75,20 @@ def test_links_to_the_shards(tmp_path: Path) -> None:
             assert len(file.tensors) == 6
 
 
-def test_other_shard_names_the_first(tmp_path: Path) -> None:
+def test_other_shard_names_the_first(tmp_path):
     write_model(tmp_path)
     error = refusal(shard_path(tmp_path, 1, 3))
     assert error.problem == "this is shard 2 of 3"
     assert error.remedy == "open the first one, model-00001-of-00003.gguf"
 
 
-def test_other_shard_by_another_name(tmp_path: Path) -> None:
+def test_other_shard_by_another_name(tmp_path):
     write_model(tmp_path)
     shutil.copy(shard_path(tmp_path, 2, 3), tmp_path / "a.gguf")
     assert refusal(tmp_path / "a.gguf").remedy == "open the first one, ...-00001-of-00003.gguf"
 
 
-def test_missing_shard_is_named(tmp_path: Path) -> None:
+def test_missing_shard_is_named(tmp_path):
     first = write_model(tmp_path)
     shard_path(tmp_path, 1, 3).unlink()
     error = refusal(first)
@@ -98,19 +96,19 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
     assert error.problem == "does not exist"
 
 
-def test_first_shard_by_another_name(tmp_path: Path) -> None:
+def test_first_shard_by_another_name(tmp_path):
     os.rename(write_model(tmp_path), tmp_path / "a.gguf")
     assert "does not end in -00001-of-00003.gguf" in refusal(tmp_path / "a.gguf").problem
 
 
-def test_duplicate_shard(tmp_path: Path) -> None:
+def test_duplicate_shard(tmp_path):
     first = write_model(tmp_path)
     shutil.copy(shard_path(tmp_path, 1, 3), shard_path(tmp_path, 2, 3))
     error = refusal(first)
     assert (error.where, error.problem) == ("key 'split.no'", "is 1, not 2: not this shard")
 
 
-def test_cycle_back_to_the_first(tmp_path: Path) -> None:
+def test_cycle_back_to_the_first(tmp_path):
     first = write_model(tmp_path)
     shard_path(tmp_path, 1, 3).unlink()
     shard_path(tmp_path, 1, 3).symlink_to(first)
@@ -126,9 +124,7 @@ def test_cycle_back_to_the_first(tmp_path: Path) -> None:
         (1, 3, 6, "gemma3", "general.architecture"),
     ],
 )
-def test_foreign_shard(
-    number: int, count: int, total: int, architecture: str, where: str, tmp_path: Path
-) -> None:
+def test_foreign_shard(number, count, total, architecture, where, tmp_path):
     first = write_model(tmp_path)
     path = shard_path(tmp_path, 1, 3)
     more = {"general.architecture": architecture}
@@ -137,33 +133,33 @@ def test_foreign_shard(
     assert (error.path, error.where) == (str(path), f"key '{where}'")
 
 
-def test_shard_that_is_a_whole_model(tmp_path: Path) -> None:
+def test_shard_that_is_a_whole_model(tmp_path):
     first = write_model(tmp_path)
     write_gguf(shard_path(tmp_path, 1, 3), {}, {})
     assert refusal(first).problem.startswith("is missing")
 
 
-def test_tensor_in_two_shards(tmp_path: Path) -> None:
+def test_tensor_in_two_shards(tmp_path):
     first = write_model(tmp_path)
     write_shard(shard_path(tmp_path, 1, 3), 1, 3, ["w0.0", "w1.1"], 6)
     error = refusal(first)
     assert (error.where, error.problem) == ("tensor 'w0.0'", "is also in model-00001-of-00003.gguf")
 
 
-def test_tensor_missing_from_a_shard(tmp_path: Path) -> None:
+def test_tensor_missing_from_a_shard(tmp_path):
     first = write_model(tmp_path)
     write_shard(shard_path(tmp_path, 1, 3), 1, 3, ["w1.0"], 6)
     assert refusal(first).problem == "is 6, but the files hold 5 tensors"
 
 
 @pytest.mark.parametrize("count", [0, limits.MAX_SHARDS + 1, 65535])
-def test_impossible_shard_count(count: int, tmp_path: Path) -> None:
+def test_impossible_shard_count(count, tmp_path):
     path = write_shard(tmp_path / "a.gguf", 0, count, [], 0)
     assert refusal(path).where == "key 'split.count'"
 
 
 @pytest.mark.parametrize("key", ["split.no", "split.tensors.count"])
-def test_split_key_missing(key: str, tmp_path: Path) -> None:
+def test_split_key_missing(key, tmp_path):
     write_model(tmp_path)
     keys = {"split.no": 0, "split.count": 3, "split.tensors.count": 6}
     del keys[key]
@@ -171,13 +167,13 @@ def test_split_key_missing(key: str, tmp_path: Path) -> None:
     assert refusal(shard_path(tmp_path, 0, 3)).where == f"key '{key}'"
 
 
-def test_named_as_a_shard_but_not_one(tmp_path: Path) -> None:
+def test_named_as_a_shard_but_not_one(tmp_path):
     path = shard_path(tmp_path, 0, 2)
     write_gguf(path, {}, {})
     assert refusal(path).where == "key 'split.count'"
 
 
-def test_truncated_shard_is_noticed_while_open(tmp_path: Path) -> None:
+def test_truncated_shard_is_noticed_while_open(tmp_path):
     with open_gguf(write_model(tmp_path)) as file:
         os.truncate(shard_path(tmp_path, 2, 3), 24)
         file.tensor_array("w0.0")

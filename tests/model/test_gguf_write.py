@@ -1,11 +1,8 @@
 """What is written is what is read back, the same every time, and never half a file."""
 
-from __future__ import annotations
-
 import os
 import struct
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,7 +85,7 @@ def same(read: object, written: object) -> bool:
     sources=st.dictionaries(keys.filter(lambda name: len(name.encode()) < 256), tensors()),
     alignment=st.sampled_from([8, 16, 32, 64, 4096]),
 )
-def test_round_trip(tmp_path_factory, metadata: dict, sources: dict, alignment: int) -> None:
+def test_round_trip(tmp_path_factory, metadata, sources, alignment):
     """Any metadata and tensors come back in order, with types and bits; a rewrite is identical."""
     metadata = {key: value for key, value in metadata.items() if not key.startswith("split.")}
     path = tmp_path_factory.getbasetemp() / "round.gguf"
@@ -128,7 +125,7 @@ def test_round_trip(tmp_path_factory, metadata: dict, sources: dict, alignment: 
         (np.arange(6)[::2], np.int64),
     ],
 )  # fmt: skip
-def test_default_types(value: object, kind: object, tmp_path: Path) -> None:
+def test_default_types(value, kind, tmp_path):
     path = tmp_path / "model.gguf"
     write_gguf(path, {"k": value}, {})
     with open_gguf(path) as file:
@@ -157,7 +154,7 @@ def test_default_types(value: object, kind: object, tmp_path: Path) -> None:
         (np.zeros(2, "f2"), "1-dimensional array of float16"), ("\ud800", "surrogates not allowed"),
     ],
 )  # fmt: skip
-def test_value_that_cannot_be_stored(value: object, part: str, tmp_path: Path) -> None:
+def test_value_that_cannot_be_stored(value, part, tmp_path):
     path = tmp_path / "model.gguf"
     with pytest.raises(ModelFileError) as caught:
         write_gguf(path, {"k": value}, {})
@@ -185,9 +182,7 @@ def test_value_that_cannot_be_stored(value: object, part: str, tmp_path: Path) -
         ),
     ],
 )
-def test_refuses_what_the_reader_would(
-    metadata: dict, tensors: dict, where: str, tmp_path: Path
-) -> None:
+def test_refuses_what_the_reader_would(metadata, tensors, where, tmp_path):
     with pytest.raises(ModelFileError) as caught:
         write_gguf(tmp_path / "model.gguf", metadata, tensors)
     assert caught.value.where == where
@@ -196,14 +191,14 @@ def test_refuses_what_the_reader_would(
 
 
 @pytest.mark.parametrize("size", [0, 15, 17, 1000])
-def test_data_of_another_length(size: int, tmp_path: Path) -> None:
+def test_data_of_another_length(size, tmp_path):
     for data in (bytes(size), iter([bytes(1)] * size)):
         with pytest.raises(ModelFileError, match="'w': f32 \\[4\\] takes 16 bytes, its data has"):
             write_gguf(tmp_path / "model.gguf", {}, {"w": (F32, (4,), data)})
     assert list(tmp_path.iterdir()) == []
 
 
-def test_endless_data_is_cut_off(tmp_path: Path) -> None:
+def test_endless_data_is_cut_off(tmp_path):
     """A generator that never ends is stopped as soon as it has given too much."""
 
     def endless() -> Iterator[bytes]:
@@ -214,16 +209,13 @@ def test_endless_data_is_cut_off(tmp_path: Path) -> None:
         write_gguf(tmp_path / "model.gguf", {}, {"w": (F32, (4,), endless())})
 
 
-def test_data_in_any_form(tmp_path: Path) -> None:
+def test_data_in_any_form(tmp_path):
     numbers = np.arange(6, dtype="<f4").reshape(2, 3)
     buckets = {
-        "array": numbers,
-        "transposed": numbers.T.copy().T,
-        "bytes": numbers.tobytes(),
-        "view": memoryview(bytearray(numbers.tobytes())),
-        "rows": list(numbers),
+        "array": numbers, "transposed": numbers.T.copy().T, "bytes": numbers.tobytes(),
+        "view": memoryview(bytearray(numbers.tobytes())), "rows": list(numbers),
         "generator": (numbers.tobytes()[i : i + 5] for i in range(0, 24, 5)),
-    }
+    }  # fmt: skip
     path = tmp_path / "model.gguf"
     write_gguf(path, {}, {name: (F32, (2, 3), data) for name, data in buckets.items()})
     with open_gguf(path) as file:
@@ -231,7 +223,7 @@ def test_data_in_any_form(tmp_path: Path) -> None:
             assert file.tensor_array(name).tolist() == numbers.tolist()
 
 
-def test_failure_keeps_the_old_file(tmp_path: Path) -> None:
+def test_failure_keeps_the_old_file(tmp_path):
     """Whatever happens while writing, the file that was there is untouched and nothing is left."""
     path = tmp_path / "model.gguf"
     write_gguf(path, {"k": 1}, {})
@@ -247,7 +239,7 @@ def test_failure_keeps_the_old_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_overwriting_an_open_model_is_safe(tmp_path: Path) -> None:
+def test_overwriting_an_open_model_is_safe(tmp_path):
     path = tmp_path / "model.gguf"
     write_gguf(path, {}, {"w": (F32, (1,), np.ones(1, "<f4"))})
     with open_gguf(path) as file:
@@ -257,7 +249,7 @@ def test_overwriting_an_open_model_is_safe(tmp_path: Path) -> None:
         assert view.tolist() == [1.0]
 
 
-def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+def test_a_link_stays_and_its_file_is_replaced(tmp_path):
     file, link = tmp_path / "file.gguf", tmp_path / "link.gguf"
     file.write_bytes(b"old")
     link.symlink_to(file)
@@ -266,7 +258,7 @@ def test_a_link_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
     assert file.read_bytes()[:4] == b"GGUF"
 
 
-def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
+def test_what_is_no_file_is_not_replaced(tmp_path):
     """Who may write to a folder of devices would replace them by files."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -276,7 +268,7 @@ def test_what_is_no_file_is_not_replaced(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [pipe]
 
 
-def test_unwritable_places(tmp_path: Path) -> None:
+def test_unwritable_places(tmp_path):
     with pytest.raises(ModelFileError, match="cannot be written: No such file or directory"):
         write_gguf(tmp_path / "none" / "model.gguf", {}, {})
     (tmp_path / "folder").mkdir()
@@ -285,7 +277,7 @@ def test_unwritable_places(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["folder"]
 
 
-def test_bytes_of_a_small_file(tmp_path: Path) -> None:
+def test_bytes_of_a_small_file(tmp_path):
     """The layout, spelled out once against the format's description."""
     path = tmp_path / "model.gguf"
     write_gguf(path, {"a": 7}, {"w": (F16, (2, 1), b"\1\2\3\4"), "v": (BF16, (1,), b"\5\6")})
@@ -298,7 +290,7 @@ def test_bytes_of_a_small_file(tmp_path: Path) -> None:
     assert path.read_bytes() == expected
 
 
-def test_hole_reads_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:
+def test_hole_reads_as_zeros_and_takes_no_disk(tmp_path):
     """The last tensor too: the file is as long as its header says."""
     path = tmp_path / "model.gguf"
     data = np.ones(3, "<f4")
@@ -313,7 +305,7 @@ def test_hole_reads_as_zeros_and_takes_no_disk(tmp_path: Path) -> None:
         assert path.stat().st_blocks * 512 < 1 << 20 < path.stat().st_size
 
 
-def test_large_tensor_is_streamed(tmp_path: Path) -> None:
+def test_large_tensor_is_streamed(tmp_path):
     """A tensor can be made of chunks that are never all in memory."""
     path = tmp_path / "model.gguf"
     rows, row = 512, 144 * 16

@@ -1,7 +1,5 @@
 """Metadata that changes a formula reaches the configuration or is refused by its name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from contextlib import closing, suppress
 from pathlib import Path
@@ -33,7 +31,7 @@ from tests.model.metadata_keys import (
 )
 
 
-def test_every_key_that_can_be_written_is_tried_or_has_a_reason() -> None:
+def test_every_key_that_can_be_written_is_tried_or_has_a_reason():
     classes = (UNUSUAL, WINDOWED_ONLY, SIZES, WITHOUT_EFFECT, OF_OTHERS)
     assert set(known_keys()) <= {key for names in classes for key in names}
     assert set(CHANGING) <= set(UNUSUAL)
@@ -74,7 +72,7 @@ def assert_felt(before: ModelConfig | str, after: ModelConfig | str, named: Iter
 
 
 @pytest.mark.parametrize("architecture", READERS)
-def test_an_unusual_value_is_read_or_refused(architecture: str, tmp_path: Path) -> None:
+def test_an_unusual_value_is_read_or_refused(architecture, tmp_path):
     always = ALWAYS.get(architecture, {})
     before = read_with(architecture, always, tmp_path)
     for name, keys in UNUSUAL.items():
@@ -85,7 +83,7 @@ def test_an_unusual_value_is_read_or_refused(architecture: str, tmp_path: Path) 
 
 @pytest.mark.parametrize("key", WINDOWED_ONLY)
 @pytest.mark.parametrize("architecture", WINDOWED)
-def test_keys_of_windows_are_read_or_refused(architecture: str, key: str, tmp_path: Path) -> None:
+def test_keys_of_windows_are_read_or_refused(architecture, key, tmp_path):
     """A wrong size of one key may show in another of them."""
     value = [True, False, False, True] if "pattern" in key else 8
     window = {"attention.sliding_window": 5}
@@ -95,7 +93,7 @@ def test_keys_of_windows_are_read_or_refused(architecture: str, key: str, tmp_pa
 
 
 @pytest.mark.parametrize("architecture", WINDOWED)
-def test_a_window_of_one_position_is_read(architecture: str, tmp_path: Path) -> None:
+def test_a_window_of_one_position_is_read(architecture, tmp_path):
     config = read_with(architecture, {"attention.sliding_window": 1}, tmp_path)
     assert isinstance(config, ModelConfig), config
     assert max(map(abs, config.windows)) == 1
@@ -108,7 +106,7 @@ SIZED = {"gemma3": {"general.type": "model", "gemma3.rope.scaling.attn_factor": 
 
 
 @pytest.mark.parametrize("architecture", SIZED)
-def test_any_value_of_any_key_is_read_or_refused(architecture: str, tmp_path: Path) -> None:
+def test_any_value_of_any_key_is_read_or_refused(architecture, tmp_path):
     """Numbers, texts and arrays in the place of each other, up to the tables of rotation."""
     whole = with_keys(architecture, {})
     for key in (*whole.metadata, *SIZED[architecture]):
@@ -127,15 +125,13 @@ def test_any_value_of_any_key_is_read_or_refused(architecture: str, tmp_path: Pa
         ("mistral3", "rope.scaling.original_context_length"),
     ],
 )
-def test_queries_that_grow_too_often_are_refused(
-    architecture: str, key: str, tmp_path: Path
-) -> None:
+def test_queries_that_grow_too_often_are_refused(architecture, key, tmp_path):
     """Of each growth the logarithm is computed, so that a table of a million would take minutes."""
     keys = {"context_length": 1 << 14, key: 2, "attention.temperature_scale": 0.1}
     assert f"{architecture}.{key}: is 2, must be" in str(read_with(architecture, keys, tmp_path))
 
 
-def test_yarn_needs_frequencies_that_differ(tmp_path: Path) -> None:
+def test_yarn_needs_frequencies_that_differ(tmp_path):
     path = with_keys("llama", {**YARN, "rope.freq_base": 1.0}).write(tmp_path / "model.gguf")
     with closing(open_model(path)) as model:
         tables = model.graph(Limits(slots=1, context=64, pages=4)).buffers
@@ -143,7 +139,7 @@ def test_yarn_needs_frequencies_that_differ(tmp_path: Path) -> None:
             constant_bytes(model, tables[TABLE])
 
 
-def test_a_key_nobody_reads_is_not_felt(tmp_path: Path) -> None:
+def test_a_key_nobody_reads_is_not_felt(tmp_path):
     """Negative control: a silent reader fails."""
     before = read_with("llama", {}, tmp_path)
     after = read_with("llama", {"no_such_key": 3}, tmp_path)

@@ -3,8 +3,6 @@
 tiktoken names its rank files by address and has none of them; the pattern does not depend on them.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -35,7 +33,7 @@ def harmony() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def ours(harmony: dict[str, Any]) -> Tokenizer:
+def ours(harmony) -> Tokenizer:
     """The vocabulary as a converter writes it: ranks, unused ids, control tokens at their ids."""
     ranked, control = harmony["mergeable_ranks"], harmony["special_tokens"]
     count = max(control.values()) + 1
@@ -55,7 +53,7 @@ def ours(harmony: dict[str, Any]) -> Tokenizer:
     return load_tokenizer(metadata, "o200k")
 
 
-def test_every_text_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, Any]) -> None:
+def test_every_text_has_tiktokens_ids(ours, harmony):
     tiktoken = need_module("tiktoken", "test")
     theirs = tiktoken.Encoding(**harmony)
     for text in [*varied_texts(), *TEXTS]:
@@ -63,7 +61,7 @@ def test_every_text_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, Any]) 
         assert ours.encode(text, add_bos=False) == expected, text
 
 
-def test_a_conversation_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, Any]) -> None:
+def test_a_conversation_has_tiktokens_ids(ours, harmony):
     """Control tokens in a text that may hold them."""
     tiktoken = need_module("tiktoken", "test")
     text = (
@@ -75,7 +73,7 @@ def test_a_conversation_has_tiktokens_ids(ours: Tokenizer, harmony: dict[str, An
     assert ours.encode(text, parse_special=True, add_bos=False) == expected
 
 
-def test_the_end_of_a_message_ends_no_answer(ours: Tokenizer, harmony: dict[str, Any]) -> None:
+def test_the_end_of_a_message_ends_no_answer(ours, harmony):
     """Thoughts end with ``<|end|>``, and the answer follows."""
     control = harmony["special_tokens"]
     ends = {control[f"<|{name}|>"] for name in ("return", "call", "endoftext")}

@@ -1,7 +1,5 @@
 """Outlier channels of keys are found from the weights of a file and divided away exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,6 @@ from reference.model import open as opening
 from reference.model.config import Rope
 from reference.model.families.smooth_keys import _pair_of_channel, _powers, smoothing_powers
 from reference.model.open import Model, open_model
-from tests.conftest import SyntheticModel
 from tests.peer.float64_llama import mean_kl
 from tests.peer.float64_model import float64_model
 from tests.peer.our_engine import our_logits
@@ -42,13 +39,7 @@ def powers_of(path: Path) -> dict[int, Any]:
     ],
     ids=["biases", "fused biases", "norms", "shared pages"],
 )
-def test_outliers_cost_less(
-    synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
-    fields: dict[str, Any],
-    outlier: float,
-    gain: int,
-) -> None:
+def test_outliers_cost_less(synthetic_model, monkeypatch, fields, outlier, gain):
     """Divergence from binary64, in nats, with the powers and without."""
     path = synthetic_model(key_outliers=outlier, seed=3, **fields)
     assert powers_of(path)
@@ -59,7 +50,7 @@ def test_outliers_cost_less(
     assert smoothed * gain < plain
 
 
-def test_norms_over_all_heads_take_the_powers_of_each(synthetic_model: SyntheticModel) -> None:
+def test_norms_over_all_heads_take_the_powers_of_each(synthetic_model):
     """OLMo 2 norms all queries at once: a head's powers scale its part of the weights."""
     graph, _ = graph_with_outliers(synthetic_model(architecture="olmo2", key_outliers=100.0))
     plain, _ = graph_with_outliers(synthetic_model(architecture="olmo2"))
@@ -69,9 +60,7 @@ def test_norms_over_all_heads_take_the_powers_of_each(synthetic_model: Synthetic
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3", "gemma3", "qwen35"])
-def test_ordinary_channels_are_left_alone(
-    synthetic_model: SyntheticModel, architecture: str
-) -> None:
+def test_ordinary_channels_are_left_alone(synthetic_model, architecture):
     """No weight is scaled and no op added where no channel stands out."""
     path = synthetic_model(architecture=architecture)
     assert powers_of(path) == {}
@@ -85,7 +74,7 @@ def graph_with_outliers(path: Path) -> tuple[Any, Model]:
     return model.graph(LIMITS), model
 
 
-def test_norms_take_the_powers_for_nothing(synthetic_model: SyntheticModel) -> None:
+def test_norms_take_the_powers_for_nothing(synthetic_model):
     """The same nodes; the weights of both norms of a head are scaled, oppositely."""
     graph, _ = graph_with_outliers(synthetic_model(architecture="qwen3", key_outliers=100.0))
     plain, _ = graph_with_outliers(synthetic_model(architecture="qwen3"))
@@ -97,23 +86,21 @@ def test_norms_take_the_powers_for_nothing(synthetic_model: SyntheticModel) -> N
         assert queries == keys.replace("k_norm", "q_norm").replace("-4", "4")
 
 
-def test_biased_projections_are_scaled_before_they_are_rotated(
-    synthetic_model: SyntheticModel,
-) -> None:
+def test_biased_projections_are_scaled_before_they_are_rotated(synthetic_model):
     """One op more for queries and for keys, none for values."""
     graph, _ = graph_with_outliers(synthetic_model(architecture="qwen2", key_outliers=100.0))
     scaled = [node.name for node in graph.nodes if node.opcode is Opcode.SCALE_COLUMNS]
     assert scaled == [f"attn_{side}_smoothed[{n}]" for n in range(2) for side in "qk"]
 
 
-def test_fused_projections_have_the_same_powers(synthetic_model: SyntheticModel) -> None:
+def test_fused_projections_have_the_same_powers(synthetic_model):
     fields = {"architecture": "qwen2", "key_outliers": 50.0}
     assert powers_of(synthetic_model(**fields)) == powers_of(
         synthetic_model(fused_qkv=True, **fields)
     )
 
 
-def test_scaled_weights_are_the_file_s_times_the_powers(synthetic_model: SyntheticModel) -> None:
+def test_scaled_weights_are_the_file_s_times_the_powers(synthetic_model):
     """Exactly, and nothing else changes."""
     path = synthetic_model(architecture="qwen3", key_outliers=100.0)
     model = open_model(path)
@@ -126,7 +113,7 @@ def test_scaled_weights_are_the_file_s_times_the_powers(synthetic_model: Synthet
 
 
 @pytest.mark.parametrize("neox", [True, False])
-def test_rotated_pairs_share_their_power(neox: bool) -> None:
+def test_rotated_pairs_share_their_power(neox):
     """The channels that are not rotated have powers of their own."""
     rope = Rope("t", 10000.0, 8, neox, scaling=None)  # type: ignore[arg-type]
     pairs = _pair_of_channel(rope, 12)
@@ -140,7 +127,7 @@ def test_rotated_pairs_share_their_power(neox: bool) -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_broken_parameters_are_left_alone(synthetic_model: SyntheticModel, poison: float) -> None:
+def test_broken_parameters_are_left_alone(synthetic_model, poison):
     """They break the logits as they did."""
     path = synthetic_model(architecture="qwen3", key_outliers=poison)
     assert powers_of(path) == {}

@@ -1,7 +1,5 @@
 """Older files of deepseek2 have the bits of new ones with the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,9 +20,7 @@ TOKENS = [(11 + 17 * n) % 256 for n in range(20)]
 
 
 @pytest.mark.parametrize("dtype", ["f32", "f16", "q8_0"])
-def test_an_older_file_has_the_bits_of_a_new_one(
-    synthetic_model: SyntheticModel, dtype: str, tmp_path: Path
-) -> None:
+def test_an_older_file_has_the_bits_of_a_new_one(synthetic_model, dtype, tmp_path):
     source = synthetic_model(quant="f32", seed=11, **FAMILIES["deepseek2-experts"])
     older, newer = older_and_newer(source, tmp_path, dtype)
     found, expected = (our_logits(path, TOKENS, chunk=16) for path in (older, newer))
@@ -34,9 +30,7 @@ def test_an_older_file_has_the_bits_of_a_new_one(
         assert np.array_equal(expected, our_logits(source, TOKENS, chunk=16))
 
 
-def test_the_joined_matrix_has_the_shape_of_the_metadata(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_the_joined_matrix_has_the_shape_of_the_metadata(synthetic_model, tmp_path):
     source = synthetic_model(quant="f32", seed=11, **FAMILIES["deepseek2-experts"])
     older, _ = older_and_newer(source, tmp_path, "f32")
     wrong = {"deepseek2.attention.value_length": 16}

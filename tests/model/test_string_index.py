@@ -1,9 +1,6 @@
 """Strings of an array found by their text, as a dictionary of all of them would."""
 
-from __future__ import annotations
-
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,7 +14,7 @@ TEXTS = st.lists(st.binary(max_size=7) | st.text("ab<", max_size=5).map(str.enco
 
 
 @given(TEXTS, st.booleans(), st.data())
-def test_an_index_is_a_dictionary(texts: list[bytes], first: bool, data: st.DataObject) -> None:
+def test_an_index_is_a_dictionary(texts, first, data):
     """Of equal texts the last one counts, or the first; of all strings or of some."""
     some = data.draw(st.none() | st.sets(st.integers(0, max(0, len(texts) - 1))))
     indices = [n for n in range(len(texts)) if some is None or n in some]
@@ -39,7 +36,7 @@ def test_an_index_is_a_dictionary(texts: list[bytes], first: bool, data: st.Data
     assert sorted(read) == [n for n in indices if texts[n]]
 
 
-def test_only_what_begins_alike_becomes_objects() -> None:
+def test_only_what_begins_alike_becomes_objects():
     """Of 10,000 strings a few do; one requested from the same bucket makes none."""
     texts = [b"%06d%d" % (number // 10, number % 10) for number in range(10_000)]
     read: set[int] = set()
@@ -52,14 +49,14 @@ def test_only_what_begins_alike_becomes_objects() -> None:
 
 
 @pytest.mark.parametrize("requested", [[b"ab"], [b"ab", b"b", b"\xff"], [b"nowhere"]])
-def test_occurrences(requested: list[bytes]) -> None:
+def test_occurrences(requested):
     """Every index of each text, in order."""
     texts = [b"ab", b"", b"b", b"ac", b"aab", b"ab", b"\xff", b"a", b""]
     found = list(StringArray.of(texts).occurrences(requested))
     assert found == [(index, text) for index, text in enumerate(texts) if text in requested]
 
 
-def test_an_array_of_strings_is_as_a_file_holds_it() -> None:
+def test_an_array_of_strings_is_as_a_file_holds_it():
     """Lengths and contents, of none too."""
     for texts in ([], [b""], [b"a", b"", b"\0" * 300]):
         strings = StringArray.of(texts)
@@ -69,7 +66,7 @@ def test_an_array_of_strings_is_as_a_file_holds_it() -> None:
 
 
 @pytest.mark.parametrize("size", [1 << 31, (1 << 31) + 1, 5 << 30])
-def test_a_file_may_be_longer_than_offsets_count(size: int, tmp_path: Path) -> None:
+def test_a_file_may_be_longer_than_offsets_count(size, tmp_path):
     """Strings stand in the header; what follows them is as long as weights are."""
     texts = [b"ab", b"", b"b"] * 700
     path = tmp_path / "sparse"

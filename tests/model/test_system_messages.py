@@ -1,8 +1,6 @@
 """System messages that agents send, several at the beginning and others later, reach the model in
 every template, by way of the user where it takes none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -42,7 +40,7 @@ ANSWER = {"role": "assistant", "content": "A"}
 
 
 @pytest.mark.parametrize("source", [ONE_AT_THE_BEGINNING, FIRST_ALONE])
-def test_a_template_of_one_gets_one(source: str) -> None:
+def test_a_template_of_one_gets_one(source):
     """Those at the beginning are one text; a later one is the user's, where it stands."""
     assert text_of(source, [SYSTEM, USER]) == "[system]S1[user]U"
     assert text_of(source, [SYSTEM, OTHER, USER]) == "[system]S1\n\nS2[user]U"
@@ -52,12 +50,12 @@ def test_a_template_of_one_gets_one(source: str) -> None:
     assert text_of(source, [SYSTEM, {"role": "system", "content": ""}]) == "[system]S1"
 
 
-def test_a_template_of_many_gets_them_as_they_are() -> None:
+def test_a_template_of_many_gets_them_as_they_are():
     turns = [SYSTEM, OTHER, USER, SYSTEM, ANSWER, OTHER]
     assert text_of(ANYWHERE, turns) == "[system]S1[system]S2[user]U[system]S1[assistant]A[system]S2"
 
 
-def test_what_is_no_text_is_left_to_the_template() -> None:
+def test_what_is_no_text_is_left_to_the_template():
     picture = {"role": "system", "content": [{"type": "image"}]}
     for source, words in ((ONE_AT_THE_BEGINNING, "beginning"), (TAKES_NONE["refused"], "no")):
         with pytest.raises(TemplateRefused, match=words):
@@ -65,7 +63,7 @@ def test_what_is_no_text_is_left_to_the_template() -> None:
 
 
 @pytest.mark.parametrize("name", TAKES_NONE)
-def test_a_template_of_none_gets_them_in_the_words_of_the_user(name: str) -> None:
+def test_a_template_of_none_gets_them_in_the_words_of_the_user(name):
     """In front of what the user says next, with it one turn; all else is as it was."""
     source = TAKES_NONE[name]
     assert text_of(source, [SYSTEM, USER]) == "[user]S1\n\nU"
@@ -81,7 +79,7 @@ def test_a_template_of_none_gets_them_in_the_words_of_the_user(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", TAKES_NONE)
-def test_turns_of_the_user_alone_are_not_joined(name: str) -> None:
+def test_turns_of_the_user_alone_are_not_joined(name):
     """A template that refuses them says so."""
     if name == "left out":
         assert text_of(TAKES_NONE[name], [SYSTEM, USER, USER]) == "[user]S1\n\nU[user]U"
@@ -93,7 +91,7 @@ def test_turns_of_the_user_alone_are_not_joined(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["Qwen-Qwen3-0.6B", "Qwen3.5-4B", "google-gemma-2-2b-it", "google-gemma-4-31B-it"]
 )
-def test_real_templates_print_all_of_them(name: str) -> None:
+def test_real_templates_print_all_of_them(name):
     """In the order they were sent, as agents send them."""
     source = need_file(CHAT_TEMPLATES / f"{name}.jinja").read_text()
     texts = [f"told {n}" for n in range(5)]

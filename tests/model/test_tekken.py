@@ -1,7 +1,5 @@
 """Mistral's tekken vocabularies, as a converter writes them, against Mistral's own tokenizer."""
 
-from __future__ import annotations
-
 import base64
 import importlib.resources
 import json
@@ -55,12 +53,12 @@ def merges(ranked: dict[bytes, int]) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
-def vocabulary(request: pytest.FixtureRequest) -> str:
+def vocabulary(request) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def ours(vocabulary: str) -> Tokenizer:
+def ours(vocabulary) -> Tokenizer:
     ranked = ranks(vocabulary)
     control = [f"<control_{n}>" for n in range(SPECIAL_TOKENS)]
     kinds = [TokenKind.CONTROL] * SPECIAL_TOKENS + [TokenKind.NORMAL] * len(ranked)
@@ -76,7 +74,7 @@ def ours(vocabulary: str) -> Tokenizer:
     return load_tokenizer(metadata, vocabulary)
 
 
-def test_every_text_has_mistrals_ids(ours: Tokenizer, vocabulary: str) -> None:
+def test_every_text_has_mistrals_ids(ours, vocabulary):
     """Text of many scripts, numbers, spaces and marks, in and out of normal form."""
     tiktoken = need_module("tiktoken", "test")
     theirs = tiktoken.Encoding(

@@ -1,7 +1,5 @@
 """Messages reach a template in the forms it takes, which are found out by trying it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -42,7 +40,7 @@ def text_of(source: str, messages: list[dict[str, Any]], **options: Any) -> str:
 @pytest.mark.parametrize(
     "content", ["", "PING", [{"type": "text", "text": "PING"}], [{"type": "text", "text": "a"}] * 2]
 )
-def test_content_comes_out_in_either_form(name: str, role: str, content: Any) -> None:
+def test_content_comes_out_in_either_form(name, role, content):
     messages = [{"role": "user", "content": "x"}, {"role": role, "content": content}]
     text = text_of(every(CONTENTS[name]), messages)
     if isinstance(content, list) and len(content) > 1:
@@ -52,7 +50,7 @@ def test_content_comes_out_in_either_form(name: str, role: str, content: Any) ->
     assert text.split("]")[-1].strip("<>") == expected
 
 
-def test_each_role_has_its_own_form() -> None:
+def test_each_role_has_its_own_form():
     """As in templates of models that see, where a system message is a text."""
     source = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ '(' + m.content + ')' }}"
@@ -65,13 +63,13 @@ def test_each_role_has_its_own_form() -> None:
         assert text_of(source, messages) == "(S)UAV"
 
 
-def test_other_parts_are_left_to_the_template() -> None:
+def test_other_parts_are_left_to_the_template():
     image = [{"type": "image"}, {"type": "text", "text": "a"}]
     source = every("{% for p in m.content %}{{ p.type }}{{ p.text }}{% endfor %}")
     assert text_of(source, [{"role": "user", "content": image}]) == "[user]imagetexta"
 
 
-def test_alternating_roles_are_no_hindrance() -> None:
+def test_alternating_roles_are_no_hindrance():
     source = (
         "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
         "{{ raise_exception('roles must alternate') }}{% endif %}" + PARTS + "{% endfor %}"
@@ -119,9 +117,7 @@ CALLING = {
 @pytest.mark.parametrize("name", CALLING)
 @pytest.mark.parametrize("content", [None, "", "absent"])
 @pytest.mark.parametrize("as_text", [False, True])
-def test_calls_are_printed_whatever_stands_beside_them(
-    name: str, content: str | None, as_text: bool
-) -> None:
+def test_calls_are_printed_whatever_stands_beside_them(name, content, as_text):
     """null, nothing or an empty text; arguments as an object, or as its text."""
     function = {"name": "f", "arguments": '{"a": 1}' if as_text else {"a": 1}}
     turn: dict[str, Any] = {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}
@@ -133,9 +129,7 @@ def test_calls_are_printed_whatever_stands_beside_them(
 
 @pytest.mark.parametrize("name", ["is none", "== none", "empty", "undefined"])
 @pytest.mark.parametrize("content", [None, "", "absent"])
-def test_a_template_that_prints_names_of_calls_alone_prints_them(
-    name: str, content: str | None
-) -> None:
+def test_a_template_that_prints_names_of_calls_alone_prints_them(name, content):
     turn: dict[str, Any] = {"role": "assistant", "tool_calls": [CALL], "content": content}
     if content == "absent":
         del turn["content"]
@@ -144,7 +138,7 @@ def test_a_template_that_prints_names_of_calls_alone_prints_them(
 
 
 @pytest.mark.parametrize("name", ["Qwen-Qwen3-0.6B", "Qwen3.5-4B", "google-gemma-4-31B-it"])
-def test_real_templates_print_calls_beside_null_as_beside_an_empty_text(name: str) -> None:
+def test_real_templates_print_calls_beside_null_as_beside_an_empty_text(name):
     source = need_file(CHAT_TEMPLATES / f"{name}.jinja").read_text()
     call = {**CALL, "function": {"name": "weather", "arguments": '{"city": "Oslo"}'}}
     texts = set()
@@ -158,7 +152,7 @@ def test_real_templates_print_calls_beside_null_as_beside_an_empty_text(name: st
     assert "None" not in text
 
 
-def test_empty_arguments_are_an_empty_object() -> None:
+def test_empty_arguments_are_an_empty_object():
     for arguments in ("", "  ", "{}"):
         call = {**CALL, "function": {"name": "f", "arguments": arguments}}
         turn = {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -175,7 +169,7 @@ def test_empty_arguments_are_an_empty_object() -> None:
         ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", False),
     ],
 )
-def test_whether_a_template_takes_a_system_message(body: str, takes: bool) -> None:
+def test_whether_a_template_takes_a_system_message(body, takes):
     with ChatTemplate(body, source="m.gguf") as template:
         assert template.takes_system == takes
 
@@ -196,9 +190,7 @@ DEMANDING = {
 @pytest.mark.parametrize("name", DEMANDING)
 @pytest.mark.parametrize("body", [PARTS, PLAIN, PARTS.replace("p['text']", "p.text | upper")])
 @pytest.mark.parametrize("parts", [False, True])
-def test_a_template_that_refuses_short_conversations_is_tried_with_longer_ones(
-    name: str, body: str, parts: bool
-) -> None:
+def test_a_template_that_refuses_short_conversations_is_tried_with_longer_ones(name, body, parts):
     roles = ["system", "user", "assistant", "user"]
     texts = ["SYS", "ONE", "TWO", "SIX"]
     messages = [
@@ -224,7 +216,7 @@ AROUND_CALLS = {
 
 @pytest.mark.parametrize("name", AROUND_CALLS)
 @pytest.mark.parametrize("content", [None, "", "absent"])
-def test_calls_are_printed_whatever_has_to_stand_around_them(name: str, content: Any) -> None:
+def test_calls_are_printed_whatever_has_to_stand_around_them(name, content):
     turn: dict[str, Any] = {"role": "assistant", "content": content, "tool_calls": [CALL]}
     if content == "absent":
         del turn["content"]

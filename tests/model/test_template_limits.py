@@ -1,8 +1,6 @@
 """A chat template is a stranger's program: its errors are one line, it stays in its sandbox and
 within its limits, and what it is given makes sense."""
 
-from __future__ import annotations
-
 import os
 import signal
 
@@ -205,3 +203,13 @@ def test_a_worker_that_does_not_do_its_part(tmp_path, script, says, length):
     with pytest.raises(WorkerEnded, match=says):
         worker.ask(b"x" * length + b"\n")
     assert worker.child is None
+
+
+def test_a_script_is_compiled_once(tmp_path):
+    """Each start of the program begins such a process: compiling took a twentieth of its time."""
+    path = tmp_path / "worker.py"
+    path.write_text("print(input())")
+    worker = WorkerProcess(path, lambda: b"", wall_seconds=60.0, cpu_seconds=1, longest_reply=10)
+    assert worker.ask(b"x\n") == b"x\n"
+    worker.close()
+    assert [file.suffix for file in (tmp_path / "__pycache__").iterdir()] == [".pyc"]

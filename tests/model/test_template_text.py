@@ -1,18 +1,17 @@
 """Texts that know who wrote them: each operation has the value ``str`` gives it, and each character
 keeps the flag it had."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contract.errors import TemplateError
 from reference.model.chat_template import ChatTemplate, encode_chat
-from reference.model.template_text import Text, concat, literal, trusted_characters
+from reference.model.template_text import concat, literal, trusted_characters
 from reference.model.tokenizer import load_tokenizer
 from tests.model.rendering import TURNS, render
 from tests.model.tokenizer_data import byte_level_metadata
+from tests.tables import table
 
 TRUSTED, PLAIN = "ABC{}%sd", "abc \n"
 text = st.lists(
@@ -37,7 +36,7 @@ def check(result: object, expected: object) -> None:
 
 @settings(deadline=None)
 @given(text, text, st.integers(0, 12), st.sampled_from(["A", "b", " ", "AB", "\n"]))
-def test_methods_keep_track(one: Text, two: Text, width: int, small: str) -> None:
+def test_methods_keep_track(one, two, width, small):
     plain = str.__str__(one)
     for result, expected in (
         (one.split(), plain.split()),
@@ -63,7 +62,7 @@ BRACES = ["{}", "<{}>{}", "{0}{1}{0}", "{:5}|{:>5}|", "{:^7.2}", "{{{}}}{{", "{x
 
 @settings(deadline=None)
 @given(text, text, st.sampled_from(FORMS))
-def test_percent_formatting_keeps_track(one: Text, two: Text, bucket: str) -> None:
+def test_percent_formatting_keeps_track(one, two, bucket):
     by_name = {"x": one, "y": two}
     for values in ((), (one,), (one, two), (7, one, two), (one, 3), by_name):
         if values is by_name and "%(" not in bucket:
@@ -84,7 +83,7 @@ def test_percent_formatting_keeps_track(one: Text, two: Text, bucket: str) -> No
 
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(BRACES), st.text("ab{}<", max_size=4))
-def test_brace_formatting_has_pythons_values(bucket: str, content: str) -> None:
+def test_brace_formatting_has_pythons_values(bucket, content):
     """Rendered as a template, where the fields are the conversation's and the rest is not."""
     source = (
         f"{{{{ {bucket!r}.format(messages[0].content, '<A>', x='<B>', y=messages[0].content) }}}}"
@@ -116,7 +115,7 @@ OPENINGS = [
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_a_control_token_that_a_template_builds_is_one(opening: str) -> None:
+def test_a_control_token_that_a_template_builds_is_one(opening):
     """And one that the conversation writes into the same place is none."""
     source = (
         f"{{% for m in messages %}}{{{{ {opening} }}}}\n{{{{ '%s' % m.content }}}}{{% endfor %}}"
@@ -132,24 +131,14 @@ def test_a_control_token_that_a_template_builds_is_one(opening: str) -> None:
 
 @pytest.mark.parametrize(
     ("expression", "trusted"),
-    [
-        ("c.replace('x', '<s>')", "<s>"),
-        ("c | replace('x', c)", ""),
-        ("c.split('x') | join('<s>')", "<s>"),
-        ("c.join(['<s>', '<e>'])", "<s><e>"),
-        ("'%s%s' % (c, '<s>')", "<s>"),
-        ("c.ljust(5, '.')", ".."),
-        ("c.expandtabs() ~ c.translate({}) ~ c.encode().decode()", ""),
-        ("{'a': c, 'b': ['<s>', {'c': '<e>'}]} | tojson", "<s><e>"),
-        ("['<s>\"\n', c] | tojson(indent=2)", '<s>\\"\\n'),
-        ("[c, 'ä'] | tojson(ensure_ascii=true)", "\\u00e4"),
-        ("{'b': '<s>', 'a': '<e>', 'c': c} | tojson(sort_keys=true)", "<e><s>"),
+    table(__file__, "test_template_text")[
+        "what_a_template_puts_into_a_text_of_the_conversation_is_its_own"
     ],
 )
 @pytest.mark.parametrize("content", ["axb", "@0@xb", '@x"@@1@@'])
 def test_what_a_template_puts_into_a_text_of_the_conversation_is_its_own(
-    expression: str, trusted: str, content: str
-) -> None:
+    expression, trusted, content
+):
     source = "{% set c = messages[0].content %}{{ " + expression + " }}"
     rendered = render(source, [{"role": "user", "content": content}])
     found = "".join(rendered.text[start:end] for start, end in rendered.template_spans)
@@ -160,15 +149,8 @@ def test_what_a_template_puts_into_a_text_of_the_conversation_is_its_own(
 
 @pytest.mark.parametrize(
     ("expression", "names"),
-    [
-        ("'{:{}}'.format('<a>', 5)", "format"),
-        ("'{0.__class__}'.format('a')", "__class__"),
-        ("'<a>\t'.expandtabs()", "expandtabs"),
-        ("'<a>'.translate({})", "translate"),
-        ("'<a> b' | wordwrap(2)", "wordwrap"),
-        ("'<a>'.encode()", "encode"),
-    ],
+    table(__file__, "test_template_text")["an_operation_that_cannot_be_followed_is_named"],
 )
-def test_an_operation_that_cannot_be_followed_is_named(expression: str, names: str) -> None:
+def test_an_operation_that_cannot_be_followed_is_named(expression, names):
     with pytest.raises(TemplateError, match=names):
         render("{{ " + expression + " }}", TURNS)

@@ -1,7 +1,5 @@
 """The stream shows exactly the decoded text up to the earliest stop string."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

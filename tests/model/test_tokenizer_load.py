@@ -1,7 +1,5 @@
 """Metadata that cannot be a tokenizer is refused with the file, the key and the reason."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -9,6 +7,7 @@ from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.gguf.strings import StringArray
 from reference.model.tokenizer import load_tokenizer
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
+from tests.tables import table
 
 
 def _refused(metadata: dict[str, object], key: str) -> str:
@@ -65,15 +64,7 @@ def test_bos_is_required_where_every_prompt_starts_with_it():
 
 
 @pytest.mark.parametrize(
-    ("changes", "add_bos"),
-    [
-        ({}, False),
-        ({"bos_token_id": 0}, False),
-        ({"bos_token_id": 0, "add_bos_token": True}, True),
-        ({"bos_token_id": 0, "pre": "llama-bpe"}, True),
-        ({"bos_token_id": 0, "pre": "llama-bpe", "add_bos_token": False}, False),
-        ({"bos_token_id": 0, "model": "gemma4", "add_bos_token": False}, True),
-    ],
+    ("changes", "add_bos"), table(__file__, "test_tokenizer_load")["when_a_prompt_starts_with_bos"]
 )
 def test_when_a_prompt_starts_with_bos(changes, add_bos):
     metadata = byte_level_metadata([], [])

@@ -1,7 +1,5 @@
 """Rules of encoding and decoding, on vocabularies small enough to read."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import numpy as np
@@ -16,6 +14,7 @@ from reference.model.tokenizer.encoders import merge_pairs
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, _compiled, _split
 from reference.model.tokenizer.special_tokens import partition
 from tests.model.tokenizer_data import byte_level_metadata, sentencepiece_metadata
+from tests.tables import table
 
 
 def _slow_merge(symbols: list[bytes], priorities: dict[bytes, float]) -> list[bytes]:
@@ -90,19 +89,7 @@ def test_text_that_is_ascii_is_cut_as_any_text_is(name, drawn):
 
 
 @pytest.mark.parametrize(
-    ("name", "pieces"),
-    [
-        ("qwen2", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!\n"]),
-        ("llama-bpe", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
-        ("smollm", ["I", "'", "LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!", "\n"]),
-        ("gpt-2", ["I", "'", "LL", " pay", " 1234", "  ", " now", "!", "\n"]),
-        ("dbrx", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
-        ("gpt-4o", ["I'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
-        ("deepseek-llm", ["I", "'", "LL", " pay", " ", "1234", "  ", " now", "!", "\n"]),
-        ("deepseek-v3", ["I", "'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
-        ("kimi-k2", ["I'LL", " pay", " ", "123", "4", "  ", " now", "!\n"]),
-        ("tekken", ["I", "'LL", " pay", " ", "1", "2", "3", "4", "  ", " now", "!\n"]),
-    ],
+    ("name", "pieces"), table(__file__, "test_tokenizer_rules")["where_pre_tokenizers_cut"]
 )
 def test_where_pre_tokenizers_cut(name, pieces):
     assert PRE_TOKENIZERS[name].split("I'LL pay 1234   now!\n") == pieces

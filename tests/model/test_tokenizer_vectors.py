@@ -1,7 +1,5 @@
 """Agreement with llama.cpp's stored cases and with the tokenizers package, id for id."""
 
-from __future__ import annotations
-
 import unicodedata
 from functools import cache
 

@@ -1,7 +1,5 @@
 """Vocabularies for tokenizer tests: small ones made here, whole ones from the shared data."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from reference.model.gguf.file import open_gguf
@@ -38,12 +36,9 @@ def byte_level_metadata(
         *[TokenKind.USER_DEFINED] * len(user_defined),
     ]
     return {
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": pre,
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
-        "tokenizer.ggml.merges": merges,
-    }
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds], "tokenizer.ggml.merges": merges,
+    }  # fmt: skip
 
 
 def sentencepiece_metadata(scored: dict[str, float]) -> dict[str, object]:

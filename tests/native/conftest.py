@@ -1,7 +1,5 @@
 """Native tiers as tests open them, and a small model whose arranged weights are stored."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time
@@ -25,7 +23,7 @@ OpenNative = Callable[..., NativeTier]
 
 
 @pytest.fixture
-def open_native(kernel_cache: Path) -> Iterator[OpenNative]:
+def open_native(kernel_cache) -> Iterator[OpenNative]:
     """Opens a tier with the choices that a test names; closed when the test ends."""
     with ExitStack() as stack:
 
@@ -37,7 +35,7 @@ def open_native(kernel_cache: Path) -> Iterator[OpenNative]:
 
 
 @pytest.fixture
-def model_path(tiny_model_path: Path, tmp_path: Path) -> Path:
+def model_path(tiny_model_path, tmp_path) -> Path:
     """A model file of its own, which has not changed for a while."""
     path = tmp_path / "model.gguf"
     shutil.copyfile(tiny_model_path, path)
@@ -47,7 +45,7 @@ def model_path(tiny_model_path: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch) -> Path:
     """A folder for arranged weights, which does not exist; the smallest models count."""
     if not weight_cache.CAN_ALLOCATE:
         machine_lacks("way to reserve disk space for a file")
@@ -56,31 +54,31 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def open_one(open_native: OpenNative, folder: Path) -> Open:
+def open_one(open_native, folder) -> Open:
     """Opens a tier that stores its weights in the folder."""
     return lambda: open_native(threads=2, weights=folder)
 
 
 @pytest.fixture
-def expected(model_path: Path, open_native: OpenNative) -> Outcome:
+def expected(model_path, open_native) -> Outcome:
     """What the model computes where nothing is stored."""
     return outcome(model_path, open_native(threads=2))
 
 
 @pytest.fixture(scope="session")
-def c_library(kernel_cache: Path) -> Path:
+def c_library(kernel_cache) -> Path:
     """The library that programs in C use, beside the kernels."""
     return need_device(lambda: find_c_library(kernel_cache))
 
 
 @pytest.fixture(scope="session")
-def plan(tiny_model_path: Path, c_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def plan(tiny_model_path, c_library, tmp_path_factory) -> Path:
     """The plan of the tiny model; tests change copies of it."""
     return exported(tiny_model_path, tmp_path_factory.mktemp("plan"))
 
 
 @pytest.fixture
-def c_plan(c_library: Path) -> Iterator[CPlan]:
+def c_plan(c_library) -> Iterator[CPlan]:
     """A plan that a test opens."""
     plan = CPlan(c_library)
     yield plan
@@ -88,14 +86,14 @@ def c_plan(c_library: Path) -> Iterator[CPlan]:
 
 
 @pytest.fixture(scope="session")
-def decode(c_library: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def decode(c_library, tmp_path_factory) -> Path:
     """The C program of docs/examples, linked with the library."""
     output = tmp_path_factory.mktemp("decode") / "decode"
     return compiled(output, [ROOT / "docs/examples/decode.c"], str(c_library))
 
 
 @pytest.fixture
-def files(plan: Path, tmp_path: Path) -> Path:
+def files(plan, tmp_path) -> Path:
     """A plan with weights of its own, which a test may damage."""
     for suffix in ("", ".weights"):
         shutil.copyfile(plan.with_name(plan.name + suffix), tmp_path / f"{plan.name}{suffix}")
@@ -103,12 +101,12 @@ def files(plan: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def decode_sanitized(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def decode_sanitized(tmp_path_factory) -> Path:
     """The C program and the library, with sanitizers."""
     return sanitized(tmp_path_factory.mktemp("sanitized"), ROOT / "docs/examples/decode.c")
 
 
 @pytest.fixture(scope="session")
-def open_plans(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def open_plans(tmp_path_factory) -> Path:
     """A program that opens plans, with sanitizers."""
     return sanitized(tmp_path_factory.mktemp("sanitized"), Path(__file__).with_name("open_plans.c"))

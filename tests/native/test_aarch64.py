@@ -1,7 +1,5 @@
 """The kernels compiled for 64-bit ARM: how they are compiled, and their bits in emulation."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -50,13 +48,13 @@ def _compiled(flags: list[str], target: Target, folder: Path) -> subprocess.Comp
 
 @pytest.mark.parametrize("machine", ["aarch64", "x86_64"])
 @pytest.mark.parametrize("system", ["linux", "macos", "windows"])
-def test_char_is_signed_on_every_target(system: str, machine: str, tmp_path: Path) -> None:
+def test_char_is_signed_on_every_target(system, machine, tmp_path):
     """C leaves it to the target; the kernels are OpenCL C, where it is signed."""
     done = _compiled(list(FLAGS), Target(system, machine), tmp_path)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_compiler_with_unsigned_char_is_refused(tmp_path: Path) -> None:
+def test_a_compiler_with_unsigned_char_is_refused(tmp_path):
     """Without the flag, Linux on ARM would read negative integers of weights and keys wrong."""
     flags = [flag for flag in FLAGS if flag != SIGNED]
     done = _compiled(flags, TARGET, tmp_path)
@@ -93,7 +91,7 @@ def _selected() -> list[str]:
 @pytest.mark.timeout(SECONDS)
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_a_variant_for_arm_computes_the_same_bits(name: str, tmp_path: Path) -> None:
+def test_a_variant_for_arm_computes_the_same_bits(name, tmp_path):
     """Conformance cases of every opcode, whole models and stored logits, all of it in emulation:
     Python, numpy, the definitions and the native tier, which chooses the variant itself."""
     command, environment = _emulated(PROCESSORS[name], tmp_path)

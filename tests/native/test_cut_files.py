@@ -1,8 +1,6 @@
 """Files that another program cuts while they are mapped: an error that names the file, for the one
 model that reads it."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -10,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.native.conftest import OpenNative
-from tests.native.weight_starts import Open, entries, outcome
+from tests.native.weight_starts import entries, outcome
 from tests.paths import ROOT
 
 SCRIPT = """
@@ -70,13 +67,8 @@ def cut_under(
 
 @pytest.mark.parametrize("moment", ["step", "upload"])
 def test_a_model_file_that_is_cut_is_an_error_of_its_model(
-    kernel_cache: Path,
-    open_native: OpenNative,
-    folder: Path,
-    model_path: Path,
-    tiny_model_path: Path,
-    moment: str,
-) -> None:
+    kernel_cache, open_native, folder, model_path, tiny_model_path, moment
+):
     """It names the file and a byte behind its end. The model beside it answers as before, and no
     weight that was not read is kept."""
     open_native(threads=1)
@@ -90,12 +82,8 @@ def test_a_model_file_that_is_cut_is_an_error_of_its_model(
 
 
 def test_a_cut_model_file_that_no_step_reads_is_no_error(
-    kernel_cache: Path,
-    open_native: OpenNative,
-    folder: Path,
-    model_path: Path,
-    tiny_model_path: Path,
-) -> None:
+    kernel_cache, open_native, folder, model_path, tiny_model_path
+):
     """All its weights are arranged or copied."""
     open_native(threads=1)
     done = cut_under(kernel_cache, folder, model_path, tiny_model_path, model_path, "copied")
@@ -103,8 +91,8 @@ def test_a_cut_model_file_that_no_step_reads_is_no_error(
 
 
 def test_a_cache_file_that_is_cut_is_an_error_of_its_model(
-    kernel_cache: Path, open_one: Open, folder: Path, model_path: Path, tiny_model_path: Path
-) -> None:
+    kernel_cache, open_one, folder, model_path, tiny_model_path
+):
     """The next start arranges the weights anew."""
     expected = outcome(model_path, open_one())
     (entry,) = entries(folder)
@@ -115,8 +103,8 @@ def test_a_cache_file_that_is_cut_is_an_error_of_its_model(
 
 
 def test_a_signal_that_is_no_lost_page_ends_the_process(
-    kernel_cache: Path, open_native: OpenNative, folder: Path, model_path: Path
-) -> None:
+    kernel_cache, open_native, folder, model_path
+):
     """As it does without the tier."""
     open_native(threads=1)
     done = cut_under(kernel_cache, folder, model_path, model_path, model_path, "no file")

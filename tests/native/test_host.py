@@ -1,7 +1,5 @@
 """Processors that the tier may keep busy, and the folder that its build fills."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path
@@ -36,31 +34,29 @@ def _group(tmp_path: Path, quotas: dict[str, str]) -> tuple[Path, Path]:
         ({"a/b": "not a quota"}, math.inf),
     ],
 )
-def test_the_smallest_quota_on_the_way_counts(
-    tmp_path: Path, quotas: dict[str, str], expected: float
-) -> None:
+def test_the_smallest_quota_on_the_way_counts(tmp_path, quotas, expected):
     """A group cannot have more than those it is in."""
     assert processor_quota(*_group(tmp_path, quotas)) == expected
 
 
-def test_less_than_one_processor_is_one_worker(tmp_path: Path) -> None:
+def test_less_than_one_processor_is_one_worker(tmp_path):
     """Two would only wait for each other."""
     assert processors(*_group(tmp_path, {"a/b": "30000 100000"})) == 1
 
 
-def test_without_groups_every_allowed_processor_counts(tmp_path: Path) -> None:
+def test_without_groups_every_allowed_processor_counts(tmp_path):
     """Systems without them have no such files."""
     nothing = tmp_path / "nothing"
     assert processors(nothing, nothing) == len(os.sched_getaffinity(0))
 
 
-def test_the_machine_has_a_name_and_memory() -> None:
+def test_the_machine_has_a_name_and_memory():
     """As far as any machine."""
     assert processor_name()
     assert total_memory() > 1 << 28
 
 
-def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_files_of_others_is_refused(tmp_path):
     """Old libraries go; nothing else is deleted, and they only with nothing else."""
     (tmp_path / "processor-0123456789abcdef.so").write_bytes(b"old")
     (tmp_path / "notes.txt").write_bytes(b"notes of years")

@@ -1,7 +1,5 @@
 """The library in the cache folder: kept, torn, foreign, not writable, full, and built twice."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource
@@ -11,7 +9,6 @@ import sys
 import tempfile
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +30,7 @@ Built = list[Target]
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> Built:
+def built(monkeypatch) -> Built:
     """The builds of a test, which are real."""
     need_device(find_compiler)
     found: Built = []
@@ -47,12 +44,12 @@ def built(monkeypatch: pytest.MonkeyPatch) -> Built:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_loaded(monkeypatch) -> None:
     """Every test loads what it finds."""
     library._open.cache_clear()
 
 
-def test_a_library_is_built_once(tmp_path: Path, built: Built) -> None:
+def test_a_library_is_built_once(tmp_path, built):
     """The second look finds the first one's file."""
     first = processor_words(TARGET, tmp_path)
     assert processor_words(TARGET, tmp_path) == first
@@ -65,7 +62,7 @@ def test_a_library_is_built_once(tmp_path: Path, built: Built) -> None:
     [lambda data: data[:-1], lambda data: data[:100], lambda data: b"", lambda data: b"x" + data],
     ids=["last byte", "begin alone", "empty", "shifted"],
 )
-def test_a_torn_file_is_built_again(tmp_path: Path, built: Built, damage: object) -> None:
+def test_a_torn_file_is_built_again(tmp_path, built, damage):
     """It is never loaded."""
     assert callable(damage)
     words = processor_words(TARGET, tmp_path)
@@ -79,21 +76,23 @@ def test_a_torn_file_is_built_again(tmp_path: Path, built: Built, damage: object
     assert len(path.read_bytes()) == len(whole)
 
 
-def test_a_file_of_another_build_is_left_alone(
-    tmp_path: Path, built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other texts of the kernels have a file of their own; of many the oldest go."""
+@pytest.mark.parametrize("since", [0, 4_000_000_000], ids=["long ago", "of the future"])
+def test_a_file_of_another_build_is_left_alone(since, tmp_path, built, monkeypatch):
+    """Other texts of the kernels have a file of their own; of many the oldest go, and the new one
+    stays also if the clock says that all others are newer."""
     others = [f"{PROCESSOR}-{number:016x}{TARGET.suffix}" for number in range(20)]
     for age, name in enumerate(others):
         (tmp_path / name).write_bytes(b"another build")
-        os.utime(tmp_path / name, (age, age))
+        os.utime(tmp_path / name, (since + age, since + age))
     processor_words(TARGET, tmp_path)
     kept = {path.name for path in tmp_path.glob(f"{PROCESSOR}-*{TARGET.suffix}")}
-    assert kept == {FILE, *others[-library.CACHED_BUILDS + 1 :]}
+    assert FILE in kept
+    assert len(kept) == library.CACHED_BUILDS
+    assert since or kept == {FILE, *others[-library.CACHED_BUILDS + 1 :]}
     assert len(built) == 1
 
 
-def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, built: Built) -> None:
+def test_a_cache_that_cannot_be_written_is_done_without(tmp_path, built):
     """The library is loaded from a file that is gone afterwards."""
     not_a_folder = tmp_path / "cache"
     not_a_folder.write_bytes(b"a file")
@@ -102,9 +101,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, built: B
     assert not_a_folder.read_bytes() == b"a file"
 
 
-def test_a_folder_without_programs_is_done_without(
-    tmp_path: Path, built: Built, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_without_programs_is_done_without(tmp_path, built, monkeypatch):
     """Where the cache may hold no programs (noexec), a copy is loaded; where nothing may, the error
     says what helps."""
     words, load, refused = processor_words(TARGET, tmp_path), ctypes.CDLL, [str(tmp_path)]
@@ -124,7 +121,7 @@ def test_a_folder_without_programs_is_done_without(
     assert len(built) == 1
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_nothing_behind(tmp_path):
     """What could not be written whole is removed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
@@ -136,7 +133,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path) -> None:
     assert library._store(tmp_path / FILE, bytes(5000))
 
 
-def test_a_full_disk_while_building_is_said(tmp_path: Path, built: Built) -> None:
+def test_a_full_disk_while_building_is_said(tmp_path, built):
     """With what to do about it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
@@ -147,9 +144,7 @@ def test_a_full_disk_while_building_is_said(tmp_path: Path, built: Built) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_an_interrupt_while_building_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built: Built
-) -> None:
+def test_an_interrupt_while_building_leaves_nothing_behind(tmp_path, monkeypatch, built):
     """The lock is free again, and the next look builds."""
     real = native_compile.build_processor_library
 
@@ -173,7 +168,7 @@ pathlib.Path(sys.argv[1], f"ended {sys.argv[2]}").touch()
 """
 
 
-def test_an_interrupt_ends_the_compilers(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_compilers(tmp_path):
     """Those that run and those that wait, so that Ctrl-C in an installation needs no minute."""
     commands = {
         unit: [sys.executable, "-c", SLOW_COMPILER, str(tmp_path), unit]
@@ -191,7 +186,7 @@ def test_an_interrupt_ends_the_compilers(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"begun first", "begun second"}
 
 
-def test_leavings_of_a_killed_process_are_removed(tmp_path: Path, built: Built) -> None:
+def test_leavings_of_a_killed_process_are_removed(tmp_path, built):
     """Those of the same library: another one may be under way."""
     stale, other = (tmp_path / f"{name}.x{library.PARTIAL}" for name in (FILE, "another.so"))
     for path in (stale, other):
@@ -219,7 +214,7 @@ print(library.processor_words(this_target(machine()), Path(sys.argv[1])), flush=
 """
 
 
-def test_two_processes_build_once(tmp_path: Path) -> None:
+def test_two_processes_build_once(tmp_path):
     """The second waits for the first and takes its file."""
     need_device(find_compiler)
     running = [
@@ -234,16 +229,14 @@ def test_two_processes_build_once(tmp_path: Path) -> None:
     assert sum(line == "built" for lines in said for line in lines) == 1
 
 
-def test_no_compiler_is_said_with_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_compiler_is_said_with_the_remedy(tmp_path, monkeypatch):
     """So that ``auto`` can repeat it."""
     monkeypatch.setattr(native_compile, "find_spec", lambda name: None)
     with pytest.raises(TierUnavailable, match=r"no compiler.*; pip install ziglang, or set"):
         processor_words(TARGET, tmp_path)
 
 
-def test_the_compiler_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compiler_can_be_named(tmp_path, monkeypatch):
     """A compiler that rejects the text is an error that names the unit and has its words."""
     broken = tmp_path / "cc"
     broken.write_text("#!/bin/sh\necho no such language >&2\nexit 1\n")

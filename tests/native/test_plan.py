@@ -1,8 +1,6 @@
 """Exported plans: the C library computes the bits of every other tier, for several sequences, any
 order of steps and any page table, and what is in a plan can be read."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any
@@ -83,9 +81,7 @@ def prefilled(plan: CPlan, slot: int, prompt: list[int], chunk: int, **more: Any
 
 
 @pytest.mark.parametrize("name", long_except(ARCHITECTURES, *EACH_KIND))
-def test_every_architecture_decodes_without_python(
-    name: str, synthetic_model: Any, decode: Path, tmp_path: Path
-) -> None:
+def test_every_architecture_decodes_without_python(name, synthetic_model, decode, tmp_path):
     """The C program prints the digest and the tokens of the processor's definition tier."""
     model = synthetic_model(**FAMILIES[name], quant=QUANTS.get(name, "f32"))
     logits, tokens = expected(model, "cpu")
@@ -98,7 +94,7 @@ def test_every_architecture_decodes_without_python(
     assert len(said[3:]) == COUNT
 
 
-def test_sequences_share_steps(plan: Path, c_plan: CPlan, tiny_model_path: Path) -> None:
+def test_sequences_share_steps(plan, c_plan, tiny_model_path):
     """A greedy and a sampled one, in steps of both, as each has them alone."""
     c_plan.open(plan)
     alone = [expected(tiny_model_path, "cpu", sampling) for sampling in (GREEDY, SAMPLED)]
@@ -118,7 +114,7 @@ def test_sequences_share_steps(plan: Path, c_plan: CPlan, tiny_model_path: Path)
         assert len(ids) > 1
 
 
-def test_steps_are_submitted_ahead(plan: Path, c_plan: CPlan, tiny_model_path: Path) -> None:
+def test_steps_are_submitted_ahead(plan, c_plan, tiny_model_path):
     """A step refers to a token that the one before it samples."""
     _, tokens = expected(tiny_model_path, "cpu")
     c_plan.open(plan)
@@ -139,9 +135,7 @@ def test_steps_are_submitted_ahead(plan: Path, c_plan: CPlan, tiny_model_path: P
 
 
 @pytest.mark.parametrize("chunk", [1, 3, CHUNK])
-def test_any_chunk_and_page_table_give_the_same_bits(
-    plan: Path, c_plan: CPlan, tiny_model_path: Path, chunk: int
-) -> None:
+def test_any_chunk_and_page_table_give_the_same_bits(plan, c_plan, tiny_model_path, chunk):
     """Pages in another order, shared by two sequences that begin alike."""
     logits, _ = expected(tiny_model_path, "cpu")
     info = c_plan.open(plan).info()
@@ -159,7 +153,7 @@ def test_any_chunk_and_page_table_give_the_same_bits(
     assert np.array_equal(default, logits)
 
 
-def test_a_plan_says_what_it_is(plan: Path, c_plan: CPlan) -> None:
+def test_a_plan_says_what_it_is(plan, c_plan):
     """Sizes, digest, names; its buffers are those of the graph."""
     info = c_plan.open(plan).info()
     assert (info.abi, info.arithmetic) == (ABI, ARITHMETIC_VERSION)
@@ -177,9 +171,7 @@ def test_a_plan_says_what_it_is(plan: Path, c_plan: CPlan) -> None:
     c_plan.call("verify")
 
 
-def test_memory_of_a_sequence_can_be_saved(
-    plan: Path, c_plan: CPlan, tiny_model_path: Path
-) -> None:
+def test_memory_of_a_sequence_can_be_saved(plan, c_plan, tiny_model_path):
     """State that was copied out and back goes on with the same bits; other state does not."""
     logits, _ = expected(tiny_model_path, "cpu")
     c_plan.open(plan)
@@ -198,9 +190,7 @@ def test_memory_of_a_sequence_can_be_saved(
     assert np.array_equal(got, logits[half : half + CHUNK])
 
 
-def test_exporting_again_gives_the_same_files(
-    plan: Path, tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_exporting_again_gives_the_same_files(plan, tiny_model_path, tmp_path):
     """Nothing in them depends on addresses or on the time."""
     again = exported(tiny_model_path, tmp_path)
     for suffix in ("", ".weights"):
@@ -208,7 +198,7 @@ def test_exporting_again_gives_the_same_files(
         assert file_digest(paths[0]) == file_digest(paths[1])
 
 
-def test_texts_that_are_written_twice_agree() -> None:
+def test_texts_that_are_written_twice_agree():
     """Structures of the pool, and the numbers of the header."""
     pool = (FOLDER / "pool.c").read_text(encoding="utf-8")
     state = (FOLDER / "abi/state.h").read_text(encoding="utf-8")

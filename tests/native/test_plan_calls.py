@@ -1,10 +1,7 @@
 """Steps and calls that are wrong: each gets a code and a text, and changes nothing."""
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +16,6 @@ from tests.native.c_plan import (
     LAST_TOKEN,
     SAMPLING,
     SLOTS,
-    CPlan,
     Refused,
     exported,
     run,
@@ -59,7 +55,7 @@ STEPS: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("wrong", list(STEPS))
-def test_steps_that_are_wrong_change_nothing(wrong: str, plan: Path, c_plan: CPlan) -> None:
+def test_steps_that_are_wrong_change_nothing(wrong, plan, c_plan):
     """A code and a text; the next step has the bits it would have had."""
     name, text, step = STEPS[wrong]
     assert c_plan.open(plan).info().vocab == VOCAB
@@ -87,7 +83,7 @@ def test_steps_that_are_wrong_change_nothing(wrong: str, plan: Path, c_plan: CPl
         *(("repeat_last_n", value) for value in (-1, 65)),
     ],
 )
-def test_sampling_that_is_out_of_range(field: str, value: float, plan: Path, c_plan: CPlan) -> None:
+def test_sampling_that_is_out_of_range(field, value, plan, c_plan):
     """The text names the parameter."""
     record = np.zeros(1, SAMPLING)
     record["top_p"] = record["repeat_penalty"] = 1
@@ -102,18 +98,14 @@ def test_sampling_that_is_out_of_range(field: str, value: float, plan: Path, c_p
     ("tokens", "name"),
     [("", "SIZE"), ("1,320", "TOKEN"), ("1,-7", "TOKEN"), (",".join(["1"] * 97), "POSITION")],
 )
-def test_the_c_program_says_what_is_wrong(
-    tokens: str, name: str, plan: Path, c_library: Path, decode_sanitized: Path
-) -> None:
+def test_the_c_program_says_what_is_wrong(tokens, name, plan, c_library, decode_sanitized):
     """No tokens, ids out of range, and more tokens than the context has."""
     code, _, err = run(decode_sanitized, plan, tokens, 2, c_library.parent)
     assert code == CODES[name]
     assert err.startswith(f"decode: {name.lower()}: ")
 
 
-def test_the_c_program_is_clean(
-    plan: Path, c_library: Path, decode: Path, decode_sanitized: Path
-) -> None:
+def test_the_c_program_is_clean(plan, c_library, decode, decode_sanitized):
     """With sanitizers it prints the same and frees everything."""
     words = (plan, "5,6,7,8,9,10,11,12,13,14,15", 9)
     code, out, err = run(decode_sanitized, *words, c_library.parent)
@@ -122,9 +114,7 @@ def test_the_c_program_is_clean(
     assert len(out.split()) == 3 + 9
 
 
-def test_a_recurrent_sequence_begins_at_0_again(
-    synthetic_model: Any, c_plan: CPlan, tmp_path: Path
-) -> None:
+def test_a_recurrent_sequence_begins_at_0_again(synthetic_model, c_plan, tmp_path):
     """Its state cannot be cut back."""
     hybrid = {"interval": 3, "state": 32, "key_heads": 2, "value_heads": 6}
     model = synthetic_model(architecture="qwen35", layers=4, recurrent=hybrid)
@@ -143,7 +133,7 @@ def test_a_recurrent_sequence_begins_at_0_again(
         assert c_plan.step([(5, 0, 0), (6, 0, 1)], [1], pages=pages) == first
 
 
-def test_a_step_too_many_waits_for_the_caller(plan: Path, c_plan: CPlan) -> None:
+def test_a_step_too_many_waits_for_the_caller(plan, c_plan):
     """At most IN_FLIGHT events are open, and each is used once."""
     c_plan.open(plan)
     events = [c_plan.submit([(1, 0, at)], [0]) for at in range(IN_FLIGHT)]
@@ -158,7 +148,7 @@ def test_a_step_too_many_waits_for_the_caller(plan: Path, c_plan: CPlan) -> None
         assert unknown.value.name == "EVENT"
 
 
-def test_a_plan_can_be_closed_at_any_time(plan: Path, c_plan: CPlan) -> None:
+def test_a_plan_can_be_closed_at_any_time(plan, c_plan):
     """Steps in flight end first; every call after it says that the plan is closed."""
     for _ in range(2):
         c_plan.open(plan)
@@ -180,7 +170,7 @@ def test_a_plan_can_be_closed_at_any_time(plan: Path, c_plan: CPlan) -> None:
             assert (refused.value.name, refused.value.text) == ("CLOSED", "the plan is not open")
 
 
-def test_calls_without_arguments(plan: Path, c_plan: CPlan) -> None:
+def test_calls_without_arguments(plan, c_plan):
     """Null pointers, a plan that is open, and a program of another version."""
     for name in ("open", "close", "verify", "get_info", "get_buffer", "submit", "wait"):
         assert c_plan.library[f"zinc_rt_{name}"](None, 1, None, None) == CODES["ARGUMENT"]
@@ -209,7 +199,7 @@ def test_calls_without_arguments(plan: Path, c_plan: CPlan) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_process_is_refused(plan: Path, c_plan: CPlan) -> None:
+def test_a_forked_process_is_refused(plan, c_plan):
     """The threads stay in the first process, which goes on; the other opens a plan of its own."""
     before = c_plan.open(plan).step([(1, 0, 0)], [0])
 

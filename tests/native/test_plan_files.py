@@ -1,8 +1,6 @@
 """Files of plans that are wrong, missing or changed: each gets a code and a text, through ctypes
 and in C, and nothing crashes."""
 
-from __future__ import annotations
-
 import ctypes
 import random
 import re
@@ -16,7 +14,7 @@ import pytest
 
 from accel.native.plan_file import HEADER, WEIGHTS_HEADER_BYTES
 from accel.native.variants import VARIANTS, machine
-from tests.native.c_plan import CODES, LAST_TOKEN, CPlan, Refused, changed, compiled, exported, run
+from tests.native.c_plan import CODES, LAST_TOKEN, Refused, changed, compiled, exported, run
 
 
 def weights_of(plan: Path) -> Path:
@@ -96,9 +94,7 @@ DAMAGES: dict[str, tuple[str, str, Callable[[Path], object]]] = {
 
 
 @pytest.mark.parametrize("damage", list(DAMAGES))
-def test_files_that_are_wrong(
-    damage: str, files: Path, c_plan: CPlan, decode: Path, decode_sanitized: Path
-) -> None:
+def test_files_that_are_wrong(damage, files, c_plan, decode, decode_sanitized):
     """A code and a text through ctypes and from the C program; the plan stays closed."""
     name, text, apply = DAMAGES[damage]
     kernels = Path(c_plan.library._name).parent
@@ -116,9 +112,7 @@ def test_files_that_are_wrong(
         assert re.fullmatch(rf"decode: {name.lower()}: .*{text}.*\n", err)
 
 
-def test_the_weights_of_another_plan_are_refused(
-    plan: Path, synthetic_model: Any, c_plan: CPlan, tmp_path: Path
-) -> None:
+def test_the_weights_of_another_plan_are_refused(plan, synthetic_model, c_plan, tmp_path):
     """A file of weights of the same shape belongs to one plan alone."""
     other = exported(synthetic_model(architecture="qwen3", quant="q4_k_m", seed=5), tmp_path)
     with pytest.raises(Refused, match=f"{other.name}.weights is of another model") as refused:
@@ -127,7 +121,7 @@ def test_the_weights_of_another_plan_are_refused(
     c_plan.open(plan, weights=weights_of(plan))
 
 
-def test_files_may_be_deleted_while_a_plan_is_open(files: Path, c_plan: CPlan) -> None:
+def test_files_may_be_deleted_while_a_plan_is_open(files, c_plan):
     """Its steps have the same bits; it cannot be opened again."""
     c_plan.open(files)
     before = c_plan.step([(7, 0, 0)], [0])
@@ -140,7 +134,7 @@ def test_files_may_be_deleted_while_a_plan_is_open(files: Path, c_plan: CPlan) -
         c_plan.open(files)
 
 
-def test_memory_that_is_not_there(plan: Path, c_plan: CPlan) -> None:
+def test_memory_that_is_not_there(plan, c_plan):
     """Whichever allocation fails, all others are freed, and the text says what it was for."""
     libc = ctypes.CDLL(None)
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -184,7 +178,7 @@ def test_memory_that_is_not_there(plan: Path, c_plan: CPlan) -> None:
     assert not held
 
 
-def test_a_logit_that_is_not_finite(files: Path, c_plan: CPlan) -> None:
+def test_a_logit_that_is_not_finite(files, c_plan):
     """Weights that changed after the export: the row's token is -1, and verify finds it."""
     c_plan.open(files)
     broken = c_plan.buffers()["model.output_norm.weight"][0].copy()
@@ -229,7 +223,7 @@ def fake_kernels(plan: Path, folder: Path, text: str) -> Path:
     return folder
 
 
-def test_a_library_that_has_no_kernels(plan: Path, c_plan: CPlan, tmp_path: Path) -> None:
+def test_a_library_that_has_no_kernels(plan, c_plan, tmp_path):
     """A file of the right name that is another library, and one that cannot start threads."""
     with pytest.raises(Refused, match="is no kernel library") as other:
         c_plan.open(plan, kernels=fake_kernels(plan, tmp_path, FAKE))
@@ -241,7 +235,7 @@ def test_a_library_that_has_no_kernels(plan: Path, c_plan: CPlan, tmp_path: Path
     assert threads.value.name == "THREADS"
 
 
-def test_a_step_that_does_not_end(plan: Path, c_plan: CPlan, tmp_path: Path) -> None:
+def test_a_step_that_does_not_end(plan, c_plan, tmp_path):
     """Waiting ends after the time that the caller gave; the event stays open."""
     folder = fake_kernels(plan, tmp_path, KERNELS.replace("OPENED", "&pool"))
     c_plan.open(plan, kernels=folder)
@@ -274,9 +268,7 @@ def mutations(plan: bytes, count: int, seed: int) -> list[bytes]:
     return made
 
 
-def test_no_plan_crashes_the_reader(
-    plan: Path, c_library: Path, open_plans: Path, tmp_path: Path
-) -> None:
+def test_no_plan_crashes_the_reader(plan, c_library, open_plans, tmp_path):
     """Each is refused or opened and closed, with all memory freed and sanitizers silent."""
     paths = []
     for number, data in enumerate(mutations(plan.read_bytes(), 120, 1)):
@@ -294,7 +286,7 @@ def test_no_plan_crashes_the_reader(
     assert {name for name, _ in said} >= {"ok", "damaged", "version"}
 
 
-def test_a_variant_of_every_processor_is_checked(plan: Path) -> None:
+def test_a_variant_of_every_processor_is_checked(plan):
     """What a plan needs of the processor is what its variant needs, which no variant lacks."""
     header = header_of(plan)
     variant = next(v for v in VARIANTS if v.name == header["variant"].decode())

@@ -1,12 +1,9 @@
 """Threads that execute steps: how many, in which order, interrupted, forked, and at their end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +22,6 @@ from contract.shape_key import ShapeKey
 from reference.model.open import open_model
 from tests.forked import in_a_fork
 from tests.model_runs import REQUESTS, SHORT, generate
-from tests.native.conftest import OpenNative
 from tests.needs import machine_lacks
 from tests.paths import ROOT
 
@@ -79,7 +75,7 @@ class Counter:
         return [fence.outputs["y"].tobytes() for fence in fences]  # type: ignore[attr-defined]
 
 
-def test_more_steps_than_the_ring_holds(open_native: OpenNative) -> None:
+def test_more_steps_than_the_ring_holds(open_native):
     """Each has the outputs it has when it is waited for before the next."""
     count = 3 * RING_STEPS
     ahead, one_by_one = Counter(open_native(threads=2)), Counter(open_native(threads=2))
@@ -100,9 +96,7 @@ class Alternating(FixedWorkers):
 
 
 @pytest.mark.parametrize("threads", [1, 3, 64])
-def test_any_number_of_workers_computes_the_same(
-    threads: int, open_native: OpenNative, tiny_model_path: Path
-) -> None:
+def test_any_number_of_workers_computes_the_same(threads, open_native, tiny_model_path):
     """A whole model with 1, 3 and 64 threads, against the numpy tier."""
     from reference.cpu.tier import CpuTier
 
@@ -131,9 +125,7 @@ for threads in (None, 3):
 """
 
 
-def test_a_process_of_one_processor(
-    kernel_cache: Path, open_native: OpenNative, tiny_model_path: Path
-) -> None:
+def test_a_process_of_one_processor(kernel_cache, open_native, tiny_model_path):
     """It has one worker, and three that share the processor end, too: they sleep while they
     wait."""
     if not hasattr(os, "sched_setaffinity"):
@@ -150,7 +142,7 @@ def test_a_process_of_one_processor(
     assert done.stdout.splitlines() == [f"1 {expected}", f"3 {expected}"], done.stderr
 
 
-def test_workers_may_change_from_step_to_step(open_native: OpenNative) -> None:
+def test_workers_may_change_from_step_to_step(open_native):
     """A worker that has no part in a step meets the next one it has."""
     steady = Counter(open_native(threads=4))
     changing = Counter(open_native(threads=4, worker_choice=Alternating))
@@ -159,7 +151,7 @@ def test_workers_may_change_from_step_to_step(open_native: OpenNative) -> None:
     assert changing.outputs([changing.submit(number) for number in numbers]) == expected
 
 
-def test_closing_waits_for_what_was_submitted(open_native: OpenNative) -> None:
+def test_closing_waits_for_what_was_submitted(open_native):
     """The steps' memory is given up after their end; closing twice is one time."""
     tier = open_native(threads=2)
     counter = Counter(tier)
@@ -180,7 +172,7 @@ class Noted(FixedWorkers):
         self.count += 1
 
 
-def test_steps_that_nobody_needs_end_early(open_native: OpenNative) -> None:
+def test_steps_that_nobody_needs_end_early(open_native):
     """Of steps of 400 ops in a row every other one is abandoned: these raise StepAbandoned, do not
     count as quick ones, and the others have their bits."""
     builder, size = GraphBuilder("long"), ShapeKey(2048, 0)
@@ -220,7 +212,7 @@ def test_steps_that_nobody_needs_end_early(open_native: OpenNative) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
-def test_a_forked_process_is_told(open_native: OpenNative) -> None:
+def test_a_forked_process_is_told(open_native):
     """The threads stay in the first process, which goes on; the copy can open a tier of its own."""
     tier = open_native(threads=2)
     counter = Counter(tier)
@@ -259,7 +251,7 @@ with NativeTier(choices=Choices(threads=2, cache=Path(sys.argv[1]))) as tier:
 """
 
 
-def test_an_interrupt_reaches_who_waits_for_a_step(kernel_cache: Path) -> None:
+def test_an_interrupt_reaches_who_waits_for_a_step(kernel_cache):
     """At once, and the tier goes on afterwards."""
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(kernel_cache)],
@@ -305,9 +297,7 @@ print(*set(found["y"].view(np.uint32).tolist()))
 '''
 
 
-def test_subnormals_stay_whatever_the_caller_s_thread_does(
-    kernel_cache: Path, tmp_path: Path
-) -> None:
+def test_subnormals_stay_whatever_the_caller_s_thread_does(kernel_cache, tmp_path):
     """Threads begin with the control register of the one that makes them."""
     if machine() != "x86_64":
         machine_lacks("control register of x86")

@@ -1,7 +1,5 @@
 """SAMPLE on the native tier, with lists of candidates that are cut while a row is read."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -52,7 +50,7 @@ def logits_of(kind: str) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     "kind", ["normal", "rising", "falling", "few", "equal", "tiny", "forbidden"]
 )
 @pytest.mark.parametrize("top_k", MAX_KEPT)
-def test_cut_lists_draw_what_the_definition_draws(tier: NativeTier, kind: str, top_k: int) -> None:
+def test_cut_lists_draw_what_the_definition_draws(tier, kind, top_k):
     (shape, *_) = STRATEGIES[Opcode.SAMPLE](None)
     sizes = {"rows": ROWS, "vocab": VOCAB, "recent_tokens": 8, "slots": 3}
     shape = replace(shape, given=dict(shape.given) | sizes)

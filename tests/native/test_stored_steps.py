@@ -1,10 +1,7 @@
 """Lowered steps in the cache folder: what they bind to, which entry is used, and how many stay."""
 
-from __future__ import annotations
-
 import gc
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,8 +28,7 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from tests.families_table import FAMILIES, without_variants
 from tests.long_cases import long_except
-from tests.model_runs import Outcome, assert_same
-from tests.native.conftest import OpenNative
+from tests.model_runs import assert_same
 from tests.native.weight_starts import outcome
 
 LIMITS = Limits(2, 64, 8, step_tokens=24, step_rows=2)
@@ -49,9 +45,7 @@ def refuse(*_: object) -> tuple[Step, Schedule]:
 
 
 @pytest.mark.parametrize("family", long_except(FAMILIES, *without_variants()))
-def test_a_stored_program_binds_as_its_step(
-    family: str, synthetic_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_stored_program_binds_as_its_step(family, synthetic_model, tmp_path):
     """To any addresses, strides and layouts, in every shape bucket; its scratch is the step's."""
     rng = np.random.default_rng(7)
     known: dict[Any, int] = {}
@@ -79,13 +73,7 @@ def test_a_stored_program_binds_as_its_step(
                 assert one.own_bytes == schedule.own_bytes
 
 
-def test_a_second_start_lowers_nothing(
-    model_path: Path,
-    open_native: OpenNative,
-    expected: Outcome,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_second_start_lowers_nothing(model_path, open_native, expected, tmp_path, monkeypatch):
     """It gives the same tokens and logits; with another number of workers it lowers."""
     folder = tmp_path / "lowered"
     assert_same(expected, outcome(model_path, open_native(threads=2, lowered=folder)))
@@ -97,13 +85,7 @@ def test_a_second_start_lowers_nothing(
 
 
 @pytest.mark.parametrize("writable", [True, False])
-def test_a_first_start_lowers_each_step_once(
-    graph: Graph,
-    open_native: OpenNative,
-    store: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    writable: bool,
-) -> None:
+def test_a_first_start_lowers_each_step_once(graph, open_native, store, monkeypatch, writable):
     """To know their memory. Until one is submitted it lies in the folder, in memory only where that
     cannot be written."""
     made: list[ShapeKey] = []
@@ -138,13 +120,13 @@ def steps_alive() -> int:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path) -> Path:
     """A folder of lowered steps, which does not exist."""
     return tmp_path / "lowered"
 
 
 @pytest.fixture
-def graph(model_path: Path) -> Graph:
+def graph(model_path) -> Graph:
     model = open_model(model_path)
     with model.file:
         return model.graph(LIMITS)
@@ -170,9 +152,7 @@ class Cached:
 
 
 @pytest.mark.parametrize("what", ["workers", "bucket", "inputs", "graph", "code"])
-def test_whatever_it_follows_from_is_asked_for(
-    graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_whatever_it_follows_from_is_asked_for(graph, store, monkeypatch, what):
     Cached(graph, store).of(1)
     other, tokens = Cached(graph, store, 2 if what == "workers" else WORKERS), 1
     if what == "bucket":
@@ -189,7 +169,7 @@ def test_whatever_it_follows_from_is_asked_for(
 
 
 @pytest.mark.parametrize("harm", ["cut", "changed", "empty", "foreign", "folder", "huge", "link"])
-def test_an_entry_that_is_damaged_is_lowered_anew(graph: Graph, store: Path, harm: str) -> None:
+def test_an_entry_that_is_damaged_is_lowered_anew(graph, store, harm):
     """And replaced where that is possible."""
     right = Cached(graph, store).of(1).encoded()
     (entry,) = store.iterdir()
@@ -213,9 +193,7 @@ def test_an_entry_that_is_damaged_is_lowered_anew(graph: Graph, store: Path, har
     assert again.made == (2 if harm == "folder" else 1)
 
 
-def test_nothing_is_stored_where_that_cannot_be(
-    graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_stored_where_that_cannot_be(graph, store, monkeypatch):
     """In a folder that is a file, of code that is no files, and of what cannot be lowered."""
     store.write_bytes(b"")
     assert len(Cached(graph, store).of(1).packets)
@@ -232,7 +210,7 @@ def test_nothing_is_stored_where_that_cannot_be(
     assert not (store).exists()
 
 
-def test_the_oldest_make_room(graph: Graph, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_make_room(graph, store, monkeypatch):
     monkeypatch.setattr(stored_steps, "MAX_STEPS", 3)
     cached = Cached(graph, store)
     for tokens in range(1, 6):

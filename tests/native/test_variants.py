@@ -1,10 +1,7 @@
 """Which instruction sets a machine can run, and that each of them computes the same bits."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
-from pathlib import Path
 
 import pytest
 
@@ -32,7 +29,6 @@ from reference.model.open import open_model
 from tests.long_cases import long_except
 from tests.model_runs import SHORT
 from tests.model_runs import compare as compare_model
-from tests.native.conftest import OpenNative
 from tests.needs import machine_lacks
 
 X86 = [variant for variant in VARIANTS if variant.machine == "x86_64"]
@@ -57,7 +53,7 @@ def _best(bits: Iterable[Bit], registers: int = EVERY_REGISTER) -> str:
     return usable(_words(bits, registers), "x86_64")[0].name
 
 
-def test_the_processor_decides() -> None:
+def test_the_processor_decides():
     """Each feature that is missing leads to the variant that does without it."""
     assert _best(EVERY_BIT) == "x86-64-v4-vnni"
     assert _best(EVERY_BIT - {AVX512VNNI}) == "x86-64-v4"
@@ -66,28 +62,28 @@ def test_the_processor_decides() -> None:
     assert usable(_words((), EVERY_REGISTER), "x86_64") == []
 
 
-def test_the_system_decides() -> None:
+def test_the_system_decides():
     """What the processor lists counts only where the system keeps the registers."""
     assert _best(EVERY_BIT, EVERY_REGISTER & ~ZMM_HIGH) == "x86-64-v3"
     assert _best(EVERY_BIT, XMM) == "x86-64-v2"
     assert _best(EVERY_BIT - {OSXSAVE}, 0) == "x86-64-v2"
 
 
-def test_every_variant_needs_what_the_next_one_does() -> None:
+def test_every_variant_needs_what_the_next_one_does():
     """The order of the table is that of what they need."""
     for faster, slower in itertools.pairwise(X86):
         assert faster.needs > slower.needs
         assert faster.registers | slower.registers == faster.registers
 
 
-def test_an_unknown_variant_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variant_is_an_error(monkeypatch):
     """It says which there are."""
     monkeypatch.setenv(VARIANT_SETTING, "x86-64-v9")
     with pytest.raises(TierUnavailable, match="no such variant"):
         choose_variant(tuple(_words(EVERY_BIT, EVERY_REGISTER)))
 
 
-def test_a_variant_that_cannot_run_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variant_that_cannot_run_is_an_error(monkeypatch):
     """Naming it does not make the processor run it."""
     if machine() != "x86_64":
         machine_lacks("variants of x86")
@@ -110,9 +106,7 @@ def _selected() -> list[Case]:
 @pytest.mark.parametrize(
     "name", long_except(NAMES, FASTEST, *(one for one in NAMES if one.startswith("aarch64")))
 )
-def test_every_variant_computes_the_same_bits(
-    name: str, open_native: OpenNative, monkeypatch: pytest.MonkeyPatch, tiny_model_path: Path
-) -> None:
+def test_every_variant_computes_the_same_bits(name, open_native, monkeypatch, tiny_model_path):
     """Of some shapes of every opcode and of a whole model, compared with the definitions."""
     words = processor_words(this_target(machine()), library.default_cache())
     if name not in [variant.name for variant in usable(words, machine())]:

@@ -1,12 +1,9 @@
 """Arranged weights in the cache folder: written once, mapped later, replaced, removed."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,13 +27,12 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.families_table import FAMILIES
 from tests.memory.test_allocation import close, plan_on, step_of
-from tests.model_runs import Outcome, assert_same
-from tests.native.conftest import OpenNative
-from tests.native.weight_starts import LIMITS, Open, entries, outcome
+from tests.model_runs import assert_same
+from tests.native.weight_starts import LIMITS, entries, outcome
 
 
 @pytest.fixture
-def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def fills(monkeypatch) -> list[int]:
     """The bytes of every entry that is arranged."""
     found: list[int] = []
     real = model_weights.ModelWeights._fill
@@ -49,9 +45,7 @@ def fills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_weights_are_arranged_once(
-    model_path: Path, open_one: Open, folder: Path, fills: list[int], expected: Outcome
-) -> None:
+def test_weights_are_arranged_once(model_path, open_one, folder, fills, expected):
     """The second start and a second model of the same tier map the first one's file."""
     tier = open_one()
     assert not has_entry(folder, model_path)
@@ -67,12 +61,8 @@ def test_weights_are_arranged_once(
 
 @pytest.mark.parametrize("width", [64, 24])
 def test_a_weight_in_parts_is_arranged_as_in_one(
-    width: int,
-    synthetic_model: Callable[..., Path],
-    open_native: OpenNative,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    width, synthetic_model, open_native, folder, monkeypatch
+):
     """The entry has the same bytes, and each part leaves the page table after it was read. Experts
     whose rows are no whole groups stay together."""
     form = FAMILIES["qwen3moe"]
@@ -107,9 +97,7 @@ def test_a_weight_in_parts_is_arranged_as_in_one(
     assert octets(parts) == octets(whole)
 
 
-def test_progress_counts_every_byte_once(
-    model_path: Path, open_one: Open, open_native: OpenNative, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_counts_every_byte_once(model_path, open_one, open_native, monkeypatch):
     """Where weights are arranged in memory, written, mapped, and arranged after a failed write."""
 
     def counted(tier: NativeTier) -> int:
@@ -146,9 +134,7 @@ def _mapped(path: Path) -> tuple[int, set[str]]:
     return resident, permissions
 
 
-def test_one_form_of_the_weights_is_in_memory(
-    model_path: Path, open_one: Open, folder: Path
-) -> None:
+def test_one_form_of_the_weights_is_in_memory(model_path, open_one, folder):
     """The stored bytes leave the page table; the arranged ones are mapped read-only."""
     for _ in range(2):
         with open_model(model_path).file as file:
@@ -160,9 +146,7 @@ def test_one_form_of_the_weights_is_in_memory(
                 assert _mapped(model_path)[0] < stored // 2
 
 
-def test_a_mapped_model_takes_what_is_planned(
-    model_path: Path, open_one: Open, folder: Path
-) -> None:
+def test_a_mapped_model_takes_what_is_planned(model_path, open_one, folder):
     """By the tier's count, by the size of the entry and by this process's page table; the first
     start writes the entry, the second maps it."""
     limits = whole_contexts(2, 100, F16, 8, 2)
@@ -232,14 +216,7 @@ def crash(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, extend, empty, overwrite, break_header, crash])
-def test_a_damaged_entry_is_arranged_again(
-    model_path: Path,
-    open_one: Open,
-    folder: Path,
-    fills: list[int],
-    expected: Outcome,
-    damage: Callable[[Path], None],
-) -> None:
+def test_a_damaged_entry_is_arranged_again(model_path, open_one, folder, fills, expected, damage):
     """It is replaced, and the next start maps the new one."""
     outcome(model_path, open_one())
     (entry,) = entries(folder)
@@ -252,13 +229,8 @@ def test_a_damaged_entry_is_arranged_again(
 
 
 def test_an_entry_of_another_build_or_file_is_left_alone(
-    model_path: Path,
-    open_one: Open,
-    folder: Path,
-    fills: list[int],
-    expected: Outcome,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    model_path, open_one, folder, fills, expected, monkeypatch
+):
     """Other kernels and a file that changed have entries of their own."""
     monkeypatch.setattr(model_weights, "sources_digest", lambda: "another build")
     outcome(model_path, open_one())
@@ -273,9 +245,7 @@ def test_an_entry_of_another_build_or_file_is_left_alone(
     assert set(other) < set(entries(folder))
 
 
-def test_the_folder_is_bounded(
-    model_path: Path, tmp_path: Path, open_one: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_bounded(model_path, tmp_path, open_one, folder, monkeypatch):
     """Entries that were used least recently go, the leavings of other processes too."""
     copies = [tmp_path / f"{number}.gguf" for number in range(3)]
     for copy in copies:
@@ -303,9 +273,7 @@ def test_the_folder_is_bounded(
     assert [has_entry(folder, copy) for copy in copies] == [False, True, False]
 
 
-def test_entries_of_a_model_are_removed(
-    model_path: Path, tmp_path: Path, open_one: Open, folder: Path, expected: Outcome
-) -> None:
+def test_entries_of_a_model_are_removed(model_path, tmp_path, open_one, folder, expected):
     """Those of other files stay, and who has one mapped goes on."""
     other = tmp_path / "other.gguf"
     shutil.copyfile(model_path, other)
@@ -324,8 +292,8 @@ def test_entries_of_a_model_are_removed(
 
 
 def test_an_entry_that_gets_its_last_name_meanwhile_is_seen_and_removed(
-    model_path: Path, open_one: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    model_path, open_one, folder, monkeypatch
+):
     """The folder was listed just before a thread that writes the entry to disk renamed it."""
     outcome(model_path, open_one())
     (entry,) = entries(folder)
@@ -336,9 +304,7 @@ def test_an_entry_that_gets_its_last_name_meanwhile_is_seen_and_removed(
     assert not entry.exists()
 
 
-def test_a_file_that_has_just_changed_is_not_stored(
-    model_path: Path, open_one: Open, folder: Path, expected: Outcome
-) -> None:
+def test_a_file_that_has_just_changed_is_not_stored(model_path, open_one, folder, expected):
     """It may change again without another time of change."""
     changed = model_path.stat().st_ctime_ns
     with pytest.MonkeyPatch.context() as patch:

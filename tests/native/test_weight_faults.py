@@ -1,7 +1,5 @@
 """Faults while weights are arranged: the same bits, nothing lost, and a clear word or none."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -17,16 +15,13 @@ from contract.errors import ModelFileError
 from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.full_disk import largest_file
-from tests.model_runs import Outcome, assert_same
-from tests.native.conftest import OpenNative
-from tests.native.weight_starts import LIMITS, Open, entries, outcome
+from tests.model_runs import assert_same
+from tests.native.weight_starts import LIMITS, entries, outcome
 from tests.needs import machine_lacks
 from tests.paths import ROOT
 
 
-def test_a_folder_that_cannot_be_written_is_done_without(
-    model_path: Path, open_native: OpenNative, folder: Path, expected: Outcome
-) -> None:
+def test_a_folder_that_cannot_be_written_is_done_without(model_path, open_native, folder, expected):
     """One line says so."""
     folder.parent.mkdir()
     folder.write_bytes(b"a file")
@@ -39,9 +34,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(
     assert folder.read_bytes() == b"a file"
 
 
-def test_a_full_disk_leaves_nothing_behind(
-    model_path: Path, open_one: Open, folder: Path, expected: Outcome
-) -> None:
+def test_a_full_disk_leaves_nothing_behind(model_path, open_one, folder, expected):
     """The space is reserved before anything is written; one line says that there is none."""
     tier = open_one()
     lines: list[str] = []
@@ -54,18 +47,14 @@ def test_a_full_disk_leaves_nothing_behind(
     assert len(entries(folder)) == 1
 
 
-def test_a_disk_is_not_filled(
-    model_path: Path, open_one: Open, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_is_not_filled(model_path, open_one, folder, monkeypatch):
     """What would leave less room than it takes is not written."""
     monkeypatch.setattr(weight_cache, "FREE_SHARE", 1 << 60)
     outcome(model_path, open_one())
     assert entries(folder) == []
 
 
-def test_an_interrupt_leaves_nothing_behind(
-    model_path: Path, open_one: Open, open_native: OpenNative, folder: Path, expected: Outcome
-) -> None:
+def test_an_interrupt_leaves_nothing_behind(model_path, open_one, open_native, folder, expected):
     """The same tier goes on, and the next start arranges."""
     tier, idle, seen = open_one(), open_native(threads=2), 0
 
@@ -87,9 +76,7 @@ def test_an_interrupt_leaves_nothing_behind(
     assert len(entries(folder)) == 1
 
 
-def test_a_broken_weight_is_refused_and_not_stored(
-    model_path: Path, open_one: Open, folder: Path
-) -> None:
+def test_a_broken_weight_is_refused_and_not_stored(model_path, open_one, folder):
     """By the name of its tensor."""
     with open_model(model_path).file as file:
         tensor = next(t for t in file.tensors.values() if t.dtype.name == "q4_k")
@@ -136,9 +123,7 @@ def script(kernel_cache: Path, folder: Path, model_path: Path, how: str = "") ->
     return [sys.executable, "-c", SCRIPT, *map(str, (kernel_cache, folder, model_path)), how]
 
 
-def test_two_processes_arrange_once(
-    model_path: Path, kernel_cache: Path, folder: Path, expected: Outcome
-) -> None:
+def test_two_processes_arrange_once(model_path, kernel_cache, folder, expected):
     """The second waits for the first and maps its file."""
     command = script(kernel_cache, folder, model_path)
     started = [
@@ -151,9 +136,7 @@ def test_two_processes_arrange_once(
     assert len(entries(folder)) == 1
 
 
-def test_a_killed_process_leaves_no_entry(
-    model_path: Path, kernel_cache: Path, open_one: Open, folder: Path, expected: Outcome
-) -> None:
+def test_a_killed_process_leaves_no_entry(model_path, kernel_cache, open_one, folder, expected):
     """What it had written is removed by the next start."""
     command = script(kernel_cache, folder, model_path, "kill")
     done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
@@ -167,14 +150,7 @@ READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@
 
 
 @pytest.mark.parametrize("filled", [False, True], ids=["empty", "with the entry"])
-def test_a_read_only_file_system(
-    model_path: Path,
-    kernel_cache: Path,
-    open_one: Open,
-    folder: Path,
-    expected: Outcome,
-    filled: bool,
-) -> None:
+def test_a_read_only_file_system(model_path, kernel_cache, open_one, folder, expected, filled):
     """An entry is used; without one a line says why none is written."""
     mounted = ["unshare", "--mount", "--map-root-user", "sh", "-c", READ_ONLY, str(folder)]
     folder.mkdir(parents=True)

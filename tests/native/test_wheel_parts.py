@@ -1,7 +1,5 @@
 """What the wheel of a system leaves out: nothing else needs it, and it says why."""
 
-from __future__ import annotations
-
 import ast
 import json
 import subprocess
@@ -44,21 +42,21 @@ def needed_though_absent(system: str, path: Path, text: str) -> list[str]:
     return [name for name, part in parts if part is not None and system not in part.systems]
 
 
-def test_every_part_is_there() -> None:
+def test_every_part_is_there():
     for part in PARTS:
         folder = ROOT / part.path
         assert folder.is_dir() or folder.with_suffix(".py").is_file(), part.name
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_nothing_that_stays_needs_what_is_left_out(system: str) -> None:
+def test_nothing_that_stays_needs_what_is_left_out(system):
     for room in ROOMS:
         for path in (ROOT / room).rglob("*.py"):
             within = path.relative_to(ROOT)
             assert needed_though_absent(system, within, path.read_text("utf-8")) == [], within
 
 
-def test_a_module_that_needs_it_would_be_found() -> None:
+def test_a_module_that_needs_it_would_be_found():
     path = Path("accel/amd/tools/trace.py")
     text = "from accel.amd.sim.translate import check_translation"
     assert needed_though_absent("linux", path, text) == [
@@ -118,12 +116,7 @@ def collected() -> tuple[str, dict[str, set[str]]]:
         ("windows", ("cuda/tier.py", "vulkan/tier.py"), ("amd/tier.py", "metal/tier.py")),
     ],
 )
-def test_the_files_of_a_wheel(
-    collected: tuple[str, dict[str, set[str]]],
-    system: str,
-    has: tuple[str, ...],
-    lacks: tuple[str, ...],
-) -> None:
+def test_the_files_of_a_wheel(collected, system, has, lacks):
     """As setuptools collects them; a wheel of any system has all of them."""
     suffix, files = collected
     here, everywhere = files[system], files[""]
@@ -151,7 +144,7 @@ for words in (["asm", "rope.k"], ["pm4-test", "--device", "simulated"]):
 """
 
 
-def test_what_was_left_out_says_which_system_it_needs() -> None:
+def test_what_was_left_out_says_which_system_it_needs():
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT],
         env=environment(),
@@ -168,7 +161,7 @@ def test_what_was_left_out_says_which_system_it_needs() -> None:
     assert [line.startswith(simulated) for line in lines] == [True, True]
 
 
-def test_other_modules_have_no_such_reason() -> None:
+def test_other_modules_have_no_such_reason():
     assert missing_part("accel.vulkan") is None
     assert missing_part("accel.metallic") is None
     assert missing_part("flask") is None

@@ -1,7 +1,5 @@
 """What a model computes on a tier, and the cache folder afterwards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

@@ -1,11 +1,8 @@
 """OpenCL tiers for the tests, one kernel cache for all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -42,9 +39,7 @@ def device() -> Device:
 
 
 @pytest.fixture
-def open_opencl(
-    device: Device, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[OpenTier]:
+def open_opencl(device, kernel_cache, monkeypatch) -> Iterator[OpenTier]:
     """``open_opencl(**choices)`` opens a tier that is closed after the test. What its programs hold
     depends on ``choices`` alone, and all tests share them."""
     always = contents.ALWAYS
@@ -59,6 +54,6 @@ def open_opencl(
 
 
 @pytest.fixture
-def tier(open_opencl: OpenTier) -> OpenClTier:
+def tier(open_opencl) -> OpenClTier:
     """A tier as a user gets it."""
     return open_opencl()

@@ -2,8 +2,6 @@
 
 Run as a program: MODEL DEVICE_THREADS WORKERS; one JSON list of [token, column] comes out."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

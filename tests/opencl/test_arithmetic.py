@@ -1,7 +1,5 @@
 """The start-up self-test, the integer remedies, elementary functions, and what must fail."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -38,7 +36,7 @@ def self_test_of(device, kernel_cache):
 
 
 @pytest.mark.parametrize("native", [True, False])
-def test_division_and_root_are_correctly_rounded(self_test_of, native: bool) -> None:
+def test_division_and_root_are_correctly_rounded(self_test_of, native):
     """Natively where the device can, and by the integer remedies always."""
     test, options = self_test_of(native)
     assert native or not (options.native_divide or options.native_sqrt)
@@ -67,19 +65,19 @@ class _Fake:
         return wrong.view(np.float32), np.sqrt(a), product
 
 
-def test_a_division_off_by_one_unit_is_noticed() -> None:
+def test_a_division_off_by_one_unit_is_noticed():
     """The negative control: the remedy is chosen, for division only."""
     assert native_arithmetic(_Fake()) == (True, True)
     assert native_arithmetic(_Fake(ulp=1)) == (False, True)
 
 
-def test_a_device_that_contracts_is_refused() -> None:
+def test_a_device_that_contracts_is_refused():
     """There is no remedy for fused multiply-add, so the tier is not available."""
     with pytest.raises(TierUnavailable, match="fuses"):
         native_arithmetic(_Fake(fused=True))
 
 
-def test_packet_layout_agrees_with_the_device(self_test_of) -> None:
+def test_packet_layout_agrees_with_the_device(self_test_of):
     """sizeof and every offset, as the device's compiler sees them."""
     test, _ = self_test_of(True)
     fields = PACKET.fields

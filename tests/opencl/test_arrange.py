@@ -1,20 +1,17 @@
 """Weights arranged by the device: in parts, while the host goes on, and when they do not fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from accel.opencl import arrange
 from accel.packets.layouts import LANES, group_bytes, header_bytes
-from contract.dtypes import Q4_K, Q8_0, WEIGHT_DTYPES, DType, StorageClass
+from contract.dtypes import Q4_K, Q8_0, WEIGHT_DTYPES, StorageClass
 from contract.errors import OutOfMemory
 from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from harness.parity.cases import Case, generate
 from harness.parity.execute import compare
 from harness.parity.shape import OpShape
-from tests.opencl.conftest import OpenTier
 from tests.quant.samples import random_blocks
 
 DECL = BufferDecl("w", BufferKind.WEIGHT, Q4_K, (64, 256))
@@ -22,9 +19,7 @@ PRODUCT = OpShape("4x512x100", {"tokens": 4, "inner": 512, "outputs": 100})
 
 
 @pytest.mark.parametrize("stored_rows", [1, 16, 40])
-def test_staged_in_parts(
-    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch, stored_rows: int
-) -> None:
+def test_staged_in_parts(open_opencl, monkeypatch, stored_rows):
     """What exceeds the staging memory goes through it piece by piece, matrices split anywhere:
     products are those of the definition, also with stacks, whose matrices share no row group."""
     monkeypatch.setattr(arrange, "STAGED_BYTES", stored_rows * Q4_K.row_bytes(512))
@@ -35,16 +30,14 @@ def test_staged_in_parts(
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
-def test_arranged_weights_take_no_more_memory(dtype: DType) -> None:
+def test_arranged_weights_take_no_more_memory(dtype):
     """Beside rows of padding, at most one vector a row group that is not full."""
     if dtype.storage is not StorageClass.FLOAT:
         assert group_bytes(dtype, 768) <= LANES * dtype.row_bytes(768) + 32
         assert header_bytes(dtype, 768) % 64 == 0
 
 
-def test_matrices_are_arranged_while_the_host_goes_on(
-    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_matrices_are_arranged_while_the_host_goes_on(open_opencl, monkeypatch):
     """An upload waits only when too much is under way; until then it keeps what is read."""
     waited = []
     finish = arrange.Arranger.finish
@@ -74,7 +67,7 @@ def test_matrices_are_arranged_while_the_host_goes_on(
     assert tier._arranger._ahead_bytes == 0
 
 
-def test_what_does_not_fit(open_opencl: OpenTier) -> None:
+def test_what_does_not_fit(open_opencl):
     """The buffer is named, and nothing is left of it."""
     tier = open_opencl(memory_bytes=1 << 20)
     used = tier._memory.used

@@ -1,7 +1,5 @@
 """What the tier needs of OpenCL's objects beyond what its own tests show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +7,6 @@ import pytest
 
 from accel.opencl import api
 from accel.opencl import binding as cl
-from accel.opencl.device import Device
 
 COPY = """
 __kernel void copy(__global const uint *from, __global uint *to, uint add) {
@@ -20,21 +17,19 @@ __kernel void other(__global uint *to) { to[0] = 1; }
 
 
 @pytest.fixture
-def queue(device: Device) -> cl.CommandQueue:
+def queue(device) -> cl.CommandQueue:
     """A queue of the first device that keeps times."""
     return cl.CommandQueue(cl.Context([device.handle]), device.handle, cl.PROFILING_ENABLE)
 
 
 @pytest.fixture
-def program(queue: cl.CommandQueue) -> cl.Program:
+def program(queue) -> cl.Program:
     """COPY, built."""
     return cl.Program(queue.context, COPY).build("-cl-std=CL1.2")
 
 
 @pytest.mark.parametrize("place", ["{}/.libs/libOpenCL-1.so", "{}.libs/libOpenCL-1.so.1.0.0"])
-def test_a_package_may_bring_the_library(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_package_may_bring_the_library(place, tmp_path, monkeypatch):
     """Where the system has none, it is the one in the wheel or beside it."""
     carrier = tmp_path / "carrier_of_opencl"
     brought = Path(place.format(carrier))
@@ -49,7 +44,7 @@ def test_a_package_may_bring_the_library(
     assert api.library_path() == str(brought)
 
 
-def test_an_error_names_function_and_code(queue: cl.CommandQueue) -> None:
+def test_an_error_names_function_and_code(queue):
     """Whether it comes as a result or through a pointer."""
     with pytest.raises(cl.Error, match=r"clCreateBuffer failed: INVALID_BUFFER_SIZE \(-61\)"):
         cl.Buffer(queue.context, cl.READ_WRITE, 0)
@@ -58,7 +53,7 @@ def test_an_error_names_function_and_code(queue: cl.CommandQueue) -> None:
         cl.enqueue_copy(queue, np.empty(16, np.uint8), buffer)
 
 
-def test_a_kernel_reads_and_writes_buffers(queue: cl.CommandQueue, program: cl.Program) -> None:
+def test_a_kernel_reads_and_writes_buffers(queue, program):
     """With offsets on either side, a filled rest, and times of the device."""
     numbers = np.arange(8, dtype=np.uint32)
     source = cl.Buffer(queue.context, cl.READ_ONLY | cl.COPY_HOST_PTR, hostbuf=numbers)
@@ -78,7 +73,7 @@ def test_a_kernel_reads_and_writes_buffers(queue: cl.CommandQueue, program: cl.P
     assert found.tolist() == [100, 190, 191, 103, 104, 105, 106, 107]
 
 
-def test_arguments_are_checked(program: cl.Program) -> None:
+def test_arguments_are_checked(program):
     """One too many is refused; a buffer may be left out."""
     kernel = cl.Kernel(program, "other")
     kernel.set_args(None)
@@ -89,9 +84,7 @@ def test_arguments_are_checked(program: cl.Program) -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_an_event_given_up_waits_for_the_hosts_memory(
-    queue: cl.CommandQueue, blocking: bool
-) -> None:
+def test_an_event_given_up_waits_for_the_hosts_memory(queue, blocking):
     """The device may still be at it; not so when the copy has ended, or somebody waited."""
     buffer = cl.Buffer(queue.context, cl.READ_WRITE, 64)
     waited: list[int] = []
@@ -105,7 +98,7 @@ def test_an_event_given_up_waits_for_the_hosts_memory(
     assert len(waited) == (1 if blocking else 2)
 
 
-def test_a_buffer_is_released_once(queue: cl.CommandQueue) -> None:
+def test_a_buffer_is_released_once(queue):
     """By hand, and then not again at its end."""
     buffer = cl.Buffer(queue.context, cl.READ_WRITE, 64)
     released: list[int] = []
@@ -116,9 +109,7 @@ def test_a_buffer_is_released_once(queue: cl.CommandQueue) -> None:
     assert len(released) == 1
 
 
-def test_a_prepared_launch_runs_as_often_as_it_is_called(
-    queue: cl.CommandQueue, program: cl.Program
-) -> None:
+def test_a_prepared_launch_runs_as_often_as_it_is_called(queue, program):
     """With the arguments its kernel has then, and in the order of the queue."""
     numbers = np.arange(8, dtype=np.uint32)
     first = cl.Buffer(queue.context, cl.READ_WRITE | cl.COPY_HOST_PTR, hostbuf=numbers)

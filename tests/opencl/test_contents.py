@@ -1,9 +1,6 @@
 """What step programs hold: what graphs need, found again in the cache, and made once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,9 +48,7 @@ BLOCKS = frozenset({"Q4_1", "Q8_0"})
         ("qwen35moe-fused", "q8_0", {"Q8_0", "F32", RECURRENT}),
     ],
 )
-def test_a_step_needs_the_formats_of_its_products(
-    synthetic_model: Callable[..., Path], family: str, quant: str, expected: set[str]
-) -> None:
+def test_a_step_needs_the_formats_of_its_products(synthetic_model, family, quant, expected):
     """In every form the same: one program runs them all."""
     model = open_model(synthetic_model(quant=quant, **FAMILIES[family]))
     graph = model.graph(LIMITS)
@@ -62,7 +57,7 @@ def test_a_step_needs_the_formats_of_its_products(
         assert parts_of(op_kinds(lower_graph(graph, bucket, 2, "opencl").ops)) == expected
 
 
-def test_a_program_holds_its_parts_and_all_other_ops() -> None:
+def test_a_program_holds_its_parts_and_all_other_ops():
     """Formats are listed for the kernels; ops of delta nets come with their part."""
     assert {dtype.name.upper() for dtype in WEIGHT_DTYPES} | {RECURRENT} == EVERYTHING
     assert set(ops_with(BLOCKS)) == set(OP_NAMES) - RECURRENT_OPS
@@ -79,7 +74,7 @@ def test_a_program_holds_its_parts_and_all_other_ops() -> None:
     assert "matmul.cl" not in base_files()
 
 
-def test_numbers_of_parts() -> None:
+def test_numbers_of_parts():
     """Every set of parts has a number of its own."""
     for parts in (frozenset(), EVERYTHING, BLOCKS, *(frozenset({part}) for part in PARTS)):
         assert of_mask(mask_of(parts)) == parts
@@ -106,13 +101,11 @@ def builder() -> Builder:
 
 
 @pytest.fixture
-def programs(builder: Builder) -> StepPrograms:
+def programs(builder) -> StepPrograms:
     return StepPrograms(builder)
 
 
-def test_a_program_is_made_once_and_serves_whoever_needs_less(
-    builder: Builder, programs: StepPrograms
-) -> None:
+def test_a_program_is_made_once_and_serves_whoever_needs_less(builder, programs):
     """Of two graphs the second has the first one's program if that is enough."""
     with holding(frozenset()):
         assert programs.holding(Q4_K_M) == "program 1"
@@ -122,7 +115,7 @@ def test_a_program_is_made_once_and_serves_whoever_needs_less(
     assert builder.asked == [Q4_K_M, Q4_K_M | {RECURRENT}]
 
 
-def test_whoever_needs_many_gets_everything(builder: Builder, programs: StepPrograms) -> None:
+def test_whoever_needs_many_gets_everything(builder, programs):
     """A tool that runs op after op in every format does not compile a program for each."""
     with holding(frozenset()):
         for part in PARTS:
@@ -144,9 +137,7 @@ class LateThread:
 
 
 @pytest.mark.parametrize("late", [True, False])
-def test_what_was_begun_is_waited_for(
-    builder: Builder, programs: StepPrograms, monkeypatch: pytest.MonkeyPatch, late: bool
-) -> None:
+def test_what_was_begun_is_waited_for(builder, programs, monkeypatch, late):
     """A graph that needs less does not get a program of its own meanwhile; an error is told."""
     if late:
         monkeypatch.setattr(contents.threading, "Thread", LateThread)
@@ -162,7 +153,7 @@ def test_what_was_begun_is_waited_for(
     assert builder.asked == [Q4_K_M, BLOCKS, BLOCKS]
 
 
-def test_tests_build_everything(builder: Builder, programs: StepPrograms) -> None:
+def test_tests_build_everything(builder, programs):
     """So that all of them together compile few programs."""
     programs.holding(BLOCKS)
     programs.holding(frozenset({RECURRENT}))
@@ -170,7 +161,7 @@ def test_tests_build_everything(builder: Builder, programs: StepPrograms) -> Non
 
 
 @pytest.fixture
-def build(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def build(device, tmp_path, monkeypatch) -> Callable[..., Any]:
     """Step programs without a compiler: one is the text of its formats."""
     compiled: list[str] = []
 
@@ -195,7 +186,7 @@ def build(device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ca
     return run
 
 
-def test_the_cache_gives_what_holds_enough(build: Callable[..., Any], tmp_path: Path) -> None:
+def test_the_cache_gives_what_holds_enough(build, tmp_path):
     """The very program, else the one with the least beside what is needed."""
     one, three = frozenset({"Q8_0"}), BLOCKS | {"Q4_K"}
     assert build(three) == (three, "X(Q4_1) X(Q8_0) X(Q4_K)", 1)
@@ -208,7 +199,7 @@ def test_the_cache_gives_what_holds_enough(build: Callable[..., Any], tmp_path: 
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_entries_that_are_none_are_passed_over(build: Callable[..., Any], tmp_path: Path) -> None:
+def test_entries_that_are_none_are_passed_over(build, tmp_path):
     """A damaged program and a file of another name are as if they were not there."""
     build(EVERYTHING)
     (entry,) = tmp_path.iterdir()

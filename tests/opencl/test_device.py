@@ -1,7 +1,5 @@
 """What is missing is said in one line, with what to install."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import suppress
 from types import SimpleNamespace
@@ -10,12 +8,12 @@ import pytest
 
 from accel.opencl import api, binding, driver
 from accel.opencl import device as device_module
-from accel.opencl.device import Device, find_device, find_devices
+from accel.opencl.device import find_device, find_devices
 from accel.opencl.driver import load_drivers
 from contract.errors import TierUnavailable
 
 
-def test_drivers_are_loaded_in_a_thread(device: Device) -> None:
+def test_drivers_are_loaded_in_a_thread(device):
     """It ends, and the devices are the same afterwards."""
     thread = load_drivers()
     thread.join(60)
@@ -23,9 +21,7 @@ def test_drivers_are_loaded_in_a_thread(device: Device) -> None:
     assert find_device().name == device.name
 
 
-def test_devices_are_looked_for_when_drivers_are_loaded(
-    device: Device, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_devices_are_looked_for_when_drivers_are_loaded(device, monkeypatch):
     """Not while a thread loads them: it may be the only one that sees the devices."""
     loaded = threading.Event()
     order: list[str] = []
@@ -53,7 +49,7 @@ def test_devices_are_looked_for_when_drivers_are_loaded(
     assert order == ["loaded", "asked"]
 
 
-def test_no_driver_to_load_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_driver_to_load_is_no_error(monkeypatch):
     """Whoever opens a device says what is missing."""
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
@@ -62,7 +58,7 @@ def test_no_driver_to_load_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     assert failed == []
 
 
-def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_names_the_extra(monkeypatch):
     """Neither the system nor a package has one: the error says which extra brings it."""
     monkeypatch.setattr(api, "LIBRARY", "libNoSuchLibrary.so.9")
     monkeypatch.setattr(api, "CARRIER", "no_such_package")
@@ -72,9 +68,7 @@ def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("platforms", ["raises", "none", "empty"])
-def test_no_platform_or_device_names_the_package(
-    platforms: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_platform_or_device_names_the_package(platforms, monkeypatch):
     """No ICD, no platform and a platform without devices all say what to install."""
 
     class LogicError(Exception):
@@ -93,12 +87,12 @@ def test_no_platform_or_device_names_the_package(
     assert "\n" not in str(caught.value)
 
 
-def test_a_device_is_found_by_any_part_of_its_name(device: Device) -> None:
+def test_a_device_is_found_by_any_part_of_its_name(device):
     """Names and platforms match without regard to case."""
     assert find_device(device.name[3:9].upper()) == device
 
 
-def test_an_unknown_device_lists_those_there_are(device: Device) -> None:
+def test_an_unknown_device_lists_those_there_are(device):
     """A misspelt name is answered with the names to choose from."""
     with pytest.raises(TierUnavailable) as caught:
         find_device("no such device")

@@ -1,7 +1,5 @@
 """Mixture of experts on the OpenCL tier: what the parity suite does not reach."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,7 +16,7 @@ from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from harness.parity.cases import Case, generate
 from harness.parity.execute import compare
-from tests.opencl.conftest import EACH_WAY, WAYS, OpenTier
+from tests.opencl.conftest import EACH_WAY, WAYS
 
 WORKERS = 3
 
@@ -121,9 +119,7 @@ OTHER_WAYS.append(pytest.param("launch"))
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", OTHER_WAYS)
-def test_every_way_gives_the_bits_of_the_definition(
-    open_opencl: OpenTier, way: str, whole: bool
-) -> None:
+def test_every_way_gives_the_bits_of_the_definition(open_opencl, way, whole):
     """Launches, banks, one worker: the parity suite itself runs the usual way only."""
     chosen = WAYS[way]
     tier = open_opencl(
@@ -137,7 +133,7 @@ def test_every_way_gives_the_bits_of_the_definition(
 
 
 @pytest.mark.parametrize(("shared", "most"), [(False, 3), (True, 4)])
-def test_barriers_of_a_decode_layer(shared: bool, most: int) -> None:
+def test_barriers_of_a_decode_layer(shared, most):
     """Router; gate and up of all experts; down of all experts; and the shared expert's down."""
     barriers = []
     for layers in (2, 5):
@@ -146,7 +142,7 @@ def test_barriers_of_a_decode_layer(shared: bool, most: int) -> None:
     assert barriers[1] - barriers[0] == 3 * most
 
 
-def test_an_activation_is_quantized_once() -> None:
+def test_an_activation_is_quantized_once():
     """Gate, up and the shared expert read the same integers; the router is F32."""
     step = lower_graph(expert_layers(1, shared=True), ShapeKey(7, 0), WORKERS, "opencl")
     counts = Counter(op.name for op in step.ops)
@@ -157,7 +153,7 @@ def test_an_activation_is_quantized_once() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "used", "experts"), [(2, 8, 64), (512, 8, 64), (9, 1, 2)])
-def test_a_launch_has_a_group_for_every_chunk(tokens: int, used: int, experts: int) -> None:
+def test_a_launch_has_a_group_for_every_chunk(tokens, used, experts):
     """As many units as any routing can cut chunks, and not a multiple of it."""
     graph = expert_layers(1, experts=experts, used=used)
     step = lower_graph(graph, ShapeKey(tokens, 0), WORKERS, "opencl")

@@ -1,7 +1,5 @@
 """A processor of many cores, of which a step uses some: as many as are fastest then."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -21,7 +19,7 @@ THREADS = 8
 
 
 @pytest.fixture(scope="module")
-def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wide_model(tmp_path_factory) -> Path:
     """One whose logits take a worker longer than it takes to start with the next op."""
     path = tmp_path_factory.mktemp("wide") / "wide.gguf"
     write_synthetic(path, sized_spec("tiny", quant="q8_0", vocab=16384))
@@ -29,7 +27,7 @@ def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("workers", [3, 8])
-def test_tokens_are_those_of_the_largest_logits(workers: int, wide_model: Path) -> None:
+def test_tokens_are_those_of_the_largest_logits(workers, wide_model):
     """PoCL is told of more threads than there are cores."""
     need_device(lambda: OpenClTier().close())
     program = [sys.executable, "-m", "tests.opencl.sampled_by_few"]
@@ -46,7 +44,7 @@ def test_tokens_are_those_of_the_largest_logits(workers: int, wide_model: Path) 
     assert tokens == largest
 
 
-def test_who_divides_parts_does_not_divide_columns() -> None:
+def test_who_divides_parts_does_not_divide_columns():
     """Parts are as many as the device has workers, whatever number of them a step has: a worker's
     part is not its share of the columns."""
     for op in OPS:

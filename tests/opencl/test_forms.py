@@ -1,11 +1,8 @@
 """A step gives the same bits in every form that holds it: forms are about speed alone."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +22,6 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
 from tests.families_table import FAMILIES
-from tests.opencl.conftest import OpenTier
 
 LIMITS = Limits(2, 96, 12, F16, step_tokens=24, step_rows=20)
 FORMS = shape_buckets(LIMITS.largest)
@@ -37,7 +33,7 @@ PAGE_TABLE = np.arange(12, dtype=np.int32).reshape(2, 6)
 @pytest.mark.parametrize(
     "largest", [ShapeKey(0, 3), ShapeKey(1, 1), ShapeKey(9, 2), LIMITS.largest]
 )
-def test_forms_rise_to_the_largest_step(largest: ShapeKey) -> None:
+def test_forms_rise_to_the_largest_step(largest):
     """Each holds more than the one before; the last is the largest step itself."""
     buckets = shape_buckets(largest)
     assert buckets[-1] == largest
@@ -60,17 +56,13 @@ def step(slot: int, position: int, tokens: int, rows: int) -> StepInput:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def model_name(request: pytest.FixtureRequest) -> str:
+def model_name(request) -> str:
     return request.param
 
 
 @pytest.fixture(params=[Mode.PERSISTENT, Mode.LAUNCH], ids=str)
 def runners(
-    open_opencl: OpenTier,
-    synthetic_model: Callable[..., Path],
-    model_name: str,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    open_opencl, synthetic_model, model_name, request, monkeypatch
 ) -> Iterator[list[ModelRunner]]:
     """One with the tier's forms, and for each larger form one whose steps run in it or above."""
     model = open_model(synthetic_model(quant="q4_k_m", **FAMILIES[model_name]))
@@ -83,9 +75,7 @@ def runners(
         yield opened
 
 
-def test_a_step_that_was_planned_is_not_lowered_again(
-    open_opencl: OpenTier, synthetic_model: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_was_planned_is_not_lowered_again(open_opencl, synthetic_model, monkeypatch):
     """Of a model each form is lowered once, by the plan of its memory."""
     lowered: list[tuple[object, ShapeKey]] = []
 
@@ -117,9 +107,7 @@ def counts(draw: st.DrawFn) -> list[tuple[int, int, int]]:
     max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(steps=counts())
-def test_every_form_gives_the_same_bits(
-    runners: list[ModelRunner], steps: list[tuple[int, int, int]]
-) -> None:
+def test_every_form_gives_the_same_bits(runners, steps):
     """Tokens and logits of prefill and decode steps in two slots, from position 0 on."""
     positions = [0, 0]
     for slot, tokens, rows in steps:

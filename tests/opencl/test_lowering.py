@@ -1,7 +1,5 @@
 """What ``Lowering.add`` takes: exactly the operands, sizes and reals the table names."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -13,14 +11,9 @@ from tests.contract.graphs import decoder
 
 X = Tensor("x", 0, 64, 64)
 NORM: dict[str, Any] = {
-    "x": X,
-    "weight": X,
-    "y": Tensor("y", 0, 64, 64),
-    "tokens": Count(1, Per.TOKEN, 5),
-    "groups": 1,
-    "width": 64,
-    "eps": 1e-6,
-}
+    "x": X, "weight": X, "y": Tensor("y", 0, 64, 64), "tokens": Count(1, Per.TOKEN, 5), "groups": 1,
+    "width": 64, "eps": 1e-6,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -28,7 +21,7 @@ def lowering() -> Lowering:
     return Lowering(decoder(), ShapeKey(5, 1), 2, "opencl")
 
 
-def test_fields_stand_in_the_order_of_the_table(lowering: Lowering) -> None:
+def test_fields_stand_in_the_order_of_the_table(lowering):
     """Whatever order they are given in; an optional operand may be missing."""
     lowering.add("rms_norm", dict(reversed(NORM.items())))
     lowering.add("rms_norm", {name: NORM[name] for name in NORM if name != "weight"})
@@ -49,7 +42,7 @@ def test_fields_stand_in_the_order_of_the_table(lowering: Lowering) -> None:
     ],
     ids=str,
 )
-def test_other_fields_are_refused(lowering: Lowering, changed: dict[str, Any], named: str) -> None:
+def test_other_fields_are_refused(lowering, changed, named):
     """One that is missing, unknown or of another kind: a tensor is no number, and a number that may
     grow with the step is a count. The error names the op and the field."""
     fields = {name: value for name, value in {**NORM, **changed}.items() if value is not None}
@@ -57,7 +50,7 @@ def test_other_fields_are_refused(lowering: Lowering, changed: dict[str, Any], n
         lowering.add("rms_norm", fields)
 
 
-def test_an_op_without_a_row_is_refused(lowering: Lowering) -> None:
+def test_an_op_without_a_row_is_refused(lowering):
     """A new opcode has a rule, but its op is not in the table yet."""
     with pytest.raises(ValueError, match=r"absolute: the table of device ops has no such row"):
         lowering.add("absolute", NORM)

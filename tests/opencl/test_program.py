@@ -1,7 +1,5 @@
 """Building programs, and keeping them on disk."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -35,7 +33,7 @@ Build = Callable[..., list[str]]
 
 
 @pytest.fixture
-def build(device: Device, tmp_path: Path) -> Build:
+def build(device, tmp_path) -> Build:
     """``build(files, options)`` builds with a cache and returns what progress was told."""
     context = cl.Context([device.handle])
 
@@ -49,7 +47,7 @@ def build(device: Device, tmp_path: Path) -> Build:
     return run
 
 
-def test_source_and_options_are_the_key(build: Build, tmp_path: Path) -> None:
+def test_source_and_options_are_the_key(build, tmp_path):
     """Progress is told of a compilation, and nothing is compiled twice."""
     assert [len(build()), len(build())] == [1, 0]
     assert len(build({"one.cl": FILES["one.cl"] + "\n"})) == 1
@@ -57,9 +55,7 @@ def test_source_and_options_are_the_key(build: Build, tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.bin"))) == 3
 
 
-def test_another_processor_is_another_entry(
-    device: Device, build: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_processor_is_another_entry(device, build, tmp_path, monkeypatch):
     """A folder of built programs may be shared by machines whose devices have one name."""
     if not device.is_cpu:
         machine_lacks("OpenCL CPU device in the first place")
@@ -71,7 +67,7 @@ def test_another_processor_is_another_entry(
     assert len(list(tmp_path.glob("*.bin"))) == 2
 
 
-def test_processors_are_told_apart_by_what_all_their_cores_can_do(tmp_path: Path) -> None:
+def test_processors_are_told_apart_by_what_all_their_cores_can_do(tmp_path):
     """Speeds, numbers and the order of flags do not matter."""
 
     def key(*cores: str) -> str:
@@ -86,7 +82,7 @@ def test_processors_are_told_apart_by_what_all_their_cores_can_do(tmp_path: Path
     assert processor_key(tmp_path / "none") == key("")
 
 
-def test_an_entry_that_cannot_be_used_is_replaced(build: Build, tmp_path: Path) -> None:
+def test_an_entry_that_cannot_be_used_is_replaced(build, tmp_path):
     """What a crash or a full disk left, and a whole one that is not of this driver; tests of
     Vulkan's pipelines have other damages."""
     build()
@@ -97,7 +93,7 @@ def test_an_entry_that_cannot_be_used_is_replaced(build: Build, tmp_path: Path) 
     assert [len(build()), len(build())] == [1, 0]
 
 
-def test_an_unwritable_cache_only_costs_time(device: Device, tmp_path: Path) -> None:
+def test_an_unwritable_cache_only_costs_time(device, tmp_path):
     """A cache that is a file is no folder: the program is built all the same."""
     blocked = tmp_path / "blocked"
     blocked.write_text("")
@@ -105,7 +101,7 @@ def test_an_unwritable_cache_only_costs_time(device: Device, tmp_path: Path) -> 
     cl.Kernel(build_program(context, device, FILES, OPTIONS, blocked), "one")
 
 
-def test_two_processes_fill_one_cache(device: Device, tmp_path: Path) -> None:
+def test_two_processes_fill_one_cache(device, tmp_path):
     """Both succeed, one entry remains, no partial file does."""
     code = (
         "import sys, pathlib\n"
@@ -124,7 +120,7 @@ def test_two_processes_fill_one_cache(device: Device, tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.iterdir()] == [".bin"]
 
 
-def test_a_rejected_kernel_is_named_with_the_compilers_words(build: Build) -> None:
+def test_a_rejected_kernel_is_named_with_the_compilers_words(build):
     """The error names the file the fault is in, and holds the log."""
     broken = {**FILES, "two.cl": "__kernel void two(void) { undeclared = 1; }"}
     with pytest.raises(BuildError, match=r"two\.cl") as caught:
@@ -132,12 +128,12 @@ def test_a_rejected_kernel_is_named_with_the_compilers_words(build: Build) -> No
     assert "undeclared" in caught.value.log
 
 
-def test_lines_of_the_program_are_counted_per_file() -> None:
+def test_lines_of_the_program_are_counted_per_file():
     """A compiler reports places in the files of the repository."""
     assert source_of({"a.cl": "x", "b.cl": "y"}) == '#line 1 "a.cl"\nx\n#line 1 "b.cl"\ny\n'
 
 
-def test_every_op_has_its_file() -> None:
+def test_every_op_has_its_file():
     """The file the table names holds the kernel of each op."""
     text = step_files()
     for name, op in TABLE.items():
@@ -146,7 +142,7 @@ def test_every_op_has_its_file() -> None:
         assert any(definition in file for definition in (f"op_{name}(", *macros))
 
 
-def test_an_op_without_a_kernel_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_op_without_a_kernel_file_is_refused(monkeypatch):
     """The table has an op whose file nobody wrote."""
     missing = replace(TABLE["add"], name="subtract", source="subtract")
     monkeypatch.setattr(program_module, "TABLE", {"subtract": missing})
@@ -162,7 +158,7 @@ def _built(device: Device, files: dict[str, str]) -> None:
     build_program(cl.Context([device.handle]), device, files, options, None)
 
 
-def test_a_table_without_the_ops_kernel_function_is_refused(device: Device) -> None:
+def test_a_table_without_the_ops_kernel_function_is_refused(device):
     """Its file is there, but defines no such op."""
     files = step_files(["add"])
     files["add.cl"] = files["add.cl"].replace("(add,", "(sum,")
@@ -171,7 +167,7 @@ def test_a_table_without_the_ops_kernel_function_is_refused(device: Device) -> N
 
 
 @pytest.mark.parametrize(("given", "used"), [("weight", "gain"), ("eps", "epsilon")])
-def test_a_kernel_that_uses_another_name_is_refused(device: Device, given: str, used: str) -> None:
+def test_a_kernel_that_uses_another_name_is_refused(device, given, used):
     """The compiler's words name the file, and the field the table does not have."""
     files = step_files(["rms_norm"])
     files["rms_norm.cl"] = files["rms_norm.cl"].replace(f"op.{given}", f"op.{used}")
@@ -180,7 +176,7 @@ def test_a_kernel_that_uses_another_name_is_refused(device: Device, given: str, 
     assert used in caught.value.log
 
 
-def test_kernels_read_packets_by_name_alone() -> None:
+def test_kernels_read_packets_by_name_alone():
     """No kernel knows the place of an operand, a size or a real."""
     for file in {f"{op.source}.cl" for op in TABLE.values()}:
         text = kernel_text(file)
@@ -213,7 +209,7 @@ def _kernels_with_assembly(text: str) -> list[str]:
         holders |= found
 
 
-def test_no_kernel_holds_assembly() -> None:
+def test_no_kernel_holds_assembly():
     """PoCL 4 to 6 abort on it; what executes assembly is a function that is not inlined."""
     text = source_of(step_files())
     assert _kernels_with_assembly(text) == []
@@ -222,7 +218,7 @@ def test_no_kernel_holds_assembly() -> None:
         assert _kernels_with_assembly(inlined) == ["run_packets"]
 
 
-def test_names_of_an_op_are_distinct() -> None:
+def test_names_of_an_op_are_distinct():
     """Operands, their strides, sizes and reals are members of one structure."""
     for op in TABLE.values():
         operands = [operand.name for operand in op.operands]

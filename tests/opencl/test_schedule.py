@@ -1,10 +1,5 @@
 """Barriers, private work and scratch memory, checked by an independent walk over the packets."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -77,14 +72,14 @@ def _races(step: Step, schedule: Schedule, rows: int = 6) -> list[str]:
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("key", KEYS, ids=str)
-def test_no_worker_meets_what_another_touched(key: ShapeKey, name: str) -> None:
+def test_no_worker_meets_what_another_touched(key, name):
     """Every conflict between two ops has a barrier in between."""
     step = lower_graph(GRAPHS[name], key, WORKERS, "opencl")
     assert _races(step, schedule_workers(step, WORKERS)) == []
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_a_missing_barrier_is_noticed(name: str) -> None:
+def test_a_missing_barrier_is_noticed(name):
     """The negative control of the walk above: taking any one barrier away makes a race."""
     step = lower_graph(GRAPHS[name], ShapeKey(3, 2), WORKERS, "opencl")
     schedule = schedule_workers(step, WORKERS)
@@ -102,7 +97,7 @@ def test_a_missing_barrier_is_noticed(name: str) -> None:
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("key", KEYS, ids=str)
 @pytest.mark.parametrize("launches", [True, False])
-def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool, name: str) -> None:
+def test_scratch_alive_together_does_not_overlap(key, launches, name):
     """Two buffers of one level (for a worker's own memory: of one op) never share a byte, but the
     result of an elementwise op lies over an operand that ends there."""
     step = lower_graph(GRAPHS[name], key, WORKERS, "opencl")
@@ -140,7 +135,7 @@ def test_scratch_alive_together_does_not_overlap(key: ShapeKey, launches: bool, 
                     assert apart, f"{one} and {other} overlap"
 
 
-def test_a_decode_layer_costs_five_barriers(synthetic_model: Callable[..., Path]) -> None:
+def test_a_decode_layer_costs_five_barriers(synthetic_model):
     """Projections, attention, its output, gate and up, down: nothing else waits."""
     barriers = []
     for layers in (2, 5):
@@ -151,7 +146,7 @@ def test_a_decode_layer_costs_five_barriers(synthetic_model: Callable[..., Path]
     assert barriers[1] - barriers[0] == 3 * 5
 
 
-def test_one_worker_keeps_no_private_copies() -> None:
+def test_one_worker_keeps_no_private_copies():
     """Alone there is nobody to save a barrier for."""
     step = lower_graph(decoder(), ShapeKey(1, 1), 1, "opencl")
     assert schedule_workers(step, 1).own == {}
@@ -176,7 +171,7 @@ def _elementwise(*names: str, private: bool = False) -> Op:
         ([_elementwise("a", "b", "y", private=True)], False),
     ],
 )
-def test_a_result_lies_over_an_operand_that_is_read_no_more(ops: list[Op], over: bool) -> None:
+def test_a_result_lies_over_an_operand_that_is_read_no_more(ops, over):
     """Not if an op reads the operand later, if every worker reads it without a barrier in between
     or repeats the op, and not if another op writes the result as well."""
     step = Step(ops, dict.fromkeys(("a", "b", "y", "z", "own"), 4096))
@@ -189,7 +184,7 @@ def test_a_result_lies_over_an_operand_that_is_read_no_more(ops: list[Op], over:
         assert shared["z"] == shared["a"], "the result of the result, too"
 
 
-def test_everyone_writing_shared_memory_bars_a_second_writer() -> None:
+def test_everyone_writing_shared_memory_bars_a_second_writer():
     """A worker still repeating an old write must not undo a newer one."""
     page = Tensor("state", 0, 4, 4)
     source = Tensor("x", 0, 4, 4)

@@ -1,10 +1,7 @@
 """The OpenCL tier behind the contract: memory, kernels, errors, deadlines, ways of executing."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -27,7 +24,6 @@ from contract.records import OUTPUT_EVENT
 from contract.shape_key import ShapeKey
 from tests.doubling import GRAPH, KEY, LAYOUT, NBYTES, WIDTH, inputs_of, run_doubling
 from tests.needs import machine_lacks
-from tests.opencl.conftest import OpenTier
 from tests.opencl_parts import SOME, holding
 from tests.tiers import chained
 from tests.tiers.chained import LARGEST, Lowered, step_block
@@ -43,7 +39,7 @@ def _never_done(tier: OpenClTier, status: int) -> object:
     return replace(fence, completion=OpenClStep(event, [], cl.COMPLETE), _collected=False)
 
 
-def test_a_deadline_ends_a_wait_and_the_tier(tier: OpenClTier) -> None:
+def test_a_deadline_ends_a_wait_and_the_tier(tier):
     """A step that does not end is an error, and nothing can be submitted afterwards."""
     fence = _never_done(tier, cl.RUNNING)
     with pytest.raises(DeviceLost, match=r"did not end within 0\.01 s"):
@@ -52,16 +48,14 @@ def test_a_deadline_ends_a_wait_and_the_tier(tier: OpenClTier) -> None:
         tier.submit(fence.batch, np.zeros(LAYOUT.nbytes, np.uint8))
 
 
-def test_a_failed_step_is_a_lost_device(tier: OpenClTier) -> None:
+def test_a_failed_step_is_a_lost_device(tier):
     """A negative event status is an error of the device."""
     fence = _never_done(tier, -14)
     with pytest.raises(DeviceLost, match="error -14"):
         tier.wait(fence)
 
 
-def test_every_object_is_released(
-    device: Device, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_object_is_released(device, kernel_cache, monkeypatch):
     """Contexts, queues, programs, kernels, memory and events of tiers that were closed."""
     made: Counter[str] = Counter()
     released: Counter[str] = Counter()
@@ -92,7 +86,7 @@ def _launch_context(device: Device, choices: Choices) -> LaunchContext:
     return open_runtime(device, replace(choices, mode=Mode.PERSISTENT)).launch
 
 
-def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
+def test_workers_that_never_meet_give_up(device, kernel_cache):
     """More groups than the device runs at once: they stop, say so, and the next step is sound."""
     if not device.is_cpu:
         machine_lacks("device whose number of groups at once is known")
@@ -111,9 +105,7 @@ def test_workers_that_never_meet_give_up(device: Device, kernel_cache) -> None:
     few.check()
 
 
-def test_probe_failure_falls_back_to_launches(
-    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probe_failure_falls_back_to_launches(open_opencl, monkeypatch):
     """Where workers do not run at once the tier launches packets one by one."""
     monkeypatch.setattr(runtime_module, "PROBE_SPIN_LIMIT", 1)
     monkeypatch.setattr(PersistentLauncher, "check", _lost)
@@ -127,9 +119,7 @@ def _lost(launcher: PersistentLauncher) -> None:
     raise WorkersLost
 
 
-def test_lost_workers_are_a_lost_device(
-    open_opencl: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_workers_are_a_lost_device(open_opencl, monkeypatch):
     """In the middle of a run it is an error, since the step's results are incomplete."""
     tier = open_opencl(mode=Mode.PERSISTENT)
     monkeypatch.setattr(PersistentLauncher, "check", _lost)
@@ -137,7 +127,7 @@ def test_lost_workers_are_a_lost_device(
         run_doubling(tier)
 
 
-def test_int_operands_only(tier: OpenClTier) -> None:
+def test_int_operands_only(tier):
     """A graph without any activation lowers and runs."""
     builder = GraphBuilder("verify")
     operands = {
@@ -159,7 +149,7 @@ def test_int_operands_only(tier: OpenClTier) -> None:
     assert events["flags"][:3].tolist() == [2, 1, 0]
 
 
-def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_memory_grows_where_it_lies(tier, monkeypatch):
     """A larger share per worker is told to the kernels even if the memory kept its address."""
     place = tier._runtime.launch.scratch
     tier._reserve(256, 256, 0)
@@ -178,7 +168,7 @@ def test_own_memory_grows_where_it_lies(tier: OpenClTier, monkeypatch: pytest.Mo
     assert place.version > version
 
 
-def test_snapshots_are_used_again(open_opencl: OpenTier) -> None:
+def test_snapshots_are_used_again(open_opencl):
     """Memory for inputs is as much as steps were under way at once, however many follow."""
     lowered = Lowered(open_opencl())
     tier = lowered.tier
@@ -188,7 +178,7 @@ def test_snapshots_are_used_again(open_opencl: OpenTier) -> None:
     assert tier.allocated_bytes == before + chained.LAYOUT.nbytes * tier.shares_memory
 
 
-def test_waiting_again_teaches_nothing_of_a_steps_time(open_opencl: OpenTier) -> None:
+def test_waiting_again_teaches_nothing_of_a_steps_time(open_opencl):
     """Else the host would think steps take no time, and ask all the while whether one is done."""
     lowered = Lowered(open_opencl())
     fence = lowered.submit(step_block(LARGEST.tokens, seed=1))

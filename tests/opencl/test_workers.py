@@ -1,22 +1,16 @@
 """The number of workers of a step is nobody's business but the clock's: every bit stays."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import pytest
 
-from accel.opencl.device import Device
 from accel.opencl.launcher import Mode
 from accel.packets.worker_tuner import AdaptiveWorkers, FixedWorkers, WorkerChoice
 from reference.model.open import open_model
-from tests.conftest import SyntheticModel
 from tests.model_runs import compare
 from tests.needs import machine_lacks
-from tests.opencl.conftest import OpenTier
 
 STEPS_AHEAD = 1
 """Steps that may still run when the last one is enqueued, as the engine does it on this tier."""
@@ -48,24 +42,22 @@ CHOICES: dict[str, Callable[[int], WorkerChoice]] = {
 
 
 @pytest.fixture
-def cores(device: Device) -> int:
+def cores(device) -> int:
     if not device.is_cpu or device.compute_units < 2:
         machine_lacks("processor of several cores for OpenCL")
     return device.compute_units
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_bits_do_not_depend_on_the_number_of_workers(
-    open_opencl: OpenTier, tiny_model_path: Path, cores: int, choice: str
-) -> None:
+def test_bits_do_not_depend_on_the_number_of_workers(open_opencl, tiny_model_path, cores, choice):
     tier = open_opencl(mode=Mode.PERSISTENT, worker_choice=CHOICES[choice])
     compare(open_model(tiny_model_path), tier)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen35moe"])
 def test_bits_survive_another_number_at_every_step(
-    open_opencl: OpenTier, synthetic_model: SyntheticModel, cores: int, architecture: str
-) -> None:
+    open_opencl, synthetic_model, cores, architecture
+):
     """State passes between any numbers of workers, and the time of every step is noted."""
     choice = RandomWorkers(cores)
     tier = open_opencl(mode=Mode.PERSISTENT, worker_choice=lambda most: choice)

@@ -1,7 +1,5 @@
 """A tier that takes a processor for an accelerator: the kernels that GPU tiers share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Expert weights and routings for the tests of the mixture-of-experts opcodes."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

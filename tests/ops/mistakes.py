@@ -1,7 +1,5 @@
 """What a careless kernel does instead of each rule."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a careless kernel does with experts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

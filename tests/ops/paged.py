@@ -1,7 +1,5 @@
 """A paged KV pool built from plain rows, and attention over those rows in other arithmetics."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

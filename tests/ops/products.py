@@ -1,7 +1,5 @@
 """Matrix products for the tests of opcodes that contain one: an exact and a binary64 oracle."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np

@@ -2,8 +2,6 @@
 
 ``mistake`` breaks one formula on purpose, so that a test can show that it would have noticed."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Rules written a second time with scalar binary32 operations, one rounding each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

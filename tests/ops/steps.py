@@ -1,7 +1,5 @@
 """Schedules for ops that keep state: which tokens of which slots a step holds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """ADD against exact rational addition, rounded once."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +13,7 @@ FLOATS = st.floats(-(2.0**126), 2.0**126, width=32)
 
 
 @given(pairs=st.lists(st.tuples(FLOATS, FLOATS), min_size=1, max_size=20))
-def test_one_rounding(pairs: list[tuple[float, float]]) -> None:
+def test_one_rounding(pairs):
     """Every sum is the binary32 nearest to the exact one."""
     a, b = np.array(pairs, np.float32).T[:, None]
     got = add(a=a, b=b)[0]

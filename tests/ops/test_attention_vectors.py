@@ -1,7 +1,5 @@
 """Rule R6 on its worked example and on the vectors that came with the rule."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -56,7 +54,7 @@ def attend(q: Float32, keys: Float32, values: Float32, positions: list[int], **p
     return out.reshape(len(positions), heads, head_dim)
 
 
-def test_rows_of_the_worked_example() -> None:
+def test_rows_of_the_worked_example():
     """Integers and exponents of q, of the first key and of the first value."""
     q = row_integers(example("q"), 13)
     assert (q.exponent, q.m[:5].tolist()) == (1, [-6437, -2341, 1755, 5851, -7022])
@@ -68,7 +66,7 @@ def test_rows_of_the_worked_example() -> None:
     assert (keys.m @ q.m).tolist() == [2459382, 18742112, -3816116, 19220400, 13555180]
 
 
-def test_tile_of_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tile_of_the_worked_example(monkeypatch):
     """Every number the rule names between the operands and the output."""
     seen: dict[str, str] = {}
 
@@ -105,20 +103,20 @@ def test_tile_of_the_worked_example(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bits(capped[0, 0, 0]) == "be11ba9b"
 
 
-def test_row_rule_of_the_worked_example() -> None:
+def test_row_rule_of_the_worked_example():
     """Ties to even, the clamp, what vanishes, and -0."""
     x = floats("3f400000 bfc00000 3fbffcb9 3a400000 80000000 30800000 3ffffcb9 b9800000")
     rows = row_integers(x, 10)
     assert (rows.exponent, rows.m.tolist()) == (0, [768, -1536, 1536, 1, 0, 0, 2047, 0])
 
 
-def test_exp2_of_the_worked_example() -> None:
+def test_exp2_of_the_worked_example():
     """The polynomial's bits on both sides of a whole number, and the smallest argument."""
     d = floats("00000000 3f000000 bf000000 3fc00000 c0e3ef9e c2a00000")
     assert bits(exp2(d)) == "3f7ffb49 3fb5017c 3f35017c 4035017c 3beb10c6 177ffb49"
 
 
-def test_merge_of_the_worked_example() -> None:
+def test_merge_of_the_worked_example():
     """A near tile is rescaled; a far one vanishes and leaves the other unchanged."""
     near, far = (part(top, 1.25, 1000.0) for top in (3.0, 100.0))
     later = part(-2.0, 2.5, 77.0)
@@ -139,7 +137,7 @@ def vectors() -> dict[str, Any]:
     return dict(json.loads(need_file(VECTORS / "vectors.json").read_text()))
 
 
-def test_vectors_of_rows_and_merges(vectors: dict[str, Any]) -> None:
+def test_vectors_of_rows_and_merges(vectors):
     """Rows of 10 and 13 bits, zero and broken ones, exp2, and two merges."""
     for case in vectors["row to integers"]:
         rows = row_integers(floats(case["x"]), case["bits"])
@@ -156,7 +154,7 @@ def test_vectors_of_rows_and_merges(vectors: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["one tile, five positions", "the same with soft_cap 5"])
-def test_vectors_of_one_tile(vectors: dict[str, Any], name: str) -> None:
+def test_vectors_of_one_tile(vectors, name):
     """The traced tiles, to the output."""
     tile = vectors[name]
     keys, values = (np.array([floats(row) for row in tile[side]])[:, None] for side in "KV")
@@ -166,7 +164,7 @@ def test_vectors_of_one_tile(vectors: dict[str, Any], name: str) -> None:
 
 
 @pytest.mark.parametrize("index", range(CALLS))
-def test_vectors_of_whole_calls(vectors: dict[str, Any], index: int) -> None:
+def test_vectors_of_whole_calls(vectors, index):
     """head_dim 64 to 512, windows, caps, spans, wide, zero, broken and far rows."""
     calls = vectors["whole calls (inputs and outputs in vectors.npz: q, k, v, y)"]
     assert len(calls) == CALLS

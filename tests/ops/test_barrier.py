@@ -1,7 +1,5 @@
 """BARRIER: what was written in place before it is read after it, in one graph on every tier."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np
@@ -40,7 +38,7 @@ def store_then_load(guarded: bool) -> Graph:
 
 
 @pytest.mark.parametrize("name", TIERS)
-def test_read_after_the_barrier_sees_the_write(name: str) -> None:
+def test_read_after_the_barrier_sees_the_write(name):
     """The rows come back."""
     values = np.arange(ROWS * WIDTH, dtype=np.float32).reshape(ROWS, WIDTH)
     contents = {
@@ -53,12 +51,12 @@ def test_read_after_the_barrier_sees_the_write(name: str) -> None:
     assert (loaded.view(np.float32).reshape(2, WIDTH) == values[[0, 2]]).all()
 
 
-def test_graph_without_the_barrier_is_refused() -> None:
+def test_graph_without_the_barrier_is_refused():
     """Negative control: the verifier sees the unguarded read."""
     with pytest.raises(VerifyError, match="barrier"):
         store_then_load(guarded=False)
 
 
-def test_definition_computes_nothing() -> None:
+def test_definition_computes_nothing():
     """There is nothing to return."""
     assert barrier() is None

@@ -1,13 +1,11 @@
 """BIAS_ADD: one vector added to every row, one rounding each."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.bias_add import bias_add
 
 
-def test_every_row_gets_the_bias() -> None:
+def test_every_row_gets_the_bias():
     """Elementwise, in scalar arithmetic."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5, 33), dtype=np.float32)

@@ -1,7 +1,5 @@
 """COPY_ROWS: the named rows, to the bit, and no other."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +8,7 @@ from reference.ops.copy_rows import copy_rows
 
 
 @given(data=st.data(), sources=st.integers(1, 6), targets=st.integers(1, 6))
-def test_rows_arrive_and_the_others_stay(data: st.DataObject, sources: int, targets: int) -> None:
+def test_rows_arrive_and_the_others_stay(data, sources, targets):
     """NaN payloads and zeros of either sign included."""
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
     source, target = (

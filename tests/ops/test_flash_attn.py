@@ -1,7 +1,5 @@
 """FLASH_ATTN: the decode form has the bits of FLASH_ATTN_BATCHED and refuses a prefill."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -24,13 +22,13 @@ def operands(tokens: list[tuple[int, int]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_same_bits_as_batched() -> None:
+def test_same_bits_as_batched():
     """One query a slot."""
     step = operands([(1, 69), (0, 64)])
     assert (flash_attn(**step) == flash_attn_batched(**step)).all()
 
 
-def test_two_queries_of_a_slot_break_an_invariant() -> None:
+def test_two_queries_of_a_slot_break_an_invariant():
     """A graph for decode never sees a chunk."""
     with pytest.raises(AssertionError, match="one query a slot"):
         flash_attn(**operands([(0, 63), (0, 64)]))

@@ -1,7 +1,5 @@
 """FLASH_ATTN_BATCHED against rule R6 in scalar arithmetic and against binary64 softmax."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -42,7 +40,7 @@ def queries(seed: int, tokens: int, heads: int, head_dim: int) -> NDArray[np.flo
 
 @pytest.mark.parametrize("head_dim", [1, 16, 17, 40])
 @pytest.mark.parametrize("window", [0, 1, 63, 64, 65, -1, -63, -64, -128])
-def test_scalar_rule(head_dim: int, window: int) -> None:
+def test_scalar_rule(head_dim, window):
     """Every bit at positions around the tile cuts."""
     sequence = random_sequence(head_dim, 130, 1, head_dim)
     positions = [0, 62, 63, 64, 127, 128, 129]
@@ -56,7 +54,7 @@ def test_scalar_rule(head_dim: int, window: int) -> None:
         assert got[row, 0].tolist() == scalar_attention(q[row, 0], keys, values, first, 0.3)
 
 
-def test_q8_0_pages_read_as_scale_times_integer() -> None:
+def test_q8_0_pages_read_as_scale_times_integer():
     """The bits of the same attention over binary32 pages that hold every d q."""
     sequences = [random_sequence(seed, length, 2, 64) for seed, length in enumerate((1, 130))]
     kv, page_table = pool_of(sequences)
@@ -82,9 +80,7 @@ def test_q8_0_pages_read_as_scale_times_integer() -> None:
 @pytest.mark.parametrize("element", [np.float32, np.float16])
 @pytest.mark.parametrize("soft_cap", [0.0, 5.0])
 @pytest.mark.parametrize("window", [0, 70])
-def test_close_to_binary64_softmax(
-    element: type[np.floating], soft_cap: float, window: int
-) -> None:
+def test_close_to_binary64_softmax(element, soft_cap, window):
     """Several slots, grouped heads, windows, soft caps: another formula, so a bound."""
     heads, kv_heads, head_dim = 6, 2, 64
     sequences = [
@@ -109,7 +105,7 @@ def test_close_to_binary64_softmax(
             assert np.abs(got[row, head] - exact).max() < ABSOLUTE
 
 
-def test_span_of_many_tiles() -> None:
+def test_span_of_many_tiles():
     """Every bit of queries whose spans hold one, several and all tiles."""
     sequence = random_sequence(3, 2200, 1, 16)
     positions = [1023, 1024, 1100, 2047, 2199]
@@ -124,7 +120,7 @@ def test_span_of_many_tiles() -> None:
 
 @pytest.mark.parametrize("soft_cap", [0.0, 4.0])
 @pytest.mark.parametrize("sink", [None, -2.0, 0.75, 31.0, 1e5, 1e7, np.nan, -np.inf])
-def test_scalar_rule_with_cap_and_sinks(soft_cap: float, sink: float | None) -> None:
+def test_scalar_rule_with_cap_and_sinks(soft_cap, sink):
     """Every bit, sinks that break their query included; the other head has a sink of zero."""
     sequence = random_sequence(5, 70, 1, 16)
     q = queries(2, 1, 2, 16)
@@ -136,7 +132,7 @@ def test_scalar_rule_with_cap_and_sinks(soft_cap: float, sink: float | None) -> 
         np.testing.assert_array_equal(got[0, head], expected)
 
 
-def test_sink_takes_weight_from_the_values() -> None:
+def test_sink_takes_weight_from_the_values():
     """Against binary64: one more score in the sum, none in the values."""
     sequence = random_sequence(6, 90, 1, 32)
     q = queries(4, 1, 1, 32)
@@ -148,7 +144,7 @@ def test_sink_takes_weight_from_the_values() -> None:
 
 
 @pytest.mark.parametrize("factor", [2.0**-45, 2.0**-30, 1.0, 2.0**15, 2.0**39, 2.0**41])
-def test_rows_of_every_size(factor: float) -> None:
+def test_rows_of_every_size(factor):
     """Every bit of keys that are zero, tiny, large and broken by their size."""
     sequence = random_sequence(9, 66, 1, 16)
     keys = sequence.keys.copy()
@@ -164,7 +160,7 @@ def test_rows_of_every_size(factor: float) -> None:
 
 @pytest.mark.parametrize("position", [0, 40, 64])
 @pytest.mark.parametrize("poison", [np.nan, np.inf, 2.0**40])
-def test_broken_rows_break_their_head_only(position: int, poison: float) -> None:
+def test_broken_rows_break_their_head_only(position, poison):
     """A key of one KV head, a value of the other, and no query that cannot see them."""
     sequence = random_sequence(4, 66, 3, 16)
     sequence.keys[position, 0, 3] = poison
@@ -178,7 +174,7 @@ def test_broken_rows_break_their_head_only(position: int, poison: float) -> None
         assert np.isfinite(got[row][~broken]).all()
 
 
-def test_broken_query_breaks_its_head_only() -> None:
+def test_broken_query_breaks_its_head_only():
     """NaN in that head of that token."""
     sequence = random_sequence(4, 66, 1, 16)
     q = queries(1, 2, 2, 16)
@@ -189,7 +185,7 @@ def test_broken_query_breaks_its_head_only() -> None:
     assert np.isfinite(got[1, 1]).all()
 
 
-def test_window_of_one_returns_the_value() -> None:
+def test_window_of_one_returns_the_value():
     """One weight: the value as its row's integers tell it, to 13 bits."""
     sequence = random_sequence(8, 80, 1, 16)
     got = attend([sequence], [(0, 79)], queries(1, 1, 1, 16), 1, scale=0.25, window=1)
@@ -197,7 +193,7 @@ def test_window_of_one_returns_the_value() -> None:
     assert np.abs(got[0, 0] - value).max() <= np.abs(value).max() * 2.0**-10
 
 
-def test_equal_scores_average_the_values() -> None:
+def test_equal_scores_average_the_values():
     """A zero query weighs 128 positions alike."""
     rng = np.random.default_rng(2)
     values = rng.integers(-8, 8, (128, 1, 16)).astype(np.float32)
@@ -206,7 +202,7 @@ def test_equal_scores_average_the_values() -> None:
     assert np.abs(got[0, 0] - values[:, 0].mean(axis=0)).max() < 8 * 2.0**-12
 
 
-def test_page_order_and_neighbours_change_nothing() -> None:
+def test_page_order_and_neighbours_change_nothing():
     """The same token in another pool, beside other tokens, has the same bits."""
     sequences = [random_sequence(seed, 100, 2, 40) for seed in range(3)]
     q = queries(4, 3, 4, 40)

@@ -1,11 +1,9 @@
 """HEAD_PRODUCT: each head times the matrix it names, behind channels that are not multiplied."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from contract.dtypes import F32, Q4_K, Q8_0, DType
+from contract.dtypes import F32, Q4_K, Q8_0
 from reference.ops.head_product import head_product
 from tests.ops.experts import expert_matrices
 from tests.ops.products import exact_product
@@ -15,7 +13,7 @@ MATRIX_OF = np.array([2, 0, 1, 0], np.int32)
 
 
 @pytest.mark.parametrize("dtype", [F32, Q8_0, Q4_K], ids=str)
-def test_every_bit(dtype: DType) -> None:
+def test_every_bit(dtype):
     """The last channels of a head, in rational arithmetic; two heads share a matrix."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((TOKENS, HEADS, BEFORE + INNER), dtype=np.float32)
@@ -33,7 +31,7 @@ def test_every_bit(dtype: DType) -> None:
     assert (both[..., REST:] == got).all()
 
 
-def test_no_tokens() -> None:
+def test_no_tokens():
     weight = expert_matrices(Q8_0, 1, OUTPUTS, 32, 3)
     ids = np.zeros(HEADS, np.int32)
     y = head_product(

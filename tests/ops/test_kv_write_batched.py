@@ -1,7 +1,5 @@
 """KV_WRITE_BATCHED: where a token's key and value go, and how binary16 stores them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -44,7 +42,7 @@ def write_one(value: float, dtype: type[np.floating]) -> np.floating:
 
 
 @given(value=st.floats(-65504.0, 65504.0, width=16) | st.floats(-(2.0**20), 2.0**20, width=32))
-def test_half_is_nearest_even_and_saturates(value: float) -> None:
+def test_half_is_nearest_even_and_saturates(value):
     """Against exact rational rounding."""
     assert Fraction(float(write_one(value, np.float16))) == nearest_half(Fraction(value))
 
@@ -57,12 +55,12 @@ def test_half_is_nearest_even_and_saturates(value: float) -> None:
         (1.0 + 3 * 2.0**-11, 1.0 + 2.0**-9),
     ],
 )  # fmt: skip
-def test_half_special_points(value: float, expected: float) -> None:
+def test_half_special_points(value, expected):
     """Saturation, the smallest subnormal, ties."""
     assert write_one(value, np.float16) == expected
 
 
-def test_nan_is_not_saturated_away() -> None:
+def test_nan_is_not_saturated_away():
     """A broken key stays visibly broken."""
     assert np.isnan(write_one(np.nan, np.float16))
     assert np.isnan(write_one(np.nan, np.float32))
@@ -73,7 +71,7 @@ LARGEST = st.floats(-(2.0**30), 2.0**30, width=32)
 
 
 @given(values=st.lists(st.floats(-1000.0, 1000.0, width=32) | LARGEST, min_size=32, max_size=32))
-def test_q8_0_is_the_rule_in_rationals(values: list[float]) -> None:
+def test_q8_0_is_the_rule_in_rationals(values):
     """d rounds twice, amax / 127 to binary32 and to binary16; q is the rounded quotient."""
     block = stored(np.array(values, np.float32), BYTES)
     most = Fraction(float(np.float32(max(map(abs, values))) / np.float32(127)))
@@ -85,7 +83,7 @@ def test_q8_0_is_the_rule_in_rationals(values: list[float]) -> None:
 
 
 @given(values=st.lists(st.floats(-60000.0, 60000.0, width=32), min_size=32, max_size=32))
-def test_q8_0_is_within_a_step_of_the_value(values: list[float]) -> None:
+def test_q8_0_is_within_a_step_of_the_value(values):
     """Half a step of d, and what rounding d to 11 bits costs the largest value."""
     x = np.array(values, np.float32)
     block = stored(x, BYTES)
@@ -102,7 +100,7 @@ def test_q8_0_is_within_a_step_of_the_value(values: list[float]) -> None:
         (1e30, 65504.0, 127), (np.nan, np.nan, 0), (np.inf, np.nan, 0), (-np.inf, np.nan, 0),
     ],
 )  # fmt: skip
-def test_q8_0_special_points(largest: float, d: float, q: int) -> None:
+def test_q8_0_special_points(largest, d, q):
     """Nothing, exact blocks, the edge of binary16's subnormals, saturation, broken values."""
     block = stored(np.array([largest] + [0.0] * 31, np.float32), BYTES)
     np.testing.assert_array_equal(block[:2].view("<f2"), np.array([d], "<f2"))
@@ -112,7 +110,7 @@ def test_q8_0_special_points(largest: float, d: float, q: int) -> None:
         assert np.isnan(loaded_rows(block)).all()
 
 
-def test_q8_0_breaks_only_the_block_that_holds_the_nan() -> None:
+def test_q8_0_breaks_only_the_block_that_holds_the_nan():
     """The other blocks of the row, the other row and the other positions stay as they were."""
     rng = np.random.default_rng(7)
     k, v = rng.standard_normal((2, 2, 96), dtype=np.float32)
@@ -136,7 +134,7 @@ ROWS = st.lists(
 
 
 @given(k=ROWS, v=ROWS)
-def test_i12_keeps_what_the_rule_makes_of_a_row(k: list[float], v: list[float]) -> None:
+def test_i12_keeps_what_the_rule_makes_of_a_row(k, v):
     """Written and read back, a row has the integers it had before; a broken one is NaN."""
     kv = page_view(np.zeros(2 * 32 * 10, np.uint8), I12, (2, 2, PAGE, 1, 6))
     rows = np.array([[k]], np.float32), np.array([[v]], np.float32)
@@ -151,7 +149,7 @@ def test_i12_keeps_what_the_rule_makes_of_a_row(k: list[float], v: list[float]) 
         assert (direct.m.tolist(), direct.exponent) == (expected.m.tolist(), expected.exponent)
 
 
-def test_i12_bytes_of_a_page() -> None:
+def test_i12_bytes_of_a_page():
     """Where the high bytes, the halves and the exponents of one token are; nothing else moves."""
     k = np.array([[[1.0, -1.999, 0.5, 0.001]], [[2.0**-50, 0, 0, 0]]], np.float32).repeat(2, axis=1)
     v = np.array([[[-3.0, 2.0, 0.25, 1.0]], [[np.nan, 0, 0, 0]]], np.float32).repeat(2, axis=1)
@@ -174,7 +172,7 @@ def test_i12_bytes_of_a_page() -> None:
     assert touched == 2 * 2 * (3 * 4 + 2)
 
 
-def test_pages_and_offsets() -> None:
+def test_pages_and_offsets():
     """Every token lands in its own page and offset; nothing else is touched."""
     rng = np.random.default_rng(6)
     tokens = [(1, 0), (1, 15), (1, 16), (0, 33), (2, 47), (0, 5)]

@@ -1,7 +1,5 @@
 """LOAD_REQUEST_STATE: every query token gets its id, and is noted where the penalties look."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,7 +24,7 @@ def loaded(
     return [tuple(row) for row in resolved.tolist()]
 
 
-def test_the_last_token_stands_in_where_the_host_gives_none() -> None:
+def test_the_last_token_stands_in_where_the_host_gives_none():
     """Everything else of a query passes through; no last token becomes token 0."""
     recent = np.full((SLOTS, RECENT), -7, np.int32)
     query = [(LAST_TOKEN, 1, 8, 3), (40, 0, 2, 0), (LAST_TOKEN, 2, 0, 0)]
@@ -34,7 +32,7 @@ def test_the_last_token_stands_in_where_the_host_gives_none() -> None:
     assert recent.tolist() == [[-7, -7, 40, -7, -7], [-7, -7, -7, 31, -7], [0, -7, -7, -7, -7]]
 
 
-def test_a_drafted_token_stands_in_at_its_position() -> None:
+def test_a_drafted_token_stands_in_at_its_position():
     """Several positions of a slot, behind a token that the host gives, before the last one."""
     recent = np.array([[-7, 51, 52, -7, 0], [-7] * 5, [60, -7, -7, -7, 64]], np.int32)
     at = RECENT_TOKEN
@@ -46,7 +44,7 @@ def test_a_drafted_token_stands_in_at_its_position() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, SLOTS - 1), st.integers(1, 12)), max_size=6))
-def test_the_latest_tokens_are_kept_by_position(runs: list[tuple[int, int]]) -> None:
+def test_the_latest_tokens_are_kept_by_position(runs):
     """Chunks of any length, in any order of slots: entry p mod n is the token of the latest p."""
     recent = np.full((SLOTS, RECENT), -7, np.int32)
     sequences: list[list[int]] = [[] for _ in range(SLOTS)]

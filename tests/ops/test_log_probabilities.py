@@ -1,7 +1,5 @@
 """LOG_PROBABILITIES against rule R10 in scalars, against binary64, and its broken rows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -30,7 +28,7 @@ def of_row(row: Float32, token: int, top: int) -> tuple[np.float32, list[int], F
     seed=st.integers(0, 2**32 - 1), vocab=st.integers(1, 1500), spread=st.sampled_from([0.3, 9.0])
 )
 @settings(max_examples=25, deadline=None)
-def test_rule_in_scalars(seed: int, vocab: int, spread: float) -> None:
+def test_rule_in_scalars(seed, vocab, spread):
     """Half the logits tied, one more segment and span than whole ones; the same bits."""
     rng = np.random.default_rng(seed)
     row = (spread * rng.standard_normal(vocab)).astype(np.float32)
@@ -48,7 +46,7 @@ def test_rule_in_scalars(seed: int, vocab: int, spread: float) -> None:
 
 @given(seed=st.integers(0, 2**32 - 1), spread=st.sampled_from([0.0, 1.0, 5.0, 40.0]))
 @settings(max_examples=25, deadline=None)
-def test_close_to_binary64(seed: int, spread: float) -> None:
+def test_close_to_binary64(seed, spread):
     """A few roundings from the log of the softmax, of probabilities down to exp(-80)."""
     row = (spread * np.random.default_rng(seed).standard_normal(5000)).astype(np.float32)
     exact = row.astype(np.float64) - row.max()
@@ -60,7 +58,7 @@ def test_close_to_binary64(seed: int, spread: float) -> None:
     assert np.exp(logs.astype(np.float64)).sum() < 1 + 1e-5
 
 
-def test_a_certain_token_and_an_impossible_one() -> None:
+def test_a_certain_token_and_an_impossible_one():
     """log 1 is 0; a difference that overflows is -infinity, and no error."""
     row = np.array([3e38, -3e38], np.float32)
     with np.errstate(over="ignore"):
@@ -70,7 +68,7 @@ def test_a_certain_token_and_an_impossible_one() -> None:
     assert logs.tolist() == [0.0, -np.inf]
 
 
-def test_equal_logits_share_a_probability() -> None:
+def test_equal_logits_share_a_probability():
     """The lowest ids are listed; -0 ties with +0."""
     row = np.zeros(1024, np.float32)
     row[::2] = -0.0
@@ -81,7 +79,7 @@ def test_equal_logits_share_a_probability() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_broken_row_says_nothing(broken: float) -> None:
+def test_broken_row_says_nothing(broken):
     """And the rows beside it are as without it."""
     logits = np.random.default_rng(1).standard_normal((3, 30), dtype=np.float32)
     token = np.array([3, 4, 5], np.int32)
@@ -96,7 +94,7 @@ def test_broken_row_says_nothing(broken: float) -> None:
 
 
 @pytest.mark.parametrize("token", [NO_TOKEN, 30])
-def test_no_token_has_no_probability(token: int) -> None:
+def test_no_token_has_no_probability(token):
     """A row in which nothing was allowed still lists its likeliest."""
     row = np.random.default_rng(2).standard_normal(30, dtype=np.float32)
     chosen, ids, logs = of_row(row, token, 3)
@@ -105,7 +103,7 @@ def test_no_token_has_no_probability(token: int) -> None:
     assert np.isfinite(logs).all()
 
 
-def test_no_rows() -> None:
+def test_no_rows():
     """A step that wants no logits."""
     chosen, ids, logs = log_probabilities(
         logits=np.empty((0, 5), np.float32), token=np.empty(0, np.int32), top=2

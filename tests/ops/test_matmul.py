@@ -1,17 +1,15 @@
 """MATMUL in every storage format against rational or scalar arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from contract.dtypes import WEIGHT_DTYPES, DType, StorageClass
+from contract.dtypes import WEIGHT_DTYPES, StorageClass
 from reference.ops.matmul import matmul
 from tests.ops.products import exact_product, fractions, random_matrix
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
-def test_every_bit(dtype: DType) -> None:
+def test_every_bit(dtype):
     """A second span of two segments, the last of them short where the format allows it."""
     columns = {
         StorageClass.FLOAT: 1300,
@@ -25,7 +23,7 @@ def test_every_bit(dtype: DType) -> None:
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_broken_token_breaks_no_other(dtype: DType, poison: float) -> None:
+def test_broken_token_breaks_no_other(dtype, poison):
     """Every output of the token is NaN or infinite, those of its neighbour are unchanged."""
     x = np.random.default_rng(6).standard_normal((3, 512), dtype=np.float32)
     weight = random_matrix(dtype, 4, 512, 12)

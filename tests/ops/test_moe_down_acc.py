@@ -1,11 +1,9 @@
 """MOE_DOWN_ACC: the weighted sum over experts, in order, one rounding at a time."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from contract.dtypes import Q4_K, Q8_0, DType
+from contract.dtypes import Q4_K, Q8_0
 from reference.ops.moe_down_acc import moe_down_acc
 from tests.ops.experts import expert_matrices, routing, stored
 from tests.ops.products import exact_product
@@ -16,7 +14,7 @@ from tests.ops.scalar import F
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("biased", [False, True])
-def test_every_bit(dtype: DType, scaled: bool, added: bool, biased: bool) -> None:
+def test_every_bit(dtype, scaled, added, biased):
     """Products in rational arithmetic, then scalars in the order of ``ids``."""
     rng = np.random.default_rng(1)
     tokens, experts, used, hidden = 2, 5, 3, 4
@@ -45,7 +43,7 @@ def test_every_bit(dtype: DType, scaled: bool, added: bool, biased: bool) -> Non
         assert got[token].tolist() == total
 
 
-def test_the_order_of_the_experts_counts() -> None:
+def test_the_order_of_the_experts_counts():
     """1e8 + 3 - 1e8: experts are added in the order of ranks, not of their ids."""
     x = np.ones((2, 3, 1), np.float32)
     down = stored(np.array([1e8, 3.0, -1e8], np.float32).reshape(3, 1, 1))
@@ -54,7 +52,7 @@ def test_the_order_of_the_experts_counts() -> None:
     assert y[:, 0].tolist() == [0.0, 3.0]
 
 
-def test_the_residual_comes_first() -> None:
+def test_the_residual_comes_first():
     """(1e8 + 3) - 1e8, where adding it last would leave 3 + ..."""
     down = stored(np.array([3.0, -1e8], np.float32).reshape(2, 1, 1))
     y = moe_down_acc(
@@ -67,7 +65,7 @@ def test_the_residual_comes_first() -> None:
     assert y.tolist() == [[0.0]]
 
 
-def test_a_weight_of_nan_breaks_its_token_alone() -> None:
+def test_a_weight_of_nan_breaks_its_token_alone():
     """What a broken routing does."""
     x = np.ones((2, 1, 4), np.float32)
     down = stored(np.ones((3, 2, 4), np.float32))
@@ -78,7 +76,7 @@ def test_a_weight_of_nan_breaks_its_token_alone() -> None:
     assert y[1].tolist() == [2.0, 2.0]
 
 
-def test_no_tokens() -> None:
+def test_no_tokens():
     """An empty result of the right shape."""
     y = moe_down_acc(
         x=np.zeros((0, 2, 4), np.float32),

@@ -1,7 +1,5 @@
 """MOE_GATE_TOPK against binary64 softmax, hand-made ties and the edges of the routing."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numpy.typing import ArrayLike, NDArray
@@ -24,7 +22,7 @@ def of_logits(logits: ArrayLike, used: int) -> tuple[Float32, NDArray, Float32]:
     return moe_gate_topk(x=x, gate_weight=stored(np.eye(x.shape[1], dtype=np.float32)), used=used)
 
 
-def test_against_binary64() -> None:
+def test_against_binary64():
     """Ids and weights of a softmax in binary64, where no two probabilities are close."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((9, 64), dtype=np.float32)
@@ -39,7 +37,7 @@ def test_against_binary64() -> None:
     assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=RELATIVE, atol=0)
 
 
-def test_logits_are_the_product() -> None:
+def test_logits_are_the_product():
     """A stored gate: every logit is rule R5's."""
     x = np.random.default_rng(2).standard_normal((2, 288), dtype=np.float32)
     gate = random_matrix(Q8_0, 5, 288, 3)
@@ -47,7 +45,7 @@ def test_logits_are_the_product() -> None:
     assert fractions(logits) == exact_product(x, gate)
 
 
-def test_every_bit_of_a_row_of_two_spans() -> None:
+def test_every_bit_of_a_row_of_two_spans():
     """The rules written with scalars: the sum of 1,300 exponentials is R3 over R4."""
     logits = (3 * np.random.default_rng(4).standard_normal((1, 1300))).astype(np.float32)
     ids, weights = route(logits, 3)
@@ -63,21 +61,21 @@ def test_every_bit_of_a_row_of_two_spans() -> None:
     assert weights[0].tolist() == [F(p[index] / partial) for index in order]
 
 
-def test_equal_logits_go_to_the_lower_index() -> None:
+def test_equal_logits_go_to_the_lower_index():
     """All equal, and two pairs of equals."""
     _, ids, weights = of_logits([[0.5] * 8, [1, 3, 0, 3, 1, -2, -2, 1]], used=4)
     assert ids.tolist() == [[0, 1, 2, 3], [1, 3, 0, 4]]
     assert weights[0].tolist() == [0.25] * 4
 
 
-def test_different_logits_of_equal_probability_are_a_tie() -> None:
+def test_different_logits_of_equal_probability_are_a_tie():
     """Order is by p: below exp's range both are zero, whatever the logits say."""
     _, ids, weights = of_logits([[0, -200, -100, -300]], used=3)
     assert ids.tolist() == [[0, 1, 2]]
     assert weights.tolist() == [[1, 0, 0]]
 
 
-def test_subnormal_probability_counts_as_zero() -> None:
+def test_subnormal_probability_counts_as_zero():
     """exp(-87) / 3 is below 2^-126: a device that flushes it must choose the same experts."""
     _, ids, weights = of_logits([[0, 0, 0, -90, -87]], used=4)
     assert ids.tolist() == [[0, 1, 2, 3]]
@@ -85,7 +83,7 @@ def test_subnormal_probability_counts_as_zero() -> None:
 
 
 @pytest.mark.parametrize("experts", [1, 5])
-def test_every_expert_used(experts: int) -> None:
+def test_every_expert_used(experts):
     """used == experts: all of them by falling probability, a sum that is 1 or next to it."""
     logits = [[float(v) for v in np.linspace(-1, 1, experts)]]
     _, ids, weights = of_logits(logits, used=experts)
@@ -93,7 +91,7 @@ def test_every_expert_used(experts: int) -> None:
     assert abs(float(weights.sum()) - 1) <= RELATIVE
 
 
-def test_sum_never_below_its_least() -> None:
+def test_sum_never_below_its_least():
     """20,000 equal experts: p = 5e-5 is divided by 2^-14, not by itself."""
     ids, weights = route(np.zeros((1, 20_000), np.float32), 1)
     assert ids.tolist() == [[0]]
@@ -103,7 +101,7 @@ def test_sum_never_below_its_least() -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_broken_token_breaks_no_other(poison: float) -> None:
+def test_broken_token_breaks_no_other(poison):
     """It gets the first experts with NaN weights; its neighbours keep their bits."""
     x = np.random.default_rng(5).standard_normal((3, 32), dtype=np.float32)
     gate = random_matrix(Q8_0, 9, 32, 6)
@@ -117,7 +115,7 @@ def test_broken_token_breaks_no_other(poison: float) -> None:
     assert (weights[[0, 2]] == clean_weights[[0, 2]]).all()
 
 
-def test_minus_infinity_is_an_expert_never_preferred() -> None:
+def test_minus_infinity_is_an_expert_never_preferred():
     """It has probability zero; a row of nothing else is a broken token."""
     with np.errstate(invalid="ignore"):
         ids, weights = route(np.array([[-np.inf, 1, -np.inf, 0], [-np.inf] * 4], np.float32), 3)
@@ -126,13 +124,13 @@ def test_minus_infinity_is_an_expert_never_preferred() -> None:
     assert np.isnan(weights[1]).all()
 
 
-def test_no_tokens() -> None:
+def test_no_tokens():
     """Empty results of the right shapes."""
     logits, ids, weights = of_logits(np.zeros((0, 6)), used=2)
     assert (logits.shape, ids.shape, weights.shape) == ((0, 6), (0, 2), (0, 2))
 
 
-def test_the_bias_chooses_too() -> None:
+def test_the_bias_chooses_too():
     """It is added before the softmax, so it changes ids and weights."""
     x = np.array([[1.0, 2.0, 3.0]], np.float32)
     bias = np.array([5.0, 0.0, -9.0], np.float32)
@@ -143,7 +141,7 @@ def test_the_bias_chooses_too() -> None:
     assert (weights == of_logits(logits, 2)[2]).all()
 
 
-def test_a_bias_of_the_choice_weights_nothing() -> None:
+def test_a_bias_of_the_choice_weights_nothing():
     """Sigmoids in binary64 weight what the largest sigmoid + bias choose."""
     rng = np.random.default_rng(6)
     logits = 3 * rng.standard_normal((9, 40), dtype=np.float32)
@@ -157,7 +155,7 @@ def test_a_bias_of_the_choice_weights_nothing() -> None:
     assert np.allclose(weights, chosen / chosen.sum(axis=1, keepdims=True), rtol=1e-6, atol=0)
 
 
-def test_a_bias_of_the_choice_beside_a_softmax() -> None:
+def test_a_bias_of_the_choice_beside_a_softmax():
     """Softmaxes in binary64 weight what the largest p + bias choose; a broken row is alone."""
     rng = np.random.default_rng(9)
     logits = 3 * rng.standard_normal((9, 40), dtype=np.float32)
@@ -179,7 +177,7 @@ def test_a_bias_of_the_choice_beside_a_softmax() -> None:
 
 
 @pytest.mark.parametrize("choice_bias", [None, np.arange(12, dtype=np.float32)])
-def test_weights_that_are_not_renormalized(choice_bias: Float32 | None) -> None:
+def test_weights_that_are_not_renormalized(choice_bias):
     """The same experts, weighted by their probabilities among all, or by their sigmoids."""
     x = np.random.default_rng(7).standard_normal((5, 12), dtype=np.float32)
     given = {"x": x, "gate_weight": stored(np.eye(12, dtype=np.float32)), "used": 4}
@@ -190,7 +188,7 @@ def test_weights_that_are_not_renormalized(choice_bias: Float32 | None) -> None:
     assert np.allclose(weights, np.take_along_axis(p, ids, axis=1), rtol=RELATIVE, atol=0)
 
 
-def test_experts_are_of_the_best_groups() -> None:
+def test_experts_are_of_the_best_groups():
     """Those whose two largest sigmoids + biases have the largest sums, in binary64."""
     rng = np.random.default_rng(8)
     logits = 3 * rng.standard_normal((40, 24), dtype=np.float32)
@@ -207,7 +205,7 @@ def test_experts_are_of_the_best_groups() -> None:
     assert (ids != choose(logits, 5, bias)[0]).any()
 
 
-def test_of_equal_groups_the_first_are_chosen() -> None:
+def test_of_equal_groups_the_first_are_chosen():
     ids, _ = choose(np.zeros((1, 8), np.float32), 4, np.zeros(8, np.float32), True, 4, 2)
     assert ids.tolist() == [[0, 1, 2, 3]]
     logits = np.zeros((1, 8), np.float32)
@@ -215,7 +213,7 @@ def test_of_equal_groups_the_first_are_chosen() -> None:
     assert np.isnan(choose(logits, 2, np.arange(8, dtype=np.float32), True, 4, 1)[1]).all()
 
 
-def test_what_a_device_may_flush_decides_no_choice() -> None:
+def test_what_a_device_may_flush_decides_no_choice():
     """Biases below 2^-126 are zeros, and so are their sums with sigmoids."""
     logits = np.array([[-200.0, -88.0, -200.0, 0.0]], np.float32)
     ids, _ = choose(logits, 3, np.array([0.0, 1e-39, 1e-38, -1.0], np.float32))
@@ -227,7 +225,7 @@ def test_what_a_device_may_flush_decides_no_choice() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_a_choice_that_is_not_finite_breaks_its_token_alone(broken: float) -> None:
+def test_a_choice_that_is_not_finite_breaks_its_token_alone(broken):
     logits = np.zeros((2, 4), np.float32)
     logits[1, 2] = np.nan
     ids, weights = choose(logits, 2, np.arange(4, dtype=np.float32))

@@ -1,18 +1,16 @@
 """MOE_GATE_UP: every pair of a token and an expert against exact arithmetic."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
-from contract.dtypes import WEIGHT_DTYPES, DType
+from contract.dtypes import WEIGHT_DTYPES
 from reference.ops.moe_gate_up import moe_gate_up
 from tests.ops.experts import expert_matrices, routing, stored
 from tests.ops.products import exact_product, fractions
 
 
 @pytest.mark.parametrize("dtype", WEIGHT_DTYPES, ids=str)
-def test_every_bit(dtype: DType) -> None:
+def test_every_bit(dtype):
     """The result of each rank is the product with the matrix of the expert of that rank."""
     x = np.random.default_rng(1).standard_normal((3, 256), dtype=np.float32)
     gate, up = (expert_matrices(dtype, 4, 3, 256, seed) for seed in (2, 3))
@@ -25,7 +23,7 @@ def test_every_bit(dtype: DType) -> None:
                 assert fractions(result[token, rank][None]) == exact
 
 
-def test_experts_do_not_overlap() -> None:
+def test_experts_do_not_overlap():
     """Expert e's matrix is e times the identity: an offset by a row would show."""
     x = np.arange(1, 6, dtype=np.float32)[None]
     matrices = np.stack([expert * np.eye(5, dtype=np.float32) for expert in range(7)])
@@ -38,7 +36,7 @@ def test_experts_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     ("tokens", "experts", "used"), [(1, 1, 1), (5, 1, 1), (4, 3, 3), (0, 3, 2)]
 )
-def test_edges_of_the_routing(tokens: int, experts: int, used: int) -> None:
+def test_edges_of_the_routing(tokens, experts, used):
     """One expert is a plain product; with all experts used, every rank has one; no token."""
     x = np.random.default_rng(5).standard_normal((tokens, 8), dtype=np.float32)
     weights = np.random.default_rng(6).standard_normal((experts, 4, 8), dtype=np.float32)
@@ -49,7 +47,7 @@ def test_edges_of_the_routing(tokens: int, experts: int, used: int) -> None:
     assert np.allclose(gate, exact, rtol=1e-5, atol=1e-5)
 
 
-def test_broken_token_breaks_no_other() -> None:
+def test_broken_token_breaks_no_other():
     """Tokens that share an expert with it keep their bits."""
     x = np.random.default_rng(8).standard_normal((3, 64), dtype=np.float32)
     weights = stored(np.random.default_rng(9).standard_normal((2, 4, 64), dtype=np.float32))
@@ -61,7 +59,7 @@ def test_broken_token_breaks_no_other() -> None:
     assert (gate[[0, 2]] == clean[[0, 2]]).all()
 
 
-def test_the_biases_are_those_of_the_experts() -> None:
+def test_the_biases_are_those_of_the_experts():
     """One rounding behind the product; gate and up have their own."""
     rng = np.random.default_rng(10)
     x = rng.standard_normal((3, 64), dtype=np.float32)

@@ -1,7 +1,5 @@
 """MOE_SWIGLU against binary64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -11,7 +9,7 @@ from reference.ops.moe_swiglu import moe_swiglu
 FUNCTIONS = {0: elementary.silu, 1: elementary.gelu, 2: elementary.sigmoid}
 
 
-def test_silu_against_binary64() -> None:
+def test_silu_against_binary64():
     """Every expert's gate, relative to the exact value."""
     gate, up = np.random.default_rng(1).standard_normal((2, 3, 4, 50), dtype=np.float32)
     wide = gate.astype(np.float64)
@@ -20,7 +18,7 @@ def test_silu_against_binary64() -> None:
 
 
 @pytest.mark.parametrize("activation", FUNCTIONS)
-def test_the_parameter_chooses_the_function(activation: int) -> None:
+def test_the_parameter_chooses_the_function(activation):
     """Only the gate passes through it, and the shape stays."""
     gate, up = np.random.default_rng(2).standard_normal((2, 2, 3, 17), dtype=np.float32)
     y = moe_swiglu(gate=gate, up=up, activation=activation)

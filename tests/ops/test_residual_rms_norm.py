@@ -1,14 +1,12 @@
 """RESIDUAL_RMS_NORM: the sum is rounded before it is normalized, and returned."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.residual_rms_norm import residual_rms_norm
 from tests.ops.scalar import rms_norm_row
 
 
-def test_scalar_rule() -> None:
+def test_scalar_rule():
     """Both outputs, every bit."""
     rng = np.random.default_rng(4)
     x, residual = rng.standard_normal((2, 3, 577), dtype=np.float32)

@@ -1,7 +1,5 @@
 """RMS_NORM against the rule in scalar arithmetic, and against binary64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -14,7 +12,7 @@ RELATIVE = 1e-6
 
 @pytest.mark.parametrize("width", [1, 16, 255, 256, 257, 1024, 1025, 2304])
 @pytest.mark.parametrize("weighted", [True, False])
-def test_scalar_rule(width: int, weighted: bool) -> None:
+def test_scalar_rule(width, weighted):
     """Every bit, for lengths around every cut."""
     rng = np.random.default_rng(width)
     x = rng.standard_normal((2, width), dtype=np.float32) * np.float32(3.0)
@@ -24,7 +22,7 @@ def test_scalar_rule(width: int, weighted: bool) -> None:
         assert got[row].tolist() == rms_norm_row(x[row], weight, 1e-5)
 
 
-def test_groups_are_normed_apart() -> None:
+def test_groups_are_normed_apart():
     """A group is a row of its own; the weight is shared."""
     rng = np.random.default_rng(9)
     x = rng.standard_normal((3, 4 * 40), dtype=np.float32)
@@ -34,7 +32,7 @@ def test_groups_are_normed_apart() -> None:
     assert (got.reshape(12, 40) == apart).all()
 
 
-def test_close_to_binary64() -> None:
+def test_close_to_binary64():
     """Against another arithmetic: a bound, not bits."""
     rng = np.random.default_rng(10)
     x = rng.standard_normal((4, 2048), dtype=np.float32)
@@ -43,7 +41,7 @@ def test_close_to_binary64() -> None:
     assert np.abs(rms_norm(x=x, eps=1e-5) / exact - 1.0).max() < RELATIVE
 
 
-def test_zeros_and_nan() -> None:
+def test_zeros_and_nan():
     """eps keeps a zero row zero; a NaN stays in its row."""
     x = np.zeros((3, 300), np.float32)
     x[1, 7] = np.nan

@@ -1,7 +1,5 @@
 """RMS_NORM_FUSED_MLP_GATE_UP: the norm is rounded to binary32, then two products read it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from contract import dtypes
@@ -10,7 +8,7 @@ from tests.ops.products import exact_product, fractions, random_matrix
 from tests.ops.scalar import rms_norm_row
 
 
-def test_every_bit() -> None:
+def test_every_bit():
     """Gate first, up second."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((2, 512), dtype=np.float32)

@@ -1,7 +1,5 @@
 """RMS_NORM_FUSED_ROPE_KV_WRITE: the bits of its parts run one after another."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -26,7 +24,7 @@ def turned(row: list[np.float32], table: np.ndarray, neox: int) -> list[np.float
 
 @pytest.mark.parametrize("neox", [0, 1])
 @pytest.mark.parametrize("normed", [True, False])
-def test_scalar_rule(neox: int, normed: bool) -> None:
+def test_scalar_rule(neox, normed):
     """Queries come back, keys and values are in their pages, other pages are untouched."""
     rng = np.random.default_rng(3)
     qkv = rng.standard_normal((3, (HEADS + 2 * KV_HEADS) * HEAD_DIM), dtype=np.float32)

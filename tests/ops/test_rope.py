@@ -1,7 +1,5 @@
 """ROPE against scalar rotations of single pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def query_at(*positions: int) -> np.ndarray:
 
 @pytest.mark.parametrize("neox", [0, 1])
 @pytest.mark.parametrize(("head_dim", "pairs"), [(16, 8), (40, 20), (80, 16), (8, 1)])
-def test_scalar_rule(neox: int, head_dim: int, pairs: int) -> None:
+def test_scalar_rule(neox, head_dim, pairs):
     """Every channel of every head, those past the pairs untouched."""
     rng = np.random.default_rng(head_dim)
     heads, positions = 3, (0, 1, 63, 64, 200)
@@ -42,7 +40,7 @@ def test_scalar_rule(neox: int, head_dim: int, pairs: int) -> None:
             assert got_row.tolist() == expected.tolist()
 
 
-def test_against_complex_rotation() -> None:
+def test_against_complex_rotation():
     """In binary64 a pair is a complex number turned by position * base^(-2m/D)."""
     rng = np.random.default_rng(12)
     x = rng.standard_normal((50, 64), dtype=np.float32)
@@ -57,14 +55,14 @@ def test_against_complex_rotation() -> None:
     assert (error <= ROTATION_ERROR * np.abs(exact)).all()
 
 
-def test_position_zero_changes_nothing() -> None:
+def test_position_zero_changes_nothing():
     """cos 0 = 1 and sin 0 = 0 exactly."""
     x = np.random.default_rng(1).standard_normal((1, 32), dtype=np.float32)
     table = rotary_table(1, 10_000.0, 16)
     assert (rope(x=x, rope_table=table, query=query_at(0), heads=2, head_dim=16, neox=0) == x).all()
 
 
-def test_operand_is_not_changed() -> None:
+def test_operand_is_not_changed():
     """The rotation is not in place."""
     x = np.ones((1, 16), np.float32)
     rope(

@@ -1,7 +1,5 @@
 """Rule R13 against formulations of its own: the rotation, the codes, and the bytes of a page."""
 
-from __future__ import annotations
-
 import re
 from importlib import resources
 
@@ -28,7 +26,7 @@ def hadamard(size: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_rotation_is_the_product_with_a_matrix(size: int) -> None:
+def test_a_rotation_is_the_product_with_a_matrix(size):
     """Blocks are the largest power of two that divides the head, and rows keep their length."""
     x = np.random.default_rng(size).standard_normal((3, size)).astype(np.float32)
     block = size & -size
@@ -39,7 +37,7 @@ def test_a_rotation_is_the_product_with_a_matrix(size: int) -> None:
     assert np.abs(np.linalg.norm(rotated(x), axis=1) / np.linalg.norm(x, axis=1) - 1).max() < 1e-5
 
 
-def test_a_row_that_is_one_channel_is_spread_over_its_block() -> None:
+def test_a_row_that_is_one_channel_is_spread_over_its_block():
     x = np.zeros(96, np.float32)
     x[40] = 8.0
     y = rotated(x)
@@ -49,21 +47,21 @@ def test_a_row_that_is_one_channel_is_spread_over_its_block() -> None:
 
 
 @pytest.mark.parametrize("value", [1e-45, 2.0**-65, -(2.0**-64) * 0.99])
-def test_what_is_too_small_counts_as_zero(value: float) -> None:
+def test_what_is_too_small_counts_as_zero(value):
     assert not rotated(np.full(32, value, np.float32)).any()
     assert not rotated_back(np.full(32, value, np.float32)).any()
     assert rotated(np.full(32, 2.0**-64, np.float32)).any()
 
 
 @pytest.mark.parametrize("kernel", ["opencl/kernels/rotate_heads.cl", "kernels/rotate_heads.k"])
-def test_kernels_hold_the_signs(kernel: str) -> None:
+def test_kernels_hold_the_signs(kernel):
     words = [f"{word:08x}" for n in range(5) for word in philox((0, 0), (n, 0, 0, 0))]
     text = resources.files("accel").joinpath(*kernel.split("/")).read_text()
     assert [w for w in re.findall("0x([0-9a-f]{8})u", text) if w != "3f3504f3"] == words[:18]
 
 
 @pytest.mark.parametrize("bits", [3, 4, 5])
-def test_codes_are_the_best_of_six_scales(bits: int) -> None:
+def test_codes_are_the_best_of_six_scales(bits):
     """Against a search over all codes and scales of a group, one after the other."""
     rng = np.random.default_rng(bits)
     m = np.rint(rng.standard_normal((6, 32)) * [[1], [9], [100], [400], [600], [0]]).astype(
@@ -82,7 +80,7 @@ def test_codes_are_the_best_of_six_scales(bits: int) -> None:
         assert ((group - found) ** 2).sum() == min(errors)
 
 
-def test_an_integer_between_two_codes_takes_the_lower_one() -> None:
+def test_an_integer_between_two_codes_takes_the_lower_one():
     m = np.zeros((1, 32), np.int32)
     m[0, :3] = 15, -15, 2
     made = coded(m, 4)
@@ -91,7 +89,7 @@ def test_an_integer_between_two_codes_takes_the_lower_one() -> None:
     assert decoded(CodedRows(made.code, made.scale), 4)[0, :4].tolist() == [15, -15, 1, -1]
 
 
-def test_bytes_of_a_page_of_i3r() -> None:
+def test_bytes_of_a_page_of_i3r():
     """Where codes of 4 and of 3 bits, scales and exponents of one token are."""
     k, v = np.random.default_rng(2).standard_normal((2, 1, 1, 64)).astype(np.float32)
     kv = page_view(np.zeros(32 * I3R.row_bytes(64), np.uint8), I3R, (1, 2, 16, 1, 64))
@@ -112,7 +110,7 @@ def test_bytes_of_a_page_of_i3r() -> None:
     assert len(page) == 992
 
 
-def test_bytes_of_a_page() -> None:
+def test_bytes_of_a_page():
     """Where the codes, fifth bits, scales and exponents of one token are; nothing else moves."""
     rng = np.random.default_rng(1)
     k, v = rng.standard_normal((2, 1, 1, 64)).astype(np.float32)
@@ -144,7 +142,7 @@ def test_bytes_of_a_page() -> None:
 
 @pytest.mark.parametrize("dtype", [I4R, I3R], ids=str)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 2.0**44])
-def test_a_broken_row_breaks_those_who_see_it(bad: float, dtype: DType) -> None:
+def test_a_broken_row_breaks_those_who_see_it(bad, dtype):
     rows = np.ones((2, 1, 32), np.float32)
     rows[1, 0, 3] = bad
     kv = page_view(np.zeros(32 * dtype.row_bytes(32), np.uint8), dtype, (1, 2, 16, 1, 32))
@@ -182,7 +180,7 @@ def error_of(dtype: DType, head_dim: int) -> float:
 
 
 @pytest.mark.parametrize("head_dim", [64, 96])
-def test_attention_is_close_to_binary64(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_close_to_binary64(head_dim, monkeypatch):
     """F16 is closer, and without the rotation outliers among the keys cost much more."""
     error = error_of(I4R, head_dim)
     assert error_of(F16, head_dim) < error < error_of(I3R, head_dim) < 0.2

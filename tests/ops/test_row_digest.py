@@ -1,7 +1,5 @@
 """ROW_DIGEST against the published BLAKE3, and what may not change it."""
 
-from __future__ import annotations
-
 import blake3
 import numpy as np
 import pytest
@@ -34,13 +32,13 @@ def of_row(row: Float32) -> bytes:
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 16, 17, 1023, 1024, 1025, 5000])
-def test_the_rule_with_the_published_package(vocab: int) -> None:
+def test_the_rule_with_the_published_package(vocab):
     row = np.random.default_rng(vocab).standard_normal(vocab, dtype=np.float32)
     assert of_row(row) == by_the_rule(row)
 
 
 @pytest.mark.parametrize("words", [16, 32, 48, 256])
-def test_the_primitive_is_blake3(words: int) -> None:
+def test_the_primitive_is_blake3(words):
     messages = np.random.default_rng(words).integers(0, 2**32, (words, 5), dtype=np.uint32)
     texts = [np.ascontiguousarray(column).tobytes() for column in messages.T]
     found = np.ascontiguousarray(digests(messages).T)
@@ -48,12 +46,12 @@ def test_the_primitive_is_blake3(words: int) -> None:
 
 
 @pytest.mark.parametrize("words", [0, 8, 17, 272])
-def test_other_lengths_are_refused(words: int) -> None:
+def test_other_lengths_are_refused(words):
     with pytest.raises(ValueError, match="blocks of 16 words"):
         digests(np.zeros((words, 1), np.uint32))
 
 
-def test_every_bit_of_every_logit_counts() -> None:
+def test_every_bit_of_every_logit_counts():
     """A flipped bit changes the digest of its span, whose bits are half others, and no other."""
     row = np.random.default_rng(1).standard_normal(1500, dtype=np.float32)
     before = np.frombuffer(of_row(row), np.uint8).reshape(2, 32)
@@ -68,7 +66,7 @@ def test_every_bit_of_every_logit_counts() -> None:
             assert 64 < flipped < 192
 
 
-def test_two_logits_that_change_places_change_it() -> None:
+def test_two_logits_that_change_places_change_it():
     row = np.random.default_rng(2).standard_normal(1024, dtype=np.float32)
     for other in (1, 16, 64, 1023):
         changed = row.copy()
@@ -76,7 +74,7 @@ def test_two_logits_that_change_places_change_it() -> None:
         assert of_row(changed) != of_row(row)
 
 
-def test_what_no_rule_of_arithmetic_tells_apart_is_one_digest() -> None:
+def test_what_no_rule_of_arithmetic_tells_apart_is_one_digest():
     """The sign of zero is free, subnormals may be flushed, and a NaN is a NaN."""
     rows = np.zeros((2, 40), np.float32)
     rows.view(np.uint32)[1, :4] = 0x80000000, 0x00000001, 0x807FFFFF, 0x00400000
@@ -87,7 +85,7 @@ def test_what_no_rule_of_arithmetic_tells_apart_is_one_digest() -> None:
     assert of_row(smallest[0]) != of_row(smallest[1])
 
 
-def test_only_flagged_rows_are_digested() -> None:
+def test_only_flagged_rows_are_digested():
     logits = np.random.default_rng(3).standard_normal((4, 1100), dtype=np.float32)
     found = row_digest(logits=logits, digested=np.array([1, 0, -5, 0], np.int32))
     assert (found.shape, found.dtype) == ((4, 16), np.int32)
@@ -96,6 +94,6 @@ def test_only_flagged_rows_are_digested() -> None:
     assert found[2].tobytes() == of_row(logits[2])
 
 
-def test_no_rows() -> None:
+def test_no_rows():
     found = row_digest(logits=np.empty((0, 1100), np.float32), digested=np.empty(0, np.int32))
     assert found.shape == (0, 16)

@@ -1,7 +1,5 @@
 """SAMPLE against rule R9 in Python integers, and its properties."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -124,7 +122,7 @@ def rules(draw: st.DrawFn) -> np.void:
     recent=st.lists(st.integers(0, 39), max_size=RECENT),
 )
 @settings(max_examples=300, deadline=None)
-def test_rule_in_integers(seed: int, rule: np.void, spread: float, recent: list[int]) -> None:
+def test_rule_in_integers(seed, rule, spread, recent):
     """The same token; half the logits are tied with another."""
     rng = np.random.default_rng(seed)
     logits = (rng.standard_normal(40) * spread).astype(np.float32)
@@ -135,7 +133,7 @@ def test_rule_in_integers(seed: int, rule: np.void, spread: float, recent: list[
 
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=50, deadline=None)
-def test_narrow_rules_are_argmax(seed: int) -> None:
+def test_narrow_rules_are_argmax(seed):
     """Temperature 0, top_k 1, a tiny top_p and min_p 1 all keep the largest logit alone."""
     logits = np.random.default_rng(seed).standard_normal(50).astype(np.float32)
     narrow = [
@@ -150,13 +148,13 @@ def test_narrow_rules_are_argmax(seed: int) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 0.0}])
-def test_ties_go_to_the_lower_id(fields: dict[str, float]) -> None:
+def test_ties_go_to_the_lower_id(fields):
     """Among equal logits the first survives a cut to one."""
     logits = np.array([[1.0, 5.0, 5.0, 5.0]], np.float32)
     assert draw_tokens(logits, [record(**fields, seed_low=9)]) == [1]
 
 
-def test_total_weight_beyond_32_bits() -> None:
+def test_total_weight_beyond_32_bits():
     """300 and 150,000 equal logits weigh more than 2^32; every id can be drawn, evenly."""
     rows = 2000
     logits = np.zeros((rows, 300), np.float32)
@@ -170,7 +168,7 @@ def test_total_weight_beyond_32_bits() -> None:
     assert draw_tokens(wide, [rule]) == [u * 150_000 // 2**32]
 
 
-def test_distribution_over_seeds() -> None:
+def test_distribution_over_seeds():
     """Chi-square of 6,000 draws against the softmax stays below the 0.1 % point."""
     rows = 6000
     logits = np.array([0.0, 1.0, -1.0, 0.5, 2.0, -2.0], np.float32)
@@ -181,7 +179,7 @@ def test_distribution_over_seeds() -> None:
     assert ((counts - expected) ** 2 / expected).sum() < 20.5
 
 
-def test_positions_of_one_seed_draw_independently() -> None:
+def test_positions_of_one_seed_draw_independently():
     """The counter is the position: one request does not repeat itself."""
     logits = np.zeros((256, 64), np.float32)
     tokens = draw_tokens(logits, [record(seed_low=5, position=p) for p in range(256)])
@@ -189,7 +187,7 @@ def test_positions_of_one_seed_draw_independently() -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_broken_row_has_no_token(broken: float) -> None:
+def test_broken_row_has_no_token(broken):
     """And the rows beside it are as without it."""
     rng = np.random.default_rng(1)
     logits = rng.standard_normal((3, 30), dtype=np.float32)
@@ -207,20 +205,20 @@ def test_broken_row_has_no_token(broken: float) -> None:
         {"repeat_penalty": 1e-38, "temperature": 0.0},
     ],
 )
-def test_settings_that_overflow_the_logits_yield_no_token(fields: dict[str, float]) -> None:
+def test_settings_that_overflow_the_logits_yield_no_token(fields):
     """The largest logit is infinite: no token, and no error that would end the other rows."""
     logits = np.array([[10.0, 900.0, 1000.0, -5.0]], np.float32)
     assert draw_tokens(logits, [record(**fields)], [[1, 2]]) == [NO_TOKEN]
 
 
-def test_far_lower_logits_may_overflow_downwards() -> None:
+def test_far_lower_logits_may_overflow_downwards():
     """A banned token at -1e38 stays impossible under a low temperature."""
     logits = np.array([[1.0, -1e38, 1.0]], np.float32)
     tokens = {draw_tokens(logits, [record(temperature=0.1, seed_low=s)])[0] for s in range(40)}
     assert tokens == {0, 2}
 
 
-def test_only_the_tokens_before_the_position_count() -> None:
+def test_only_the_tokens_before_the_position_count():
     """Not those of other slots, nor what the ring holds from before the sequence began, nor more
     than asked for."""
     logits = np.array([[1.0, 1.0, 1.5, 1.0]], np.float32)

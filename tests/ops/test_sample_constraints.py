@@ -1,7 +1,5 @@
 """SAMPLE's masks and biases: rule R9 over the allowed tokens alone, and what makes a row fail."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -69,13 +67,7 @@ BIASES = st.dictionaries(TOKENS, st.sampled_from([-100.0, -0.7, 0.1, 2.0, 100.0]
     bias=st.none() | BIASES,
 )
 @settings(max_examples=300, deadline=None)
-def test_rule_in_integers(
-    seed: int,
-    rule: np.void,
-    recent: list[int],
-    allowed: frozenset[int] | None,
-    bias: dict[int, float] | None,
-) -> None:
+def test_rule_in_integers(seed, rule, recent, allowed, bias):
     """The token of a row that knows the allowed tokens only; half the logits are tied."""
     rng = np.random.default_rng(seed)
     logits = (3 * rng.standard_normal(VOCAB)).astype(np.float32)
@@ -85,7 +77,7 @@ def test_rule_in_integers(
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_a_forbidden_token_has_does_not_matter(temperature: float) -> None:
+def test_what_a_forbidden_token_has_does_not_matter(temperature):
     """The largest logit, a bias that overflows, a repetition: none of it reaches the others."""
     logits = np.linspace(0, 1, VOCAB, dtype=np.float32)
     allowed = {0, 4, 33}
@@ -97,7 +89,7 @@ def test_what_a_forbidden_token_has_does_not_matter(temperature: float) -> None:
 
 
 @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
-def test_a_forbidden_token_that_is_not_finite_ends_the_row(broken: float) -> None:
+def test_a_forbidden_token_that_is_not_finite_ends_the_row(broken):
     """Whatever broke the model is not hidden by a mask."""
     logits = np.linspace(0, 1, VOCAB, dtype=np.float32)
     logits[5] = broken
@@ -105,7 +97,7 @@ def test_a_forbidden_token_that_is_not_finite_ends_the_row(broken: float) -> Non
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.5])
-def test_nothing_allowed_is_no_token(temperature: float) -> None:
+def test_nothing_allowed_is_no_token(temperature):
     """Bits behind the vocabulary allow nothing; no bias does."""
     logits = np.linspace(0, 1, VOCAB, dtype=np.float32)
     rule = record(temperature=temperature)
@@ -114,7 +106,7 @@ def test_nothing_allowed_is_no_token(temperature: float) -> None:
     assert draw_token(logits, rule, (), {3}, {3: -100.0}) == 3
 
 
-def test_a_bias_is_one_rounding_before_the_penalties() -> None:
+def test_a_bias_is_one_rounding_before_the_penalties():
     """A logit of 1 and a bias of -3 is negative: the penalty multiplies it."""
     logits = np.array([1.0, -3.5], np.float32)
     rule = record(temperature=0.0, repeat_penalty=2.0)
@@ -122,14 +114,14 @@ def test_a_bias_is_one_rounding_before_the_penalties() -> None:
     assert draw_token(logits, rule, [0], None, {0: -3.0}) == 1
 
 
-def test_a_bias_that_overflows_the_largest_is_no_token() -> None:
+def test_a_bias_that_overflows_the_largest_is_no_token():
     """To +infinity; to -infinity it only rules the token out."""
     logits = np.array([3e38, 1.0, -3e38], np.float32)
     assert draw_token(logits, record(), (), None, {0: 3e38}) == NO_TOKEN
     assert draw_token(logits, record(), (), {1, 2}, {2: -3e38}) == 1
 
 
-def test_zero_means_neither() -> None:
+def test_zero_means_neither():
     """Records of today's steps, with and without the operands."""
     rng = np.random.default_rng(4)
     logits = rng.standard_normal((9, VOCAB), dtype=np.float32)

@@ -1,7 +1,5 @@
 """SCALE: the factor is rounded to binary32 before it multiplies."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -15,7 +13,7 @@ FLOATS = st.floats(-(2.0**60), 2.0**60, width=32)
 
 
 @given(values=st.lists(FLOATS, min_size=1, max_size=20), factor=st.floats(-100.0, 100.0))
-def test_two_roundings(values: list[float], factor: float) -> None:
+def test_two_roundings(values, factor):
     """round(x * round(factor)), exactly."""
     got = scale(x=np.array([values], np.float32), factor=factor)[0]
     rounded = round32(Fraction(factor))
@@ -23,7 +21,7 @@ def test_two_roundings(values: list[float], factor: float) -> None:
         assert Fraction(float(value)) == round32(Fraction(x) * rounded)
 
 
-def test_factor_in_binary64_would_differ() -> None:
+def test_factor_in_binary64_would_differ():
     """Negative control: a tenth in binary64 gives other bits for some x."""
     x = np.arange(1, 2000, dtype=np.float32)[None]
     unrounded = (x.astype(np.float64) * 0.1).astype(np.float32)

@@ -1,7 +1,5 @@
 """SCALE_COLUMNS: a factor a column, or one for all."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -12,7 +10,7 @@ from contract.opcodes import Opcode
 from reference.ops.scale_columns import scale_columns
 
 
-def test_a_factor_for_every_column() -> None:
+def test_a_factor_for_every_column():
     """Columns, not rows, even where both would fit; one rounding an element."""
     rng = np.random.default_rng(1)
     x = rng.standard_normal((5, 5), dtype=np.float32)
@@ -24,7 +22,7 @@ def test_a_factor_for_every_column() -> None:
     assert (got != x * factors[:, None]).any()
 
 
-def test_one_factor_for_all() -> None:
+def test_one_factor_for_all():
     """The same bits as that factor in every column."""
     x = np.random.default_rng(2).standard_normal((3, 7), dtype=np.float32)
     single = np.array([0.1], np.float32)
@@ -33,7 +31,7 @@ def test_one_factor_for_all() -> None:
     assert got.dtype == np.float32
 
 
-def test_other_numbers_of_factors_are_refused() -> None:
+def test_other_numbers_of_factors_are_refused():
     """By the shape rule, when the graph is built."""
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))

@@ -1,7 +1,5 @@
 """SHARED_EXPERT against binary64 and its parts."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,7 +15,7 @@ from tests.ops.scalar import F, long_sum
 Float32 = NDArray[np.float32]
 
 
-def test_against_binary64() -> None:
+def test_against_binary64():
     """The whole formula on float weights."""
     rng = np.random.default_rng(1)
     x, residual = rng.standard_normal((2, 3, 40), dtype=np.float32)
@@ -46,7 +44,7 @@ def parts() -> dict[str, object]:
     }
 
 
-def test_every_rounding() -> None:
+def test_every_rounding():
     """The router is a dot product by R3 and R4, and the gate is rounded before it multiplies."""
     held = parts()
     router = np.random.default_rng(6).standard_normal(1312, dtype=np.float32)
@@ -62,7 +60,7 @@ def test_every_rounding() -> None:
         assert (got[token] == held["residual"][token] + opened * down[token]).all()
 
 
-def test_without_a_router_it_counts_in_full() -> None:
+def test_without_a_router_it_counts_in_full():
     """A router of zeros halves what the expert adds; none at all does not."""
     held = parts()
     held["residual"] = np.zeros((2, 1312), np.float32)
@@ -71,7 +69,7 @@ def test_without_a_router_it_counts_in_full() -> None:
     assert full.any()
 
 
-def test_broken_token_breaks_no_other() -> None:
+def test_broken_token_breaks_no_other():
     """NaN in one token."""
     held = parts()
     clean = shared_expert(**held)

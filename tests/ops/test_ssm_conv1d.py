@@ -1,7 +1,5 @@
 """SSM_CONV1D against binary64, and the rules of its state."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -41,7 +39,7 @@ def sequence(x: Float32, weight: Float32) -> Float32:
 
 
 @pytest.mark.parametrize("history", [1, 3, 8])
-def test_close_to_binary64(history: int) -> None:
+def test_close_to_binary64(history):
     """Causal taps, oldest first, silu last."""
     x, weight = inputs(history, 20, history)
     exact = recurrent_float64.conv1d(x.astype(np.float64), weight.astype(np.float64))
@@ -49,14 +47,14 @@ def test_close_to_binary64(history: int) -> None:
 
 
 @pytest.mark.parametrize("mistake", recurrent_float64.CONV_MISTAKES)
-def test_mistakes_are_not_close(mistake: str) -> None:
+def test_mistakes_are_not_close(mistake):
     """The negative control of the comparison above."""
     x, weight = inputs(3, 20)
     wrong = recurrent_float64.conv1d(x.astype(np.float64), weight.astype(np.float64), mistake)
     assert np.abs(sequence(x, weight) - wrong).max() > 1000 * CLOSE
 
 
-def test_scalar_rule() -> None:
+def test_scalar_rule():
     """Every bit of the left fold, one rounding an operation."""
     x, weight = inputs(4, HISTORY + 1)
     total = np.float32(0.0)
@@ -65,7 +63,7 @@ def test_scalar_rule() -> None:
     assert sequence(x, weight)[-1, 0] == silu(np.array([total]))[0]
 
 
-def test_bias_and_gates() -> None:
+def test_bias_and_gates():
     """The gate of the input before the taps, the bias after them, the gate of the output last and
     without silu: bit by bit from the convolution without them."""
     x, weight = inputs(8, 9)
@@ -104,7 +102,7 @@ def advance_gated(u: Float32, weight: Float32) -> Float32:
 
 @given(steps=schedules(SLOTS))
 @settings(max_examples=60, deadline=None)
-def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
+def test_any_schedule_gives_every_slot_its_own_sequence(steps):
     """Chunks and neighbours change no bit, whatever the slots held before."""
     tokens = sum(map(len, steps))
     x, weight = inputs(tokens, tokens)
@@ -116,7 +114,7 @@ def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]
     )
 
 
-def test_state_is_the_last_inputs_oldest_first() -> None:
+def test_state_is_the_last_inputs_oldest_first():
     """Raw inputs, not outputs; positions before the first are zeros."""
     x, weight = inputs(5, 5)
     state = np.full((2, HISTORY, CHANNELS), np.nan, np.float32)
@@ -127,7 +125,7 @@ def test_state_is_the_last_inputs_oldest_first() -> None:
     assert np.isnan(state[0]).all()
 
 
-def test_a_broken_token_stays_in_its_slot() -> None:
+def test_a_broken_token_stays_in_its_slot():
     """A NaN reaches the next tokens of its own sequence only, and leaves with its history."""
     x, weight = inputs(6, 12)
     x[1, 0] = np.nan
@@ -138,7 +136,7 @@ def test_a_broken_token_stays_in_its_slot() -> None:
     assert not np.isnan(got[:, 1:]).any()
 
 
-def test_an_empty_step() -> None:
+def test_an_empty_step():
     """Nothing happens to the state."""
     x, weight = inputs(7, 0)
     state = np.ones((1, HISTORY, CHANNELS), np.float32)
@@ -146,7 +144,7 @@ def test_an_empty_step() -> None:
     assert (state == 1).all()
 
 
-def test_taps_that_do_not_fit_the_history_are_refused() -> None:
+def test_taps_that_do_not_fit_the_history_are_refused():
     """One tap more than tokens kept."""
     b = GraphBuilder("g")
     b.emit(

@@ -108,7 +108,7 @@ def exact_sequence(given: Inputs, heads: Heads, mistake: str = "") -> NDArray[np
 @pytest.mark.parametrize("size", [16, 40, 128])
 @pytest.mark.parametrize(("keys", "values"), [(2, 2), (2, 4), (2, 6), (1, 3)])
 @pytest.mark.parametrize("grouped", [0, 1])
-def test_close_to_binary64(size: int, keys: int, values: int, grouped: int) -> None:
+def test_close_to_binary64(size, keys, values, grouped):
     """A whole sequence, every ratio of heads, both orders of heads."""
     heads = Heads(keys, values, size, grouped)
     given = random_inputs(size + values, 12, heads)
@@ -116,7 +116,7 @@ def test_close_to_binary64(size: int, keys: int, values: int, grouped: int) -> N
 
 
 @pytest.mark.parametrize("mistake", [*recurrent_float64.DELTA_MISTAKES, "other head order"])
-def test_mistakes_are_not_close(mistake: str) -> None:
+def test_mistakes_are_not_close(mistake):
     """The negative control of the comparison above; a large eps shows where it is added."""
     heads = Heads(2, 6, 16, 1, eps=0.1)
     given = random_inputs(5, 12, heads)
@@ -125,7 +125,7 @@ def test_mistakes_are_not_close(mistake: str) -> None:
     assert np.abs(got - exact_sequence(given, heads, mistake)).max() > 50 * CLOSE
 
 
-def test_scalar_rule() -> None:
+def test_scalar_rule():
     """Every bit of two tokens of one head: the order of roundings, sums folded in halves."""
     heads = Heads(1, 1, 5)
     given = random_inputs(8, 2, heads)
@@ -152,7 +152,7 @@ def test_scalar_rule() -> None:
 
 @given(steps=schedules(SLOTS))
 @settings(max_examples=60, deadline=None)
-def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
+def test_any_schedule_gives_every_slot_its_own_sequence(steps):
     """Chunks and neighbours change no bit, whatever the slots held before."""
     heads = Heads(2, 4, 16)
     tokens = sum(map(len, steps))
@@ -164,7 +164,7 @@ def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]
     )
 
 
-def test_position_zero_in_the_middle_of_a_step() -> None:
+def test_position_zero_in_the_middle_of_a_step():
     """A slot that another sequence takes over within a step starts from zeros."""
     heads = Heads(1, 2, 16)
     given = random_inputs(9, 5, heads)
@@ -178,7 +178,7 @@ def test_position_zero_in_the_middle_of_a_step() -> None:
 
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_a_broken_token_stays_in_its_slot(poison: float) -> None:
+def test_a_broken_token_stays_in_its_slot(poison):
     """Neighbours in the step keep their bits; the state of the broken sequence stays broken."""
     heads = Heads(1, 2, 16)
     given = random_inputs(10, 8, heads)
@@ -192,7 +192,7 @@ def test_a_broken_token_stays_in_its_slot(poison: float) -> None:
     assert np.isfinite(state[1]).all()
 
 
-def test_a_broken_query_breaks_its_own_token_only() -> None:
+def test_a_broken_query_breaks_its_own_token_only():
     """A query is read, never remembered."""
     heads = Heads(1, 2, 16)
     given = random_inputs(12, 4, heads)
@@ -203,7 +203,7 @@ def test_a_broken_query_breaks_its_own_token_only() -> None:
     assert (np.delete(got, 1, 0) == np.delete(clean, 1, 0)).all()
 
 
-def test_state_rows_are_values() -> None:
+def test_state_rows_are_values():
     """After one token from zeros the state is (b v) k^T: a row a value, a column a key."""
     heads = Heads(1, 1, 4, eps=0.0)
     given = random_inputs(11, 1, heads)
@@ -214,7 +214,7 @@ def test_state_rows_are_values() -> None:
     assert np.abs(state[0, 0] - np.outer(b * v, k / np.linalg.norm(k))).max() < CLOSE
 
 
-def test_an_empty_step() -> None:
+def test_an_empty_step():
     """Nothing happens to the state."""
     heads = Heads(1, 2, 16)
     state = np.ones((1, 2, 16, 16), np.float32)
@@ -229,7 +229,7 @@ def test_an_empty_step() -> None:
         (Heads(1, 1, 257), r"state_size \(257\) is more than the 256 elements of a segment"),
     ],
 )
-def test_shapes_the_rule_does_not_cover_are_refused(heads: Heads, problem: str) -> None:
+def test_shapes_the_rule_does_not_cover_are_refused(heads, problem):
     """With the sizes in the message."""
     b = GraphBuilder("g")
     size, values = heads.size, heads.values

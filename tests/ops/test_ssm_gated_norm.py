@@ -1,7 +1,5 @@
 """SSM_GATED_NORM against the rule in scalar arithmetic, and against binary64."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -22,7 +20,7 @@ def inputs(width: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("width", [1, 40, 128, 300])
-def test_scalar_rule(width: int) -> None:
+def test_scalar_rule(width):
     """Every bit: the weight before the gate, each product rounded."""
     x, gate, weight = inputs(width)
     got = ssm_gated_norm(x=x, gate=gate, weight=weight, eps=1e-5, heads=HEADS)
@@ -34,7 +32,7 @@ def test_scalar_rule(width: int) -> None:
         assert got[0, part].tolist() == expected
 
 
-def test_close_to_binary64_and_mistakes_are_not() -> None:
+def test_close_to_binary64_and_mistakes_are_not():
     """A bound, and what it would notice."""
     x, gate, weight = inputs(64)
     got = ssm_gated_norm(x=x, gate=gate, weight=weight, eps=0.1, heads=HEADS)
@@ -46,7 +44,7 @@ def test_close_to_binary64_and_mistakes_are_not() -> None:
         assert np.abs(got / wrong - 1.0).max() > 1000 * RELATIVE, mistake
 
 
-def test_a_broken_token_stays_alone() -> None:
+def test_a_broken_token_stays_alone():
     """A NaN breaks its own head of its own token."""
     x, gate, weight = inputs(16)
     x[1, 20] = np.nan
@@ -56,7 +54,7 @@ def test_a_broken_token_stays_alone() -> None:
     assert broken.sum() == 16
 
 
-def test_an_empty_step() -> None:
+def test_an_empty_step():
     """No tokens, no result."""
     none = np.empty((0, 48), np.float32)
     weight = np.ones(16, np.float32)

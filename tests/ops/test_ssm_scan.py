@@ -111,7 +111,7 @@ def exact_sequence(given: ScanInputs, sizes: Sizes, mistake: str = "") -> NDArra
 
 @pytest.mark.parametrize("state", [16, 33, 128, 256])
 @pytest.mark.parametrize(("heads", "groups"), [(1, 1), (4, 1), (4, 2), (6, 3)])
-def test_close_to_binary64(state: int, heads: int, groups: int) -> None:
+def test_close_to_binary64(state, heads, groups):
     """A whole sequence, every ratio of heads and groups."""
     sizes = Sizes(heads, groups, 5, state)
     given = random_inputs(state + heads, 12, sizes)
@@ -120,7 +120,7 @@ def test_close_to_binary64(state: int, heads: int, groups: int) -> None:
 
 
 @pytest.mark.parametrize("mistake", [*recurrent_float64.SCAN_MISTAKES, "other group order"])
-def test_mistakes_are_not_close(mistake: str) -> None:
+def test_mistakes_are_not_close(mistake):
     """The negative control of the comparison above."""
     sizes = Sizes()
     given = random_inputs(5, 12, sizes)
@@ -129,7 +129,7 @@ def test_mistakes_are_not_close(mistake: str) -> None:
     assert np.abs(got - exact_sequence(given, sizes, mistake)).max() > 1000 * CLOSE
 
 
-def test_scalar_rule() -> None:
+def test_scalar_rule():
     """Every bit of two tokens of one head: the order of roundings, sums folded in halves."""
     sizes = Sizes(1, 1, 3, 5)
     given = random_inputs(8, 2, sizes)
@@ -148,7 +148,7 @@ def test_scalar_rule() -> None:
 
 @given(steps=schedules(SLOTS))
 @settings(max_examples=40, deadline=None)
-def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]) -> None:
+def test_any_schedule_gives_every_slot_its_own_sequence(steps):
     """Chunks and neighbours change no bit, whatever the slots held before."""
     sizes = Sizes(2, 1, 3, 9)
     tokens = sum(map(len, steps))
@@ -160,7 +160,7 @@ def test_any_schedule_gives_every_slot_its_own_sequence(steps: list[list[Token]]
     )
 
 
-def test_an_empty_step() -> None:
+def test_an_empty_step():
     """Nothing happens to the state."""
     sizes = Sizes()
     state = np.ones((1, sizes.heads, sizes.head_dim, sizes.state), np.float32)
@@ -177,7 +177,7 @@ def test_an_empty_step() -> None:
         ({"state_size": 257, "channels": 24 + 4 * 257}, r"state_size \(257\) is more than the 256"),
     ],
 )
-def test_sizes_that_do_not_fit_are_refused(changed: dict[str, int], said: str) -> None:
+def test_sizes_that_do_not_fit_are_refused(changed, said):
     sizes = {"heads": 4, "groups": 2, "head_dim": 6, "state_size": 16, "channels": 88} | changed
     channels = sizes.pop("channels")
     b = GraphBuilder("g")

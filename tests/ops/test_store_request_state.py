@@ -1,14 +1,12 @@
 """STORE_REQUEST_STATE: the sampled tokens and their positions, and nothing else of the table."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from contract.records import QUERY_TOKEN, SLOT
 from reference.ops.store_request_state import store_request_state
 
 
-def test_each_slot_keeps_its_last_row() -> None:
+def test_each_slot_keeps_its_last_row():
     """Rows in order, whatever tokens they belong to; slots without a row stay as they were."""
     words = np.arange(40, dtype=np.int32).reshape(5, 8)
     before = words.copy().view(SLOT)[:, 0]

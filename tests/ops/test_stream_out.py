@@ -1,7 +1,5 @@
 """STREAM_OUT: the ring against a list of everything ever written."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,7 +19,7 @@ def record_of(first_event: int) -> np.ndarray:
     start=st.sampled_from([0, 1, 1000, WORD - 3]),
     steps=st.lists(st.integers(0, 6), max_size=8),
 )
-def test_ring_holds_the_latest_events(events: int, start: int, steps: list[int]) -> None:
+def test_ring_holds_the_latest_events(events, start, steps):
     """After any steps, entry n mod size is the last event of that residue; the numbers wrap."""
     ring = np.zeros((events, 8), np.int32)
     expected: dict[int, tuple[int, int, int, int]] = {}
@@ -43,7 +41,7 @@ def test_ring_holds_the_latest_events(events: int, start: int, steps: list[int])
         assert got == event
 
 
-def test_no_rows_writes_nothing() -> None:
+def test_no_rows_writes_nothing():
     """A prefill chunk without output leaves the ring as it was."""
     ring = np.arange(24, dtype=np.int32).reshape(3, 8)
     before = ring.copy()

@@ -1,7 +1,5 @@
 """SWIGLU against binary64 silu and gelu."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.exact import elementary
@@ -11,7 +9,7 @@ SILU_RELATIVE = 3.5 * 2.0**-24 * 2
 """silu within 2.5 units in the last place, the product one rounding more."""
 
 
-def test_silu_against_binary64() -> None:
+def test_silu_against_binary64():
     """Relative error over the range where exp is not clamped."""
     rng = np.random.default_rng(2)
     gate = rng.uniform(-80, 80, (4, 5000)).astype(np.float32)
@@ -21,7 +19,7 @@ def test_silu_against_binary64() -> None:
     assert (np.abs(swiglu(gate=gate, up=up) - exact) <= SILU_RELATIVE * np.abs(exact)).all()
 
 
-def test_gelu_is_chosen_by_the_parameter() -> None:
+def test_gelu_is_chosen_by_the_parameter():
     """The two activations differ, and each is the elementary function times up."""
     rng = np.random.default_rng(3)
     gate, up = rng.standard_normal((2, 3, 64), dtype=np.float32)
@@ -30,7 +28,7 @@ def test_gelu_is_chosen_by_the_parameter() -> None:
     assert (swiglu(gate=gate, up=up, activation=1) != swiglu(gate=gate, up=up)).any()
 
 
-def test_saturates() -> None:
+def test_saturates():
     """A far gate passes up through or blocks it."""
     gate = np.array([[100.0, -100.0]], np.float32)
     got = swiglu(gate=gate, up=np.array([[2.0, 2.0]], np.float32))[0]
@@ -38,7 +36,7 @@ def test_saturates() -> None:
     assert abs(got[1]) < 1e-30
 
 
-def test_the_clamped_gate_against_binary64() -> None:
+def test_the_clamped_gate_against_binary64():
     """Far beyond both bounds of the gate and of up, which keeps its one."""
     rng = np.random.default_rng(4)
     gate, up = rng.uniform(-20, 20, (2, 4, 5000)).astype(np.float32)
@@ -50,7 +48,7 @@ def test_the_clamped_gate_against_binary64() -> None:
     assert (np.abs(up) > 7).any()
 
 
-def test_relu_of_a_value_times_the_value_is_its_square() -> None:
+def test_relu_of_a_value_times_the_value_is_its_square():
     """Every sign and size; a zero has the sign of the other factor."""
     x = np.array([[2.5, -2.5, 0.0, -0.0, 1e-30, -np.inf, 3.0]], np.float32)
     up = np.array([[2.5, -2.5, 1.0, 1.0, 1e30, 1.0, -1.0]], np.float32)
@@ -59,7 +57,7 @@ def test_relu_of_a_value_times_the_value_is_its_square() -> None:
     assert np.signbit(y).tolist() == [[False, True, False, False, False, False, True]]
 
 
-def test_bounds_hide_no_nan() -> None:
+def test_bounds_hide_no_nan():
     nan = np.array([np.nan], np.float32)
     one = np.ones(1, np.float32)
     assert np.isnan(swiglu(gate=nan, up=one, activation=CLAMPED)).all()

@@ -1,7 +1,5 @@
 """VERIFY_K against a plain loop."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,9 +13,7 @@ SLOTS = st.lists(st.integers(0, 2), min_size=10, max_size=10).map(sorted)
 
 
 @given(ROWS, BITS, BITS, SLOTS, st.integers(1, 6), st.sampled_from([0, 5, (1 << 32) - 2]))
-def test_drafts_up_to_the_first_wrong_one_are_accepted(
-    rows: list[int], sampled: list[int], given_: list[int], slots: list[int], most: int, first: int
-) -> None:
+def test_drafts_up_to_the_first_wrong_one_are_accepted(rows, sampled, given_, slots, most, first):
     query = np.array([(given_[n], slots[n], n, 0) for n in range(10)], np.int32)
     ring = np.full((16, 8), 7, np.int32)
     step = np.array([(10, len(rows), first, 0)], STEP).view(np.int32).reshape(1, 4)

@@ -1,7 +1,5 @@
 """XIELU against binary64, and at its bounds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.ops.xielu import xielu
@@ -11,7 +9,7 @@ TOLERANCE = 4e-7
 PARAMETERS = np.array([0.8, 1.3, 0.5, -1e-6], np.float32)
 
 
-def test_close_to_binary64() -> None:
+def test_close_to_binary64():
     """On both sides of 0, where the parts meet as well."""
     x = np.concatenate([np.linspace(-30, 30, 20_001), np.linspace(-1e-3, 1e-3, 2001)])
     x = x.astype(np.float32)[None]
@@ -22,12 +20,12 @@ def test_close_to_binary64() -> None:
     assert error.max() <= TOLERANCE
 
 
-def test_zero_is_the_bound_of_the_exponential_part() -> None:
+def test_zero_is_the_bound_of_the_exponential_part():
     """exp(e) - 1 and not 0: what the authors' formula gives."""
     got = xielu(x=np.zeros((1, 1), np.float32), parameters=np.float32([1, 2, 0.5, -0.25]))
     assert np.allclose(got, 2 * np.expm1(-0.25), rtol=1e-6)
 
 
-def test_nan_is_not_hidden() -> None:
+def test_nan_is_not_hidden():
     x = np.array([[np.nan, 1.0]], np.float32)
     assert np.isnan(xielu(x=x, parameters=PARAMETERS)).tolist() == [[True, False]]

@@ -1,9 +1,5 @@
 """How much memory the machine has left."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import psutil
 import pytest
 
@@ -11,7 +7,7 @@ from accel.packets.host_memory import MEMORY_INFORMATION, SharedMemory, availabl
 from contract.errors import OutOfMemory
 
 
-def test_memory_that_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_can_be_had(tmp_path, monkeypatch):
     """Linux's file names it; without the file psutil does, or the system, where psutil needs it."""
     listed = tmp_path / "meminfo"
     listed.write_text("MemTotal:       24115244 kB\nMemAvailable:   22000001 kB\n")
@@ -29,9 +25,7 @@ def test_memory_that_can_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     ("4:cpu,memory:/box/run", "memory", ("memory.limit_in_bytes", "memory.usage_in_bytes"),
      ("total_active", "total_inactive")),
 ])  # fmt: skip
-def test_limits_of_control_groups(
-    tmp_path: Path, line: str, folder: str, files: tuple[str, str], caches: tuple[str, str]
-) -> None:
+def test_limits_of_control_groups(tmp_path, line, folder, files, caches):
     """The tightest of a group and those it is in; cached pages of files are not lost to it."""
     listed, groups = tmp_path / "meminfo", tmp_path / "cgroup"
     listed.write_text("MemAvailable: 4000 kB\n")
@@ -61,7 +55,7 @@ def test_limits_of_control_groups(
     assert found() == 4000 + 700 + 3
 
 
-def test_memory_that_the_system_refuses() -> None:
+def test_memory_that_the_system_refuses():
     """Is told by what it was for, and is not counted; smaller memory is still given."""
     memory = SharedMemory(1 << 62)
     with pytest.raises(OutOfMemory, match=r"keys, which the system refuses .*ulimit.*: need"):

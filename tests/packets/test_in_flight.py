@@ -1,7 +1,5 @@
 """Waiting for steps that follow each other, where sleeps take longer than they were to."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import pytest
@@ -60,7 +58,7 @@ class Device:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+def clock(monkeypatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(in_flight, "time", made)
     return made
@@ -81,13 +79,13 @@ def run(device: Device, waiting: CompletionWaiter, steps: int, host: float) -> l
 
 @pytest.mark.parametrize("seconds", [200e-6, 555e-6, 1.7e-3, 20e-3])
 @pytest.mark.parametrize("busy", [0.1, 0.6])
-def test_ends_are_seen_in_time(seconds: float, busy: float, clock: Clock) -> None:
+def test_ends_are_seen_in_time(seconds, busy, clock):
     """However long a sleep takes: no later than that, but for what slow steps before it left."""
     late = run(Device(clock, seconds), CompletionWaiter(), 200, busy * seconds)
     assert max(late[50:]) < 1.5 * OVER + 0.05 * seconds
 
 
-def test_the_device_is_never_without_a_step(clock: Clock) -> None:
+def test_the_device_is_never_without_a_step(clock):
     """Of short steps, of which the host needs more than half the time itself."""
     device = Device(clock, 555e-6)
     began = clock.now
@@ -95,7 +93,7 @@ def test_the_device_is_never_without_a_step(clock: Clock) -> None:
     assert device.free_at - began < 403 * device.seconds + 5e-3
 
 
-def test_a_pace_that_was_slow_is_found_again(clock: Clock) -> None:
+def test_a_pace_that_was_slow_is_found_again(clock):
     """Steps become ten times as short."""
     waiting, device = CompletionWaiter(), Device(clock, 5e-3)
     run(device, waiting, 20, 1e-4)
@@ -104,7 +102,7 @@ def test_a_pace_that_was_slow_is_found_again(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("slow", [3e-3, 30e-3])
-def test_slow_first_steps_delay_no_later_one(slow: float, clock: Clock) -> None:
+def test_slow_first_steps_delay_no_later_one(slow, clock):
     """Steps of two kinds in turns; the first two of each take longer."""
     waiting, late = CompletionWaiter(), []
     devices = {usual: Device(clock, slow) for usual in (2e-4, 2.6e-3)}
@@ -118,7 +116,7 @@ def test_slow_first_steps_delay_no_later_one(slow: float, clock: Clock) -> None:
     assert max(late[4:]) < 1.5 * OVER + 0.05 * 2.6e-3
 
 
-def test_most_of_a_long_step_is_slept_through(clock: Clock) -> None:
+def test_most_of_a_long_step_is_slept_through(clock):
     """The host asks a few times, not all the while."""
     asked = 0
     device = Device(clock, 20e-3)
@@ -138,7 +136,7 @@ def test_most_of_a_long_step_is_slept_through(clock: Clock) -> None:
     assert asked <= 2 + 0.1 * device.seconds / OVER
 
 
-def test_a_step_that_does_not_end(clock: Clock) -> None:
+def test_a_step_that_does_not_end(clock):
     """It is given up after the time it has."""
     waiting = CompletionWaiter()
     assert not waiting.until_done(Step(clock, clock.now, clock.now + 2.0, Pace()), 1.0)
@@ -146,7 +144,7 @@ def test_a_step_that_does_not_end(clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("seconds", [1.2e-3, 2.6e-3, 4.5e-3])
-def test_an_eager_host_sees_the_end_at_once(seconds: float, clock: Clock) -> None:
+def test_an_eager_host_sees_the_end_at_once(seconds, clock):
     """It sleeps through most of a step and then asks all the while, for ``EAGER_SECONDS``. A step
     that takes longer than usual is asked for as seldom as any other behind that."""
     waiting, device = CompletionWaiter(), Device(clock, seconds)

@@ -1,9 +1,6 @@
 """Free ranges of memory, launches cut into pieces, and a tier without arithmetic."""
 
-from __future__ import annotations
-
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +17,7 @@ from tests.null_tier import NullTier
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=40))
-def test_allocations_never_overlap_and_all_can_be_freed(requests: list[tuple[int, bool]]) -> None:
+def test_allocations_never_overlap_and_all_can_be_freed(requests):
     """In any order: allocations are disjoint, and once all are freed, one free range is left."""
     ranges = FreeRanges(24)
     allocated: list[tuple[int, int]] = []
@@ -37,7 +34,7 @@ def test_allocations_never_overlap_and_all_can_be_freed(requests: list[tuple[int
     assert ranges.all_free
 
 
-def test_runs_of_launches_hold_no_more_than_allowed() -> None:
+def test_runs_of_launches_hold_no_more_than_allowed():
     """Each run is within the limit or a single launch, and together they are all launches."""
     assert work.split_launches([], 5) == [range(0)]
     assert work.split_launches([9, 1, 2, 3, 1, 9, 9], 5) == [
@@ -45,19 +42,19 @@ def test_runs_of_launches_hold_no_more_than_allowed() -> None:
     ]  # fmt: skip
 
 
-def test_launches_side_by_side_stay_together() -> None:
+def test_launches_side_by_side_stay_together():
     waits = [True, True, False, False, True]
     assert work.split_launches([3, 1, 1, 1, 1], 5, waits) == [range(1), range(1, 5)]
     assert work.split_launches([3, 1, 1, 1, 1], 5) == [range(3), range(3, 5)]
 
 
-def test_those_of_more_than_a_run_do_not() -> None:
+def test_those_of_more_than_a_run_do_not():
     waits = [True, True, False, False]
     assert work.split_launches([1, 3, 2, 3], 5, waits) == [range(2), range(2, 4)]
 
 
 @pytest.mark.parametrize("token", [0, 65])
-def test_every_row_samples_the_token(tiny_model_path: Path, token: int) -> None:
+def test_every_row_samples_the_token(tiny_model_path, token):
     model = open_model(tiny_model_path)
     with model.file, NullTier(token) as tier, ModelRunner(model, tier, LIMITS) as runner:
         engine = Engine(runner)

@@ -1,8 +1,6 @@
 """The copies of streamed weights: one for each, in time, and never onto bytes that are still
 read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
@@ -20,7 +18,6 @@ from contract.ir.nodes import Graph
 from contract.shape_key import ShapeKey
 from reference.limits import Limits
 from reference.model.open import open_model
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 
 LAYERS = 5
@@ -31,7 +28,7 @@ SCHEDULES: Mapping[str, Callable[[Step], Schedule]] = {
 
 
 @pytest.fixture(scope="module")
-def graph(synthetic_model: SyntheticModel) -> Graph:
+def graph(synthetic_model) -> Graph:
     path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=LAYERS)
     return open_model(path).graph(Limits(2, 96, 12))
 
@@ -71,9 +68,7 @@ def misuses(step: Step, schedule: Schedule, ring: WeightRing) -> list[str]:
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize("tokens", [1, 40])
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_every_weight_is_copied_once_and_in_time(
-    graph: Graph, kind: str, tokens: int, every: int
-) -> None:
+def test_every_weight_is_copied_once_and_in_time(graph, kind, tokens, every):
     """And most copies run in the level of a product of the layer before."""
     names = streamed(graph, every)
     ring = ring_of(graph, names, planes_bytes)
@@ -105,7 +100,7 @@ def test_every_weight_is_copied_once_and_in_time(
         *("granitehybrid-experts", "qwen35moe-fused", "glm4-biases", "phi3"),
     ],
 )
-def test_layers_of_every_sort_have_their_turn(synthetic_model: SyntheticModel, family: str) -> None:
+def test_layers_of_every_sort_have_their_turn(synthetic_model, family):
     """Fused ops, recurrence, experts and shared keys; in steps of one token and of a prompt."""
     graph = open_model(synthetic_model(**FAMILIES[family])).graph(Limits(2, 96, 12))
     for tokens in (1, 40):
@@ -120,9 +115,7 @@ def test_layers_of_every_sort_have_their_turn(synthetic_model: SyntheticModel, f
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
-def test_a_schedule_that_does_not_see_the_ring_is_caught(
-    graph: Graph, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_schedule_that_does_not_see_the_ring_is_caught(graph, kind, monkeypatch):
     """Negative control: copies right before their readers, which only the ring's bytes keep apart
     by barriers."""
     names = streamed(graph)
@@ -137,7 +130,7 @@ def test_a_schedule_that_does_not_see_the_ring_is_caught(
     assert misuses(step, SCHEDULES[kind](step), ring)
 
 
-def test_layers_use_two_slots_in_turn(graph: Graph) -> None:
+def test_layers_use_two_slots_in_turn(graph):
     """No two weights of neighbouring layers share bytes; a single layer has a single slot."""
     ring = ring_of(graph, streamed(graph), planes_bytes)
     assert len(ring.layers) == LAYERS
@@ -154,7 +147,7 @@ def test_layers_use_two_slots_in_turn(graph: Graph) -> None:
     assert ring.tensor(ring.layers[1][0]).buffer == RING
 
 
-def test_layers_that_overlap_in_time_are_refused(graph: Graph) -> None:
+def test_layers_that_overlap_in_time_are_refused(graph):
     """A third layer that is needed while its slot is read has no slot for its bytes."""
     names = streamed(graph)
     ring = ring_of(graph, names, planes_bytes)

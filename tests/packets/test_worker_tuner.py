@@ -1,7 +1,5 @@
 """The number of workers, chosen on synthetic machines, and what steps take: no device."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections import deque
@@ -77,14 +75,14 @@ def best(machine: Machine, most: int, steps: int) -> float:
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 @pytest.mark.parametrize("most", [1, 2, 3, 4, 8, 64])
-def test_alone_next_to_nothing_is_lost(most: int, ahead: int) -> None:
+def test_alone_next_to_nothing_is_lost(most, ahead):
     steps = 4000
     assert run(AdaptiveWorkers(most), alone, steps, ahead) <= 1.01 * best(alone, most, steps)
 
 
 @settings(deadline=None)
 @given(st.integers(1, 9), st.sampled_from([1.5, 3.0, 10.0]))
-def test_a_hiccup_now_and_then_changes_nothing(seed: int, length: float) -> None:
+def test_a_hiccup_now_and_then_changes_nothing(seed, length):
     """One step in fifty takes longer, on an otherwise idle machine."""
     chance = random.Random(seed)
     hiccups = [alone(2) * (length - 1) * (chance.random() < 0.02) for _ in range(3000)]
@@ -94,7 +92,7 @@ def test_a_hiccup_now_and_then_changes_nothing(seed: int, length: float) -> None
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_a_load_that_starts_is_noticed_within_a_few_steps(ahead: int) -> None:
+def test_a_load_that_starts_is_noticed_within_a_few_steps(ahead):
     adaptive = AdaptiveWorkers(2)
     run(adaptive, alone, 1000, ahead)
     run(adaptive, beside_two, 30, ahead)
@@ -114,9 +112,7 @@ def trials(ahead: int, seed: int) -> float:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_steps_that_differ_anyway_bring_no_trials_forward(
-    ahead: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_that_differ_anyway_bring_no_trials_forward(ahead, monkeypatch):
     """A trial is a step that takes longer, so they shall be hardly more than those that take longer
     anyway."""
     assert sum(trials(ahead, seed) for seed in range(9)) / 9 < 0.015
@@ -125,7 +121,7 @@ def test_steps_that_differ_anyway_bring_no_trials_forward(
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_fewer_workers_are_found_where_steps_are_cut_into_slices(ahead: int) -> None:
+def test_fewer_workers_are_found_where_steps_are_cut_into_slices(ahead):
     """Any of several workers may wait for the slices of another process, one hardly ever does."""
     parts = []
     for seed in range(9):
@@ -156,13 +152,13 @@ def slower_by(block_ops: int, seed: int) -> float:
     return spent / ideal
 
 
-def test_steps_of_two_graphs_are_told_apart() -> None:
+def test_steps_of_two_graphs_are_told_apart():
     """The control: graphs of as many ops are not."""
     assert all(slower_by(41, seed) < 1.03 < 1.15 < slower_by(OPS, seed) for seed in range(5))
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_beside_a_load_trials_cost_little(ahead: int) -> None:
+def test_beside_a_load_trials_cost_little(ahead):
     adaptive = AdaptiveWorkers(2)
     run(adaptive, beside_two, 100, ahead)
     steps = 4000
@@ -170,7 +166,7 @@ def test_beside_a_load_trials_cost_little(ahead: int) -> None:
 
 
 @pytest.mark.parametrize("most", [2, 4, 6, 64])
-def test_all_workers_return_when_the_load_ends(most: int) -> None:
+def test_all_workers_return_when_the_load_ends(most):
     adaptive = AdaptiveWorkers(most)
     run(adaptive, lambda workers: 10.0 * workers, 500)
     assert adaptive.workers == 1
@@ -190,9 +186,7 @@ def test_all_workers_return_when_the_load_ends(most: int) -> None:
     noise=st.floats(0, 0.05),
     seed=st.integers(0, 9),
 )
-def test_some_free_cores_are_found(
-    most: int, free: int, ahead: int, noise: float, seed: int
-) -> None:
+def test_some_free_cores_are_found(most, free, ahead, noise, seed):
     """Up to ``free`` workers share the work; with more, each waits for a busy core."""
     chance = random.Random(seed)
 
@@ -211,9 +205,7 @@ def test_some_free_cores_are_found(
 @given(
     st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=300), st.integers(1, 65), st.integers(-9, 9)
 )
-def test_the_choice_is_in_range_and_knows_no_unit_of_time(
-    seconds: list[float], most: int, power: int
-) -> None:
+def test_the_choice_is_in_range_and_knows_no_unit_of_time(seconds, most, power):
     one, other = AdaptiveWorkers(most), AdaptiveWorkers(most)
     for value in seconds:
         workers = one.choose(DECODE, OPS)
@@ -224,7 +216,7 @@ def test_the_choice_is_in_range_and_knows_no_unit_of_time(
 
 
 @given(most=st.integers(2, 300), workers=st.integers(1, 300), downward=st.booleans())
-def test_trials_reach_one_all_and_the_neighbours(most: int, workers: int, downward: bool) -> None:
+def test_trials_reach_one_all_and_the_neighbours(most, workers, downward):
     workers = min(workers, most)
     found = candidates(workers, most, downward)
     assert set(found) | {workers} >= {1, most}
@@ -236,7 +228,7 @@ def test_trials_reach_one_all_and_the_neighbours(most: int, workers: int, downwa
     assert not room or (found[0] < workers) == downward
 
 
-def test_a_prompt_is_no_slow_decode_step() -> None:
+def test_a_prompt_is_no_slow_decode_step():
     adaptive = AdaptiveWorkers(2)
     for _ in range(40):
         run(adaptive, alone, 20)
@@ -247,13 +239,13 @@ def test_a_prompt_is_no_slow_decode_step() -> None:
     assert size_class(100) == size_class(127) < size_class(128)
 
 
-def test_a_new_size_begins_as_the_last_one_stands() -> None:
+def test_a_new_size_begins_as_the_last_one_stands():
     adaptive = AdaptiveWorkers(2)
     run(adaptive, beside_two, 100)
     assert adaptive.choose(7, OPS) == 1
 
 
-def test_a_bad_trial_is_one_step_whatever_is_queued() -> None:
+def test_a_bad_trial_is_one_step_whatever_is_queued():
     worker_tuner = WorkerTuner(max_workers=2, workers=1)
     tried = []
     for _ in range(8):
@@ -272,7 +264,7 @@ BUCKETS = shape_buckets(LIMITS.largest)
 
 
 @pytest.fixture
-def model(synthetic_model: Callable[..., Path]) -> Model:
+def model(synthetic_model) -> Model:
     return open_model(synthetic_model(architecture="qwen3", quant="q4_k_m"))
 
 
@@ -292,7 +284,7 @@ class Planner:
         return step, schedule_workers(step, 2)
 
 
-def test_cached_memory_lowers_nothing(model: Model, tmp_path: Path) -> None:
+def test_cached_memory_lowers_nothing(model, tmp_path):
     """The cached memory is that which lowering gives; a bucket is lowered when it is needed."""
     first, second = Planner(tmp_path), Planner(tmp_path)
     made = first.memory(model)
@@ -308,9 +300,7 @@ def test_cached_memory_lowers_nothing(model: Model, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["parameters", "sizes", "graph", "code"])
-def test_whatever_it_follows_from_is_asked_for(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_whatever_it_follows_from_is_asked_for(model, tmp_path, monkeypatch, what):
     """Other workers, limits, weights or kernels: another entry."""
     Planner(tmp_path, 2).memory(model)
     planner, limits = Planner(tmp_path, 2), LIMITS
@@ -327,7 +317,7 @@ def test_whatever_it_follows_from_is_asked_for(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_an_entry_that_is_damaged_is_made_again(model: Model, tmp_path: Path) -> None:
+def test_an_entry_that_is_damaged_is_made_again(model, tmp_path):
     """And where nothing can be kept, nothing is."""
     made = Planner(tmp_path).memory(model)
     (entry,) = tmp_path.iterdir()
@@ -338,9 +328,7 @@ def test_an_entry_that_is_damaged_is_made_again(model: Model, tmp_path: Path) ->
     assert Planner(entry).memory(model) == made
 
 
-def test_code_that_is_no_files_keeps_nothing(
-    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_is_no_files_keeps_nothing(model, tmp_path, monkeypatch):
     """As in an archive: nothing tells one version from the next."""
     assert "rules_experts.py" in (code_state() or "")
     monkeypatch.setattr(estimate_cache, "code_state", lambda: None)
@@ -348,7 +336,7 @@ def test_code_that_is_no_files_keeps_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_code_of_the_same_size_and_time_is_other_code(tmp_path: Path) -> None:
+def test_code_of_the_same_size_and_time_is_other_code(tmp_path):
     """As images of containers and packages have it, whose files are all of one time."""
     package = ModuleType("lowering")
     package.__path__ = [str(tmp_path)]
@@ -367,7 +355,7 @@ def test_code_of_the_same_size_and_time_is_other_code(tmp_path: Path) -> None:
     assert after != before
 
 
-def test_a_graph_that_cannot_be_lowered_is_not_cached(model: Model, tmp_path: Path) -> None:
+def test_a_graph_that_cannot_be_lowered_is_not_cached(model, tmp_path):
     """The next one meets the same error."""
 
     def refuse(graph: Graph, bucket: ShapeKey) -> tuple[Step, Schedule]:

@@ -1,7 +1,5 @@
 """A page in the browser of all tests, and a server of its own for each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -66,7 +64,7 @@ def no_event_loop() -> None:
 
 
 @pytest.fixture(scope="module")
-def context(browser: Browser) -> Iterator[BrowserContext]:
+def context(browser) -> Iterator[BrowserContext]:
     """One profile for all tests of a module: it keeps the modules of the page, and nothing else."""
     context = browser.new_context()
     context.set_default_timeout(PATIENCE_MILLISECONDS)
@@ -81,7 +79,7 @@ def fake() -> Fake:
 
 
 @pytest.fixture
-def chat(context: BrowserContext, double: Double, fake: Fake) -> Iterator[Chat]:
+def chat(context, double, fake) -> Iterator[Chat]:
     """The chat page with nothing stored; fails where it logs an error."""
     double.fake = fake
     page = context.new_page()

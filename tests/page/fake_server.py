@@ -2,8 +2,6 @@
 
 What it answers is decided by the last user message, see ``Fake.answer_to``."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
@@ -11,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from flask import Flask, Response, request
@@ -19,36 +18,16 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 from harness.serve.page import PageFile, read_page
 from tests.patience import PATIENCE_SECONDS
 
-MARKDOWN = """## Merging
-
-Some *words*, a [link](https://example.org/a) and `code`.
-
-| a | b |
-|---|--:|
-| 1 | 2 |
-
-```python
-def merge(left, right):
-    # both are sorted
-    return sorted(left + right)
-```
-
-- one
-- two
-"""
+MARKDOWN = Path(__file__).with_name("answer.md").read_text()
 THINKING = "<think>Let me see: two and two.</think>\n\nThe answer is **4**."
 CONTEXT = 4096
 PIECE_CHARACTERS = 4
 CUT_CHARACTERS = 2 * PIECE_CHARACTERS
 """What comes of an answer that is cut."""
 FACTS = {
-    "tier": "cpu",
-    "device": "test",
-    "context": CONTEXT,
-    "fingerprint": "f0",
-    "slots": 8,
+    "tier": "cpu", "device": "test", "context": CONTEXT, "fingerprint": "f0", "slots": 8,
     "thinking": True,
-}
+}  # fmt: skip
 MODELS: dict[str, Any] = {
     "data": [
         {"id": "tiny", "x_zinc": FACTS},

@@ -1,20 +1,16 @@
 """The chat page in a real browser, against a double of the server."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import Chat
 from tests.page.fake_server import MARKDOWN, THINKING
 
 pytestmark = pytest.mark.browser
 
 
-def test_markdown_is_rendered_and_its_code_is_highlighted_and_copied(chat: Chat) -> None:
+def test_markdown_is_rendered_and_its_code_is_highlighted_and_copied(chat):
     chat.fake.answers["Go"] = MARKDOWN
     chat.ask("Go")
     answer = chat.page.locator("article.answer")
@@ -31,7 +27,7 @@ def test_markdown_is_rendered_and_its_code_is_highlighted_and_copied(chat: Chat)
     assert chat.page.evaluate("navigator.clipboard.readText()") == code
 
 
-def test_blocks_that_are_done_stay_the_same_nodes_while_more_comes(chat: Chat) -> None:
+def test_blocks_that_are_done_stay_the_same_nodes_while_more_comes(chat):
     chat.fake.answers["Go"] = "First paragraph.\n\n" + "more words " * 60
     chat.fake.delay = 0.005
     chat.send("Go")
@@ -43,7 +39,7 @@ def test_blocks_that_are_done_stay_the_same_nodes_while_more_comes(chat: Chat) -
     assert second.get_attribute("data-seen") is None
 
 
-def test_stop_keeps_what_came(chat: Chat) -> None:
+def test_stop_keeps_what_came(chat):
     chat.fake.answers["Go"] = "word " * 500
     chat.fake.delay = 0.1
     chat.send("Go")
@@ -55,7 +51,7 @@ def test_stop_keeps_what_came(chat: Chat) -> None:
     assert 0 < answer.inner_text().count("word") < 500
 
 
-def test_regenerate_asks_the_same_with_another_seed(chat: Chat) -> None:
+def test_regenerate_asks_the_same_with_another_seed(chat):
     """At temperature 0 it says that nothing changes."""
     chat.ask("Go")
     chat.press("Regenerate")
@@ -72,7 +68,7 @@ def test_regenerate_asks_the_same_with_another_seed(chat: Chat) -> None:
     chat.settled()
 
 
-def test_edit_forgets_what_came_after(chat: Chat) -> None:
+def test_edit_forgets_what_came_after(chat):
     chat.ask("One")
     chat.ask("Two")
     chat.page.locator("article.user").first.hover()
@@ -86,7 +82,7 @@ def test_edit_forgets_what_came_after(chat: Chat) -> None:
     assert chat.fake.asked[-1]["messages"] == [{"role": "user", "content": "Three"}]
 
 
-def test_conversations_survive_a_reload_and_can_be_deleted(chat: Chat) -> None:
+def test_conversations_survive_a_reload_and_can_be_deleted(chat):
     chat.ask("First talk")
     chat.press("New chat")
     chat.ask("Second talk")
@@ -103,7 +99,7 @@ def test_conversations_survive_a_reload_and_can_be_deleted(chat: Chat) -> None:
     expect(chat.page.locator("#empty")).to_be_visible()
 
 
-def test_a_reload_returns_to_the_conversation_and_its_address_is_a_link(chat: Chat) -> None:
+def test_a_reload_returns_to_the_conversation_and_its_address_is_a_link(chat):
     chat.ask("First talk")
     first = chat.page.url
     assert "#chat=" in first
@@ -118,14 +114,14 @@ def test_a_reload_returns_to_the_conversation_and_its_address_is_a_link(chat: Ch
     assert chat.page.url == first
 
 
-def test_an_address_of_another_browser_is_told(chat: Chat) -> None:
+def test_an_address_of_another_browser_is_told(chat):
     chat.page.goto(f"{chat.url}#chat=ffff")
     chat.page.reload()
     expect(chat.page.locator("#banner")).to_contain_text("does not have the conversation")
     expect(chat.page.locator("#empty")).to_be_visible()
 
 
-def test_garbage_in_the_storage_is_survived(chat: Chat) -> None:
+def test_garbage_in_the_storage_is_survived(chat):
     chat.page.evaluate(
         """() => { localStorage['zinc.session.x'] = '{"id":"x","messages":[1]}';
                    localStorage['zinc.session.y'] = '{';
@@ -136,7 +132,7 @@ def test_garbage_in_the_storage_is_survived(chat: Chat) -> None:
     expect(chat.page.locator("#sessions .choose")).to_have_text(["Go"])
 
 
-def test_system_prompt_and_sampling_are_sent(chat: Chat) -> None:
+def test_system_prompt_and_sampling_are_sent(chat):
     chat.press("Settings")
     chat.page.get_by_label("System prompt").fill("Be brief.")
     chat.page.get_by_label("Temperature").fill("0.5")
@@ -150,14 +146,14 @@ def test_system_prompt_and_sampling_are_sent(chat: Chat) -> None:
     assert "top_p" not in asked
 
 
-def test_numbers_out_of_range_are_not_sent(chat: Chat) -> None:
+def test_numbers_out_of_range_are_not_sent(chat):
     chat.press("Settings")
     chat.page.get_by_label("Temperature").fill("9")
     chat.ask("Go")
     assert "temperature" not in chat.fake.asked[0]
 
 
-def test_speed_and_context_are_shown(chat: Chat) -> None:
+def test_speed_and_context_are_shown(chat):
     chat.fake.answers["Go"] = "word " * 40
     chat.fake.delay = 0.005
     chat.ask("Go")
@@ -169,7 +165,7 @@ def test_speed_and_context_are_shown(chat: Chat) -> None:
     assert chat.page.locator("#context-meter").get_attribute("value") is not None
 
 
-def test_replay_says_where_the_text_first_differs(chat: Chat) -> None:
+def test_replay_says_where_the_text_first_differs(chat):
     chat.fake.answers["Go"] = "same start"
     chat.fake.drift = True
     chat.ask("Go")
@@ -179,7 +175,7 @@ def test_replay_says_where_the_text_first_differs(chat: Chat) -> None:
     expect(verdict.locator("mark")).to_have_text(["1", "2"])
 
 
-def test_what_was_stopped_is_replayed_as_far_as_it_goes(chat: Chat) -> None:
+def test_what_was_stopped_is_replayed_as_far_as_it_goes(chat):
     chat.fake.answers["Go"] = "word " * 400
     chat.fake.delay = 0.1
     chat.send("Go")
@@ -190,7 +186,7 @@ def test_what_was_stopped_is_replayed_as_far_as_it_goes(chat: Chat) -> None:
     expect(chat.page.locator(".verdict.same")).to_contain_text("Identical.")
 
 
-def test_a_locked_seed_is_used_for_every_answer(chat: Chat) -> None:
+def test_a_locked_seed_is_used_for_every_answer(chat):
     chat.ask("One")
     seed = chat.fake.asked[0]["seed"]
     chat.press(f"Seed {seed}")
@@ -201,7 +197,7 @@ def test_a_locked_seed_is_used_for_every_answer(chat: Chat) -> None:
     assert [asked["seed"] for asked in chat.fake.asked] == [seed] * 3
 
 
-def test_thinking_is_folded_and_not_sent_back(chat: Chat) -> None:
+def test_thinking_is_folded_and_not_sent_back(chat):
     chat.fake.answers["Go"] = THINKING
     chat.ask("Go")
     answer = chat.page.locator("article.answer")
@@ -214,7 +210,7 @@ def test_thinking_is_folded_and_not_sent_back(chat: Chat) -> None:
     assert chat.fake.asked[1]["messages"][1]["content"] == "The answer is **4**."
 
 
-def test_the_probability_of_a_token_is_shown(chat: Chat) -> None:
+def test_the_probability_of_a_token_is_shown(chat):
     chat.press("Settings")
     chat.page.get_by_label("Keep the probability").check()
     chat.ask("Go")
@@ -228,7 +224,7 @@ def test_the_probability_of_a_token_is_shown(chat: Chat) -> None:
     assert first == second
 
 
-def test_another_model_is_asked_and_remembered(chat: Chat) -> None:
+def test_another_model_is_asked_and_remembered(chat):
     picker = chat.page.get_by_role("combobox", name="Model")
     picker.select_option("other")
     expect(chat.page.locator(".badge")).to_have_text("opencl")
@@ -238,7 +234,7 @@ def test_another_model_is_asked_and_remembered(chat: Chat) -> None:
     assert chat.fake.asked[0]["model"] == "other"
 
 
-def test_export(chat: Chat, tmp_path: Path) -> None:
+def test_export(chat, tmp_path):
     """Once there is a message."""
     export = chat.page.get_by_role("combobox", name="Export this conversation")
     expect(export).to_be_hidden()
@@ -254,7 +250,7 @@ def test_export(chat: Chat, tmp_path: Path) -> None:
     expect(export).to_be_hidden()
 
 
-def test_shift_enter_breaks_the_line(chat: Chat) -> None:
+def test_shift_enter_breaks_the_line(chat):
     box = chat.page.get_by_role("textbox", name="Message", exact=True)
     box.press_sequentially("a")
     box.press("Shift+Enter")
@@ -265,7 +261,7 @@ def test_shift_enter_breaks_the_line(chat: Chat) -> None:
     assert chat.fake.asked[0]["messages"][0]["content"] == "a\nb"
 
 
-def test_dark_mode_is_kept(chat: Chat) -> None:
+def test_dark_mode_is_kept(chat):
     background = "getComputedStyle(document.body).backgroundColor"
     light = chat.page.evaluate(background)
     chat.press("Switch between light and dark")
@@ -275,7 +271,7 @@ def test_dark_mode_is_kept(chat: Chat) -> None:
     assert chat.page.evaluate(background) == dark
 
 
-def test_a_narrow_page_never_scrolls_sideways(chat: Chat) -> None:
+def test_a_narrow_page_never_scrolls_sideways(chat):
     chat.page.set_viewport_size({"width": 360, "height": 640})
     chat.fake.answers["Go"] = MARKDOWN + "\n" + "x" * 300 + "\n\n```\n" + "y" * 300 + "\n```\n"
     chat.ask("Go")
@@ -285,7 +281,7 @@ def test_a_narrow_page_never_scrolls_sideways(chat: Chat) -> None:
     expect(chat.page.get_by_role("button", name="New chat")).to_be_visible()
 
 
-def test_every_control_has_a_name(chat: Chat) -> None:
+def test_every_control_has_a_name(chat):
     chat.ask("Go")
     chat.press("Settings")
     nameless = chat.page.evaluate(

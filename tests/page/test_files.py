@@ -1,10 +1,7 @@
 """The files of the pages: what is sent with them, and that vendored ones are what NOTICE says."""
 
-from __future__ import annotations
-
 import hashlib
 import re
-from pathlib import Path
 
 import pytest
 from flask import Flask
@@ -21,7 +18,7 @@ def client() -> FlaskClient:
     return app.test_client()
 
 
-def test_pages_let_in_nothing_from_elsewhere(client: FlaskClient) -> None:
+def test_pages_let_in_nothing_from_elsewhere(client):
     for path in ("/", "/page/js/chat.js", "/page/icon.svg"):
         response = client.get(path)
         policy = response.headers["Content-Security-Policy"]
@@ -32,7 +29,7 @@ def test_pages_let_in_nothing_from_elsewhere(client: FlaskClient) -> None:
         assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
-def test_files_are_kept_by_the_browser_and_checked(client: FlaskClient) -> None:
+def test_files_are_kept_by_the_browser_and_checked(client):
     first = client.get("/page/js/chat.js")
     assert first.content_type == "text/javascript; charset=utf-8"
     assert first.cache_control.no_cache
@@ -43,17 +40,17 @@ def test_files_are_kept_by_the_browser_and_checked(client: FlaskClient) -> None:
 
 
 @pytest.mark.parametrize("path", ["/page/../page.py", "/page/%2e%2e/page.py", "/page/", "/page"])
-def test_nothing_else_is_served(client: FlaskClient, path: str) -> None:
+def test_nothing_else_is_served(client, path):
     assert client.get(path).status_code == 404
 
 
-def test_links_are_not_followed(tmp_path: Path) -> None:
+def test_links_are_not_followed(tmp_path):
     (tmp_path / "index.html").write_text("here")
     (tmp_path / "secret.txt").symlink_to("/etc/hostname")
     assert list(read_page(tmp_path)) == ["/"]
 
 
-def test_vendored_files_are_listed_in_the_notice() -> None:
+def test_vendored_files_are_listed_in_the_notice():
     listed = dict(
         reversed(line.split())
         for line in (FOLDER / "vendor" / "NOTICE").read_text().splitlines()

@@ -1,7 +1,5 @@
 """Everything on the pages can be read: contrast of 4.5 to 1, and names that are not cut."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +52,7 @@ def fill(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_all_text_stands_out(chat: Chat, theme: str) -> None:
+def test_all_text_stands_out(chat, theme):
     chat.page.evaluate(f"document.documentElement.dataset.theme = '{theme}'")
     assert faint(chat) == []
     fill(chat)
@@ -64,13 +62,13 @@ def test_all_text_stands_out(chat: Chat, theme: str) -> None:
     assert faint(chat) == []
 
 
-def test_faint_text_would_be_found(chat: Chat) -> None:
+def test_faint_text_would_be_found(chat):
     chat.page.evaluate("document.querySelector('#empty h1').style.color = '#999'")
     (found,) = faint(chat)
     assert found[1] == "H1"
 
 
-def test_models_tell_size_memory_and_whether_they_fit(chat: Chat) -> None:
+def test_models_tell_size_memory_and_whether_they_fit(chat):
     chat.press("Models")
     rows = chat.page.locator("#managed li")
     expect(rows.filter(has_text="large")).to_contain_text("20.0 GB · takes about 21.0 GB of memory")
@@ -82,7 +80,7 @@ def test_models_tell_size_memory_and_whether_they_fit(chat: Chat) -> None:
 
 
 @pytest.mark.parametrize("settings", [False, True])
-def test_nothing_in_the_header_is_covered_or_cut(chat: Chat, settings: bool) -> None:
+def test_nothing_in_the_header_is_covered_or_cut(chat, settings):
     """Also beside the settings, which take part of the page's width."""
     chat.ask("Hello")
     for width in (390, 700, 800, 1024, 1280):

@@ -1,13 +1,10 @@
 """Fetching, choosing and deleting models on the page; tool calls, folded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from playwright.sync_api import expect
 
-from tests.page.conftest import Chat
 from tests.page.fake_server import Fake
 
 pytestmark = pytest.mark.browser
@@ -38,7 +35,7 @@ class TestManager:
             ],
         )
 
-    def test_a_model_is_fetched_with_its_progress_and_used(self, chat: Chat) -> None:
+    def test_a_model_is_fetched_with_its_progress_and_used(self, chat):
         chat.press("Models")
         row = chat.page.locator("#managed li").filter(has_text="large")
         row.get_by_role("button", name="Fetch").click()
@@ -50,7 +47,7 @@ class TestManager:
         chat.page.keyboard.press("Escape")
         expect(chat.page.get_by_role("dialog")).to_be_hidden()
 
-    def test_what_goes_wrong_is_said(self, chat: Chat) -> None:
+    def test_what_goes_wrong_is_said(self, chat):
         chat.fake.progress = [{"error": {"message": "the disk is full"}}]
         chat.press("Models")
         chat.page.get_by_label("Fetch another").fill("hf.co/org/repo")
@@ -60,7 +57,7 @@ class TestManager:
         )
         expect(chat.page.locator("#managed li")).to_have_count(3)
 
-    def test_the_second_click_deletes_unless_the_model_answers(self, chat: Chat) -> None:
+    def test_the_second_click_deletes_unless_the_model_answers(self, chat):
         expect(chat.page.locator("#badges .badge")).to_have_text(["cpu", "interactive"])
         chat.press("Models")
         row = chat.page.locator("#managed li").filter(has_text="other")
@@ -72,12 +69,12 @@ class TestManager:
         expect(row.get_by_role("button")).to_have_count(0)
 
 
-def test_a_server_that_manages_no_models_has_no_such_button(chat: Chat) -> None:
+def test_a_server_that_manages_no_models_has_no_such_button(chat):
     expect(chat.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
     expect(chat.page.get_by_role("button", name="Models")).to_be_hidden()
 
 
-def test_tool_calls_are_shown_folded(chat: Chat) -> None:
+def test_tool_calls_are_shown_folded(chat):
     """Their arguments come in pieces, and are laid out when they are whole."""
     chat.fake.calls = [
         {"index": 0, "id": "call_1", "function": {"name": "weather", "arguments": '{"city": '}},
@@ -94,7 +91,7 @@ def test_tool_calls_are_shown_folded(chat: Chat) -> None:
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
 
 
-def test_everything_of_the_head_is_on_a_narrow_screen(chat: Chat) -> None:
+def test_everything_of_the_head_is_on_a_narrow_screen(chat):
     chat.fake.managed = [model("tiny", installed=True, active=True)]
     chat.page.set_viewport_size({"width": 360, "height": 700})
     chat.page.reload()

@@ -1,14 +1,12 @@
 """The operator page in a real browser, against canned metrics."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
-from tests.page.fake_server import Double, Fake
+from tests.page.fake_server import Fake
 
 pytestmark = pytest.mark.browser
 
@@ -46,7 +44,7 @@ def fake() -> Fake:
 
 
 @pytest.fixture
-def operator(browser: Browser, double: Double, fake: Fake) -> Iterator[Page]:
+def operator(browser, double, fake) -> Iterator[Page]:
     """The page with a clock the tests move; fails where it logs an error."""
     double.fake = fake
     # A profile of its own: all pages of one have the same clock.
@@ -62,7 +60,7 @@ def operator(browser: Browser, double: Double, fake: Fake) -> Iterator[Page]:
     assert problems == []
 
 
-def test_charts_show_what_the_metrics_say(operator: Page) -> None:
+def test_charts_show_what_the_metrics_say(operator):
     expect(operator.locator("#state")).to_have_text("live")
     says = {"Requests in slots": "3 of 8", "Queue": "5 waiting", "KV pages": "30 % used"}
     for title, text in says.items():
@@ -80,7 +78,7 @@ def test_charts_show_what_the_metrics_say(operator: Page) -> None:
     assert "L" in (drawn.get_attribute("d") or "")
 
 
-def test_tenants_are_listed(operator: Page) -> None:
+def test_tenants_are_listed(operator):
     cells = operator.locator("#tenants tbody tr").locator("td")
     expect(cells).to_have_text(["local", "interactive", "100", "60", "0", "", "2", "17", "4", "5"])
     line = cells.nth(5).locator("path")
@@ -91,7 +89,7 @@ def test_tenants_are_listed(operator: Page) -> None:
     expect(cells.nth(5).locator("path")).to_have_attribute("d", re.compile(r"^M.*L"))
 
 
-def test_a_counter_that_fell_is_no_negative_rate(operator: Page, fake: Fake) -> None:
+def test_a_counter_that_fell_is_no_negative_rate(operator, fake):
     expect(operator.locator("#state")).to_have_text("live")
     fake.metrics[:] = [metrics(0)]
     operator.clock.run_for(2100)
@@ -107,7 +105,7 @@ class TestHostileName:
     def fake(self) -> Fake:
         return Fake(metrics=[metrics(1, r"<img src=x onerror='window.hit=1'> \"quoted\" {a}")])
 
-    def test_it_is_shown_as_it_is(self, operator: Page) -> None:
+    def test_it_is_shown_as_it_is(self, operator):
         name = operator.locator("#tenants td").first
         expect(name).to_have_text("<img src=x onerror='window.hit=1'> \"quoted\" {a}")
         assert operator.evaluate("window.hit") is None
@@ -120,7 +118,7 @@ class TestNobody:
     def fake(self) -> Fake:
         return Fake(metrics=["zinc_rt:num_requests_running 0.0\n"])
 
-    def test_it_says_so(self, operator: Page) -> None:
+    def test_it_says_so(self, operator):
         expect(operator.locator("#state")).to_have_text("live")
         expect(operator.locator("#no-tenants")).to_be_visible()
         queue = operator.locator("figure").filter(has_text="Queue")
@@ -134,13 +132,13 @@ class TestKey:
     def fake(self) -> Fake:
         return Fake(key="right", metrics=[metrics(1)])
 
-    def test_it_is_asked_for(self, operator: Page) -> None:
+    def test_it_is_asked_for(self, operator):
         operator.get_by_label("API key").fill("right")
         operator.keyboard.press("Enter")
         expect(operator.locator("#state")).to_have_text("live")
 
 
-def test_a_server_that_went_away_is_told_and_waited_for(operator: Page) -> None:
+def test_a_server_that_went_away_is_told_and_waited_for(operator):
     expect(operator.locator("#state")).to_have_text("live")
     operator.route("**/metrics", lambda route: route.abort())
     operator.clock.run_for(2100)

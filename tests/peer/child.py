@@ -1,7 +1,5 @@
 """Functions called in a process of their own, so that native code can die without pytest."""
 
-from __future__ import annotations
-
 import multiprocessing
 import signal
 import traceback

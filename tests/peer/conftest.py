@@ -1,7 +1,5 @@
 """The peer, one process for all tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

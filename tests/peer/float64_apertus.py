@@ -1,7 +1,5 @@
 """Apertus in plain float64: xIELU in place of gates."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.peer.float64_llama import Float64, Float64Llama

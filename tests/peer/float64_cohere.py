@@ -1,7 +1,5 @@
 """Command R, R+ and R7B in plain float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

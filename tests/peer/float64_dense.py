@@ -1,7 +1,5 @@
 """SmolLM 3, Granite, GLM-4, Phi 3, OLMo 2 and 3, EXAONE, AFM and others in plain float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

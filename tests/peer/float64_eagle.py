@@ -1,7 +1,5 @@
 """An EAGLE-3 head in plain float64, beside its model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Falcon-H1 in plain float64: attention and Mamba-2 side by side in every layer."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,7 +1,5 @@
 """Gemma 1 to 4 in plain float64."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gemma 3n in plain float64."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

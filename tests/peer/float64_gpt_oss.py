@@ -1,7 +1,5 @@
 """gpt-oss in plain float64."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Mamba-2 in plain float64, and Granite 4: such layers between those that attend."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

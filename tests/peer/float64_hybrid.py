@@ -1,7 +1,5 @@
 """The delta-net hybrids in plain float64: qwen35, qwen35moe and qwen3next."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,8 +1,6 @@
 """DeepSeek V2 and V3, Kimi K2 and GLM-4.7 Flash in plain float64, with keys and values of every
 head made from the latent rows before attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

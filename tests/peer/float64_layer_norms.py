@@ -1,7 +1,5 @@
 """StarCoder 2, StableLM, Phi 2, GPT-NeoX, Falcon, Nemotron 4 and OLMo in plain float64."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

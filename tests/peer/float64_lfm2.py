@@ -1,7 +1,5 @@
 """LFM 2 in plain float64: gated short convolutions between layers that attend."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

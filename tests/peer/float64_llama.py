@@ -3,8 +3,6 @@
 Weights are read and dequantized by the ``gguf`` package; attention is the textbook softmax over
 the whole score matrix; rotary angles come from numpy. Only the formulas are the same."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

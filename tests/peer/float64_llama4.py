@@ -1,7 +1,5 @@
 """Llama 4 in plain float64: chunks of attention, queries that grow, weighted inputs of experts."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,8 +1,6 @@
 """Mixtures of experts in plain float64: glm4moe, minimax-m2, ernie4_5-moe, bailingmoe2, exaone-moe,
 afmoe, hy_v3, mellum, smallthinker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

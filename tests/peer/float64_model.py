@@ -1,7 +1,5 @@
 """The float64 oracle of a file, by its architecture."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.peer.float64_apertus import Float64Apertus

@@ -1,7 +1,5 @@
 """Nemotron-H and Nemotron 3 in plain float64: every layer is one block."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -4,8 +4,6 @@ Prints the mean KL of each storage type from a forward pass in binary64, ours an
 two lengths: of the files named, or of nine architectures with random binary32 weights and heads as
 published models have them. One JSON line a model and length goes to standard error."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,8 +1,6 @@
 """Heads by llama.cpp, through functions of its library that its binding names partly. To be
 called in the child process of ``llama_cpp_peer``."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any
 

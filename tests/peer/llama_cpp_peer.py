@@ -3,8 +3,6 @@
 It runs in a child process. Only functions called there import the binding, whose native code was
 built for one processor."""
 
-from __future__ import annotations
-
 import ctypes
 import functools
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """Logits of the runtime under test, for comparison."""
 
-from __future__ import annotations
-
 import gc
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """A build of the peer is used on the kind of processor it was made for, and never on another."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 import subprocess

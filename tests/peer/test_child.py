@@ -1,7 +1,5 @@
 """Whatever native code does in a child process is one red test that says what happened."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The default model: close to llama.cpp, and closer than it to float64 with the same weights."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -88,7 +86,7 @@ def figures_of(kv: str, rows: np.ndarray) -> Figures:
 
 
 @pytest.fixture(scope="module")
-def tokens(default_model_path: Path) -> list[int]:
+def tokens(default_model_path) -> list[int]:
     """Those of a passage of text."""
     model = open_model(default_model_path)
     with model.file:

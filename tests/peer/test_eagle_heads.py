@@ -1,16 +1,10 @@
 """Heads: llama.cpp reads the same files and computes the same formulas."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from tests.engine.headed_models import head_of
 from tests.engine.test_draft_formulas import BLOCKS, HEADS, path_of, truth_of
-from tests.peer.llama_cpp_peer import Peer
 
 pytestmark = pytest.mark.peer
 TOKENS = [i * 7 % 250 for i in range(40)]
@@ -18,9 +12,7 @@ TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("name", [name for name in HEADS if name not in BLOCKS])
-def test_llama_cpp_agrees_with_float64(
-    synthetic_model: Callable[..., Path], peer: Peer, name: str
-) -> None:
+def test_llama_cpp_agrees_with_float64(synthetic_model, peer, name):
     """It leaves the first token out, of which the formulas have no row before."""
     path = path_of(synthetic_model, name)
     head, truth = head_of(path), truth_of(path, name)
@@ -35,9 +27,7 @@ def test_llama_cpp_agrees_with_float64(
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_llama_cpp_agrees_with_float64_on_blocks(
-    synthetic_model: Callable[..., Path], peer: Peer, name: str
-) -> None:
+def test_llama_cpp_agrees_with_float64_on_blocks(synthetic_model, peer, name):
     """The rows of the model, and a block without keys of them. Its rows have windows of their own,
     not that of the block's last row."""
     path = path_of(synthetic_model, name)

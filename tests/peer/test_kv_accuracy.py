@@ -1,7 +1,5 @@
 """The table of what storing keys and values costs, of one model and a short prompt."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """A key that changes the formulas changes them here as in llama.cpp, or the file is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -67,9 +65,7 @@ def accepted(source: Path, changed: Mapping[str, Any], bare: Path) -> bool:
         *(FAMILIES[name]["architecture"] for name in EACH_KIND),
     ),
 )
-def test_what_is_read_is_read_as_llama_cpp_does(
-    synthetic_model, peer, tmp_path, architecture
-) -> None:
+def test_what_is_read_is_read_as_llama_cpp_does(synthetic_model, peer, tmp_path, architecture):
     model = synthetic_model(quant="f32", seed=11, **FAMILIES[FIRST[architecture]])
     source = for_peer(model, architecture)
     tolerance = peer_tolerance(FIRST[architecture])

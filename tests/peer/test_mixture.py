@@ -1,7 +1,5 @@
 """The mixture ``q4_k_m`` is the one llama.cpp's quantizer makes of the same model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,5 @@
 """Each pre-tokenizer over one vocabulary cuts as llama.cpp's of the same name does."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -71,7 +68,7 @@ def vocabulary() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_ids_are_llama_cpps(vocabulary, tmp_path: Path, peer, name: str) -> None:
+def test_ids_are_llama_cpps(vocabulary, tmp_path, peer, name):
     named = {**vocabulary, "tokenizer.ggml.pre": name}
     ours = load_tokenizer(named, name)
     path = tmp_path / "vocabulary.gguf"

@@ -3,8 +3,6 @@
 llama.cpp rounds activations to 8 bits where this runtime keeps 16 (rule R5), so on the quantized
 file itself it is farther from those weights than this runtime is."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,19 +63,11 @@ AS_WIDE = (
     *("exaone4", "internlm2", "qwen2moe", "olmoe", "phi3", "olmo2", "lfm2", "lfm2moe"),
     *("granitehybrid", "command-r", "cohere2", "qwen2vl", "bailingmoe2", "starcoder2"),
     *(
-        "stablelm",
-        "phi2",
-        "gptneox",
-        "exaone",
-        "chatglm",
-        "falcon",
-        "olmo",
-        "deepseek",
-        "nemotron",
-        "gpt2",
+        "stablelm", "phi2", "gptneox", "exaone", "chatglm", "falcon", "olmo", "deepseek",
+        "nemotron", "gpt2",
     ),
     "starcoder",
-)
+)  # fmt: skip
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 CLOSER = 3.0
 """How much smaller our KL is than llama.cpp's on the same quantized file, at least."""

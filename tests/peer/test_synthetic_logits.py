@@ -3,8 +3,6 @@
 ``tests/model/test_family_logits.py`` has the third side: ours against float64, for all variants of
 an architecture in every run."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

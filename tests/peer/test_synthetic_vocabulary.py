@@ -1,7 +1,5 @@
 """The generator's own vocabularies mean the same to llama.cpp as to this runtime."""
 
-from __future__ import annotations
-
 import unicodedata
 
 import pytest

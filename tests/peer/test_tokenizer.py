@@ -1,7 +1,5 @@
 """Every text becomes the same ids as in llama.cpp, with control tokens parsed or not."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 

@@ -1,37 +1,10 @@
 """What the peers are asked to tokenize and to predict."""
 
-from __future__ import annotations
-
 import itertools
 import random
+from pathlib import Path
 
-PASSAGE = """\
-A tide table is a promise made by arithmetic. The moon circles the earth, the earth turns \
-beneath it, and every harbour answers with a rhythm of its own. In 1872 a Scottish engineer built \
-a machine of brass wheels and cords that added ten such rhythms together; one turn of its crank \
-gave a year's predictions for a port in about four hours.
-
-Nobody had to trust the machine. The same wheels, set the same way, drew the same curve, and a \
-clerk with a pencil could check any point on it. When two curves disagreed, one of them was wrong, \
-and somebody went looking for the slipped cord.
-
-"How do you know it is right?" asked the harbour master.
-"I don't," said the engineer. "I know that it is the same as yesterday, and yesterday I checked."
-
-def tide(hours, parts):
-    # height in metres above the datum
-    return sum(a * math.cos(w * hours - p) for a, w, p in parts)
-
-The first three constituents for the port were:
-1. M2: 1.41 m, 28.984 degrees per hour
-2. S2: 0.48 m, 30.000 degrees per hour
-3. N2: 0.29 m, 28.440 degrees per hour
-
-From these alone the forecast for Sunday morning was within nine centimetres of the gauge. The \
-remaining error came from the wind, which has no wheel. Later engineers replaced the brass with \
-relays, the relays with valves and the valves with silicon, and each time the first thing they did \
-was to run last year's tables again and compare them, digit by digit, with the book on the shelf.
-"""
+PASSAGE = Path(__file__).with_name("passage.txt").read_text()
 
 WORDS = (
     "Hello", "world", "don't", "I'LL", "it's", "naïve", "Straße", "ΑΒΓδε", "привет", "Мир", "漢字",

@@ -1,7 +1,5 @@
 """YaRN's frequencies in plain float64."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -1,10 +1,7 @@
 """A tiny model in this process, through the Python API."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +16,11 @@ def engine_threads() -> int:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def most_is_around_steps(native_is_quick: None) -> None:
+def most_is_around_steps(native_is_quick) -> None:
     """These tests are of what Python does."""
 
 
 @pytest.fixture(scope="session")
-def llm(tiny_model_path: Path) -> Iterator[LLM]:
+def llm(tiny_model_path) -> Iterator[LLM]:
     with LLM(tiny_model_path, tier="native", context=CONTEXT, slots=3, progress=False) as opened:
         yield opened

@@ -1,11 +1,8 @@
 """Offline batches: each result is that of its prompt alone, whatever else is asked for."""
 
-from __future__ import annotations
-
 import gc
 import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +10,10 @@ import pytest
 
 from contract.types import FinishReason, TokenEvent
 from contract.types import SamplingParams as EngineSampling
-from harness.host.driver import EventStream
 from harness.host.event_queue import Offer, TimedEvent
 from harness.host.options import SessionOptions
 from harness.host.session import Session
+from harness.host.stream_driver import EventStream
 from reference.ops.log_probabilities import log_probabilities
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, RequestError, SamplingParams
@@ -29,7 +26,7 @@ SAMPLED = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_end=True
 
 
 @pytest.fixture(scope="module")
-def session(tiny_model_path: Path) -> Iterator[Session]:
+def session(tiny_model_path) -> Iterator[Session]:
     """What ``zinc-rt run`` and ``zinc-rt logits`` answer with."""
     options = SessionOptions(tier="native", context=CONTEXT, all_logits=True)
     with Session.open(tiny_model_path, options) as opened:
@@ -45,9 +42,7 @@ def of_run(session: Session, prompt: str, seed: int, max_tokens: int) -> tuple[l
     return generation.tokens, generation.text
 
 
-def test_each_prompt_gives_what_run_gives_in_the_order_of_the_prompts(
-    llm: LLM, session: Session
-) -> None:
+def test_each_prompt_gives_what_run_gives_in_the_order_of_the_prompts(llm, session):
     """More prompts than slots, several completions each, one that cannot be served."""
     parameters = SamplingParams(temperature=0.9, seed=5, max_tokens=12, n=2)
     outputs = llm.generate(PROMPTS, parameters)
@@ -75,9 +70,7 @@ def test_each_prompt_gives_what_run_gives_in_the_order_of_the_prompts(
         ("x", SamplingParams(log_probabilities=21), "log_probabilities"),
     ],
 )
-def test_a_bad_prompt_takes_nothing_from_the_others(
-    llm: LLM, prompt: object, parameters: SamplingParams, problem: str
-) -> None:
+def test_a_bad_prompt_takes_nothing_from_the_others(llm, prompt, parameters, problem):
     alone = [llm.generate(text, SAMPLED)[0].tokens for text in ("one", "two")]
     outputs = llm.generate(["one", prompt, "two"], [SAMPLED, parameters, SAMPLED])  # type: ignore[list-item]
     assert [outputs[0].tokens, outputs[2].tokens] == alone
@@ -85,7 +78,7 @@ def test_a_bad_prompt_takes_nothing_from_the_others(
     assert outputs[1].error.field == problem
 
 
-def test_one_prompt_may_be_given_as_it_is(llm: LLM) -> None:
+def test_one_prompt_may_be_given_as_it_is(llm):
     tokens = llm.tokenizer.encode("one")
     texts = [llm.generate(given, SAMPLED)[0].text for given in ("one", tokens, [tokens])]
     assert len(set(texts)) == 1
@@ -93,12 +86,12 @@ def test_one_prompt_may_be_given_as_it_is(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
-def test_parameters_for_other_prompts(llm: LLM) -> None:
+def test_parameters_for_other_prompts(llm):
     with pytest.raises(RequestError, match="one for each"):
         llm.generate(["one", "two"], [SAMPLED])
 
 
-def test_stop_strings_and_reasons(llm: LLM) -> None:
+def test_stop_strings_and_reasons(llm):
     text = llm.generate("one", SAMPLED)[0].text
     middle = text[len(text) // 2 :][:2]
     ended = llm.generate("one", SamplingParams(temperature=0.9, seed=5, max_tokens=12, stop=middle))
@@ -108,7 +101,7 @@ def test_stop_strings_and_reasons(llm: LLM) -> None:
     assert llm.generate("one", SAMPLED)[0].completion.finish_reason == "length"
 
 
-def test_log_probabilities_and_logits_are_arrays(llm: LLM, session: Session) -> None:
+def test_log_probabilities_and_logits_are_arrays(llm, session):
     """The logits are those of ``zinc-rt logits`` at the same positions, every bit; a token's
     log-probability is rule R10's of its row."""
     asked = SamplingParams(max_tokens=5, ignore_end=True, log_probabilities=3, logits=True)
@@ -137,7 +130,7 @@ def test_log_probabilities_and_logits_are_arrays(llm: LLM, session: Session) -> 
     assert plain.logits is plain.log_probabilities is plain.top_tokens is None
 
 
-def test_prompts_without_end_are_read_as_there_is_room(llm: LLM) -> None:
+def test_prompts_without_end_are_read_as_there_is_room(llm):
     read = 0
 
     def endless() -> Iterator[str]:
@@ -154,7 +147,7 @@ def test_prompts_without_end_are_read_as_there_is_room(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_ctrl_c_ends_the_batch_and_not_the_model(llm: LLM) -> None:
+def test_ctrl_c_ends_the_batch_and_not_the_model(llm):
     before = llm.generate("one", SAMPLED)[0].tokens
 
     def interrupted() -> Iterator[str]:
@@ -168,9 +161,7 @@ def test_ctrl_c_ends_the_batch_and_not_the_model(llm: LLM) -> None:
     assert llm.generate("one", SAMPLED)[0].tokens == before
 
 
-def test_a_bar_counts_the_prompts(
-    tiny_model_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bar_counts_the_prompts(tiny_model_path, capsys, monkeypatch):
     monkeypatch.setattr("harness.progress.LINE_SECONDS", 0.0)
     with LLM(tiny_model_path, tier="native", context=64, slots=2) as llm:
         llm.generate(["one", "two"], SamplingParams(max_tokens=2))
@@ -182,7 +173,7 @@ def idle(llm: LLM) -> bool:
     return llm._driver.call(lambda engine: engine.idle)
 
 
-def test_parameters_of_the_package(llm: LLM) -> None:
+def test_parameters_of_the_package(llm):
     end = min(llm.tokenizer.eog_ids)
     eager = {"logit_bias": {end: 100.0}, "max_tokens": 9, "temperature": 0.0}
     (one,) = llm.generate(["hello"], SamplingParams(**eager, min_tokens=5))
@@ -197,9 +188,7 @@ def test_parameters_of_the_package(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
-def test_the_reader_is_woken_where_its_events_may_end_something(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: tuple[str, ...]
-) -> None:
+def test_the_reader_is_woken_where_its_events_may_end_something(llm, monkeypatch, stop):
     """Events come one by one while it waits; those that it takes end its waiting."""
     tokens, taken = 4 * BUFFERED_EVENTS, list[int]()
     reason = [None] * (tokens - 1) + [FinishReason.LENGTH]
@@ -222,9 +211,7 @@ def test_the_reader_is_woken_where_its_events_may_end_something(
 
 
 @pytest.mark.parametrize("listed", [None, 1])
-def test_no_object_is_kept_for_each_token(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch, listed: int | None
-) -> None:
+def test_no_object_is_kept_for_each_token(llm, monkeypatch, listed):
     """Objects that live make Python's collector look at the whole heap of the caller's process.
     Log-probabilities need them."""
     count, kept = 3 * BUFFERED_EVENTS, []

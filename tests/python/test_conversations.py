@@ -1,7 +1,5 @@
 """Tools and formats in a Python program: what the server answers, to the bit."""
 
-from __future__ import annotations
-
 import json
 import urllib.request
 from collections.abc import Iterator
@@ -16,24 +14,20 @@ from zinc_rt import LLM, RequestError, SamplingParams, serve
 
 CONTEXT = 1024
 ASKED: dict[str, Any] = {
-    "temperature": 1.0,
-    "top_k": 0,
-    "top_p": 1.0,
-    "min_p": 0.0,
-    "repeat_penalty": 1.0,
+    "temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repeat_penalty": 1.0,
     "max_tokens": 120,
-}
+}  # fmt: skip
 CALLING: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     return speaking_model(tmp_path_factory.mktemp("speaking"), HERMES)
 
 
 @pytest.fixture(scope="module")
-def talking(path: Path) -> Iterator[LLM]:
+def talking(path) -> Iterator[LLM]:
     with LLM(path, tier="native", context=CONTEXT, slots=2, progress=False) as opened:
         yield opened
 
@@ -42,7 +36,7 @@ def asked(seed: int, **more: Any) -> SamplingParams:
     return SamplingParams(seed=seed, **(ASKED | more))
 
 
-def test_a_call_is_the_one_that_the_server_makes(talking: LLM, path: Path, tmp_path: Path) -> None:
+def test_a_call_is_the_one_that_the_server_makes(talking, path, tmp_path):
     """The whole message, ids included; it and the answer to it go back into the conversation."""
     (output,) = talking.chat(MESSAGES, asked(3), thinking=False, **CALLING)
     message, completion = output.completion.message, output.completion
@@ -68,7 +62,7 @@ def test_a_call_is_the_one_that_the_server_makes(talking: LLM, path: Path, tmp_p
     assert len(after.prompt_tokens) > len(output.prompt_tokens)
 
 
-def test_formats_of_many_choices_of_many_conversations(talking: LLM) -> None:
+def test_formats_of_many_choices_of_many_conversations(talking):
     """Beside one that is free, and in a stream."""
     outputs = talking.chat([MESSAGES] * 3, asked(5, n=2), thinking=False, response_format=SCHEMA)
     texts = [completion.text for output in outputs for completion in output.completions]
@@ -84,7 +78,7 @@ def test_formats_of_many_choices_of_many_conversations(talking: LLM) -> None:
     assert free.text not in texts
 
 
-def test_one_call_ends_an_answer(talking: LLM) -> None:
+def test_one_call_ends_an_answer(talking):
     """What a model would say after the only call it may make is never computed."""
     (begin,) = talking.tokenizer.encode("<tool_call>", add_bos=False)
     free = asked(3, max_tokens=400, logit_bias={begin: 100}, ignore_end=False)
@@ -112,9 +106,7 @@ def test_one_call_ends_an_answer(talking: LLM) -> None:
       "tool_choice": "required"},
      "tools", "not at its root"),
 ])  # fmt: skip
-def test_what_cannot_be_done_is_an_error_of_its_conversation(
-    talking: LLM, fields: dict[str, Any], field: str, says: str
-) -> None:
+def test_what_cannot_be_done_is_an_error_of_its_conversation(talking, fields, field, says):
     (output,) = talking.chat(MESSAGES, asked(1), **fields)
     assert isinstance(output.error, RequestError)
     assert output.error.field == field
@@ -123,7 +115,7 @@ def test_what_cannot_be_done_is_an_error_of_its_conversation(
         list(talking.stream_chat(MESSAGES, asked(1), **fields))
 
 
-def test_a_model_whose_template_knows_no_tools_calls_them_too(tmp_path: Path) -> None:
+def test_a_model_whose_template_knows_no_tools_calls_them_too(tmp_path):
     template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
     path = templated_model(tmp_path, "plain", template)
     with LLM(path, tier="native", context=CONTEXT, slots=1, progress=False) as opened:
@@ -134,7 +126,7 @@ def test_a_model_whose_template_knows_no_tools_calls_them_too(tmp_path: Path) ->
     check_call(call["function"]["name"], call["function"]["arguments"])
 
 
-def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talking: LLM) -> None:
+def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talking):
     """Not the model's: its file is whole, and others' answers go on."""
     late = {"type": "regex", "regex": "[xy](a?){3000}a{3000}"}
     (output,) = talking.chat(MESSAGES, asked(1), thinking=False, response_format=late)
@@ -144,7 +136,7 @@ def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talkin
     assert fine.error is None
 
 
-def test_each_of_a_list_of_conversations_has_its_own_parameters(llm: LLM) -> None:
+def test_each_of_a_list_of_conversations_has_its_own_parameters(llm):
     """As prompts have; one of the wrong type is refused before any is computed."""
     asked = [SamplingParams(max_tokens=n) for n in (2, 5, 3)]
     turns = [[{"role": "user", "content": text}] for text in ("a", "b", "c")]
@@ -168,9 +160,7 @@ def test_each_of_a_list_of_conversations_has_its_own_parameters(llm: LLM) -> Non
     ],
     ids=repr,
 )
-def test_a_content_that_is_no_text_is_an_error_of_its_conversation(
-    llm: LLM, message: dict[str, Any]
-) -> None:
+def test_a_content_that_is_no_text_is_an_error_of_its_conversation(llm, message):
     bad, good = llm.chat([[message], "Hello"], SamplingParams(max_tokens=4))
     says = "expected a text or a list of"
     if "image_url" in str(message):

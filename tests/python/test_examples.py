@@ -1,12 +1,9 @@
 """Every example of the Python API and of its page runs."""
 
-from __future__ import annotations
-
 import doctest
 import importlib
 import pkgutil
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +18,7 @@ PAGE = ROOT / "docs" / "python.md"
 
 
 @pytest.fixture(autouse=True)
-def beside_a_model(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def beside_a_model(tiny_model_path, tmp_path, monkeypatch) -> None:
     """``model.gguf`` in the current folder, and nothing of the user's."""
     shutil.copy(tiny_model_path, tmp_path / "model.gguf")
     monkeypatch.chdir(tmp_path)
@@ -30,17 +27,17 @@ def beside_a_model(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("module", [zinc_rt, *MODULES], ids=lambda module: module.__name__)
-def test_docstrings(module: object) -> None:
+def test_docstrings(module):
     assert doctest.testmod(module).failed == 0  # type: ignore[arg-type]
 
 
-def test_the_page() -> None:
+def test_the_page():
     results = doctest.testfile(str(PAGE), module_relative=False)
     assert results.failed == 0
     assert results.attempted > 10
 
 
-def test_what_a_user_calls_has_an_example() -> None:
+def test_what_a_user_calls_has_an_example():
     finder = doctest.DocTestFinder(exclude_empty=True)
     shown = {
         test.name for module in (zinc_rt, *MODULES) for test in finder.find(module) if test.examples
@@ -50,7 +47,7 @@ def test_what_a_user_calls_has_an_example() -> None:
     assert {"zinc_rt", "zinc_rt.llm.LLM", "zinc_rt.server.serve"} <= shown
 
 
-def test_a_wrong_example_fails(tmp_path: Path) -> None:
+def test_a_wrong_example_fails(tmp_path):
     """Negative control."""
     page = tmp_path / "wrong.md"
     page.write_text(">>> 1 + 1\n3\n")

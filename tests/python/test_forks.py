@@ -1,10 +1,7 @@
 """A process that was forked while a model is open ends by itself, and says what it cannot do."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +40,7 @@ print(child.exitcode, llm.generate(prompt, greedy)[0].tokens == before)
 """
 
 
-def test_a_fork_opens_a_model_of_its_own_and_ends_by_itself(tiny_model_path: Path) -> None:
+def test_a_fork_opens_a_model_of_its_own_and_ends_by_itself(tiny_model_path):
     """It has none of the threads that computed for the process it was forked from, which goes on as
     before."""
     done = script_process(SCRIPT, tiny_model_path, PYTHONPATH=SOURCES)
@@ -51,7 +48,7 @@ def test_a_fork_opens_a_model_of_its_own_and_ends_by_itself(tiny_model_path: Pat
     assert done.out.splitlines() == ["child True", "0 True"]
 
 
-def test_a_fork_is_told_that_a_driver_cannot_be_used_in_it(tiny_model_path: Path) -> None:
+def test_a_fork_is_told_that_a_driver_cannot_be_used_in_it(tiny_model_path):
     """Its threads are in the process that it was forked from, and it would wait for them."""
 
     def text() -> str:
@@ -74,14 +71,14 @@ def test_a_fork_is_told_that_a_driver_cannot_be_used_in_it(tiny_model_path: Path
         *(lambda llm: llm.logits("one"), lambda llm: llm.embed("one")),
     ],
 )
-def test_calls_in_a_fork_say_what_to_do(llm: LLM, call: Callable[[LLM], Any]) -> None:
+def test_calls_in_a_fork_say_what_to_do(llm, call):
     said = str(in_a_fork(lambda: call(llm)))
     assert said.startswith("EngineStopped: this process was forked")
     assert "open a model in each process" in said
     assert llm.generate("one", GREEDY)[0].error is None
 
 
-def test_a_fork_hashes_rows_with_threads_of_its_own() -> None:
+def test_a_fork_hashes_rows_with_threads_of_its_own():
     """Also where the process it was forked from has started all threads of its pool."""
     together = threading.Barrier(HASHING_THREADS)
 
@@ -94,6 +91,6 @@ def test_a_fork_hashes_rows_with_threads_of_its_own() -> None:
     assert digests() == in_a_fork(digests)
 
 
-def test_closing_in_a_fork_frees_nothing(llm: LLM) -> None:
+def test_closing_in_a_fork_frees_nothing(llm):
     assert in_a_fork(lambda: (llm.close(), repr(llm))[1]).endswith(", closed)")  # type: ignore[attr-defined]
     assert llm.generate("one", GREEDY)[0].error is None

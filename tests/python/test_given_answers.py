@@ -1,14 +1,11 @@
 """Answers whose tokens a caller gives, and the experts that tokens of a mixture use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from zinc_rt import LLM, RequestError, SamplingParams
 
@@ -19,13 +16,13 @@ SAMPLED = SamplingParams(
 
 
 @pytest.fixture(scope="module", params=["cpu", "native"])
-def mixture(request: pytest.FixtureRequest, synthetic_model: SyntheticModel) -> Iterator[LLM]:
+def mixture(request, synthetic_model) -> Iterator[LLM]:
     path = synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
     with LLM(path, tier=request.param, slots=3, context=96, experts=True, progress=False) as opened:
         yield opened
 
 
-def test_a_given_answer_has_the_rows_of_the_answer_by_itself(llm: LLM) -> None:
+def test_a_given_answer_has_the_rows_of_the_answer_by_itself(llm):
     """Log-probabilities, lists and logits to the bit, beside others."""
     own = llm.generate(TEXT, SAMPLED)[0].completion
     asked = SamplingParams(force_tokens=own.tokens, logprobs=2, logits=True, ignore_end=True)
@@ -45,7 +42,7 @@ def test_a_given_answer_has_the_rows_of_the_answer_by_itself(llm: LLM) -> None:
     assert other.log_probabilities.tobytes() == score.log_probabilities[3:].tobytes()
 
 
-def test_a_given_answer_in_a_conversation_and_a_stream(llm: LLM) -> None:
+def test_a_given_answer_in_a_conversation_and_a_stream(llm):
     asked = SamplingParams(force_tokens=[70, 71, 72], logprobs=1)
     (answer,) = llm.chat("Hello", asked)
     prompt = llm.encode_chat("Hello")
@@ -70,12 +67,12 @@ def test_a_given_answer_in_a_conversation_and_a_stream(llm: LLM) -> None:
         ({"experts": 1}, "experts: is 1, not True or False"),
     ],
 )
-def test_refusals(fields: dict[str, object], problem: str) -> None:
+def test_refusals(fields, problem):
     with pytest.raises(RequestError, match=problem):
         SamplingParams(**fields)  # type: ignore[arg-type]
 
 
-def test_experts_of_answers_and_of_scores_are_the_same(mixture: LLM) -> None:
+def test_experts_of_answers_and_of_scores_are_the_same(mixture):
     """Of every token but the last, sampled, given or read; several choices have their own."""
     asked = SamplingParams(max_tokens=7, temperature=0.9, experts=True, ignore_end=True, n=2)
     (output,) = mixture.generate([[1, 2, 3, 4]], asked)
@@ -91,7 +88,7 @@ def test_experts_of_answers_and_of_scores_are_the_same(mixture: LLM) -> None:
     assert mixture.score([[1, 2, 3]])[0].experts is None
 
 
-def test_an_answer_that_a_stop_string_cuts_has_experts_of_its_tokens(mixture: LLM) -> None:
+def test_an_answer_that_a_stop_string_cuts_has_experts_of_its_tokens(mixture):
     asked = SamplingParams(max_tokens=30, temperature=0.9, seed=5, experts=True, ignore_end=True)
     whole = mixture.generate([[1, 2, 3, 4]], asked)[0].completion
     text = whole.text[: len(whole.text) // 2]
@@ -104,7 +101,7 @@ def test_an_answer_that_a_stop_string_cuts_has_experts_of_its_tokens(mixture: LL
     assert np.array_equal(found.experts, whole.experts[: len(found.experts)])
 
 
-def test_a_model_without_experts_says_so(llm: LLM) -> None:
+def test_a_model_without_experts_says_so(llm):
     for output in (
         llm.generate(TEXT, SamplingParams(max_tokens=2, experts=True))[0],
         llm.score(TEXT, experts=True)[0],

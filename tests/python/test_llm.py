@@ -1,7 +1,5 @@
 """Opening, conversations, closing, the server; and that it is installed."""
 
-from __future__ import annotations
-
 import gc
 import json
 import subprocess
@@ -9,7 +7,6 @@ import sys
 import threading
 import urllib.request
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +23,7 @@ GREEDY = SamplingParams(max_tokens=6)
 TURN = [{"role": "user", "content": "Hello <|im_end|>"}]
 
 
-def test_an_argument_that_is_no_setting() -> None:
+def test_an_argument_that_is_no_setting():
     with pytest.raises(TypeError, match="LLM has no argument 'tire'; did you mean 'tier'"):
         LLM("model.gguf", tire="cpu")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="serve has no argument 'prot'; did you mean 'port'"):
@@ -35,16 +32,14 @@ def test_an_argument_that_is_no_setting() -> None:
         LLM("model.gguf", slots="many")  # type: ignore[arg-type]
 
 
-def test_settings_come_from_the_environment_too(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_come_from_the_environment_too(tiny_model_path, monkeypatch):
     monkeypatch.setenv("ZINC_RT_TIER", "cpu")
     monkeypatch.setenv("ZINC_RT_CONTEXT", "48")
     with LLM(tiny_model_path, progress=False) as llm:
         assert (llm.tier, llm.context) == ("cpu", 48)
 
 
-def test_a_conversation_is_what_the_template_makes_of_it(llm: LLM, tiny_model_path: Path) -> None:
+def test_a_conversation_is_what_the_template_makes_of_it(llm, tiny_model_path):
     """One conversation or many; text of the user that looks like a control token is text."""
     (answer,) = llm.chat(TURN, GREEDY)
     assert [output.text for output in llm.chat([TURN, TURN], GREEDY)] == [answer.text] * 2
@@ -57,14 +52,14 @@ def test_a_conversation_is_what_the_template_makes_of_it(llm: LLM, tiny_model_pa
     assert "".join(piece.text for piece in llm.stream_chat(TURN, GREEDY)) == answer.text
 
 
-def test_a_conversation_that_is_none(llm: LLM) -> None:
+def test_a_conversation_that_is_none(llm):
     (output,) = llm.chat([[{"role": "nobody", "content": "x"}]], GREEDY)
     assert isinstance(output.error, RequestError)
     (output,) = llm.chat([TURN], GREEDY, thinking=True)
     assert isinstance(output.error, RequestError)
 
 
-def test_closing_ends_the_engine_and_a_second_time_does_nothing(tiny_model_path: Path) -> None:
+def test_closing_ends_the_engine_and_a_second_time_does_nothing(tiny_model_path):
     before = engine_threads()
     llm = LLM(tiny_model_path, tier="cpu", context=32, progress=False)
     assert engine_threads() == before + 1
@@ -73,7 +68,7 @@ def test_closing_ends_the_engine_and_a_second_time_does_nothing(tiny_model_path:
     assert engine_threads() == before
 
 
-def test_a_program_that_does_not_close_ends_well(tiny_model_path: Path) -> None:
+def test_a_program_that_does_not_close_ends_well(tiny_model_path):
     """With a stream that was left in the middle, too."""
     program = (
         "import sys; from zinc_rt import LLM, SamplingParams\n"
@@ -85,7 +80,7 @@ def test_a_program_that_does_not_close_ends_well(tiny_model_path: Path) -> None:
     assert (done.code, done.err) == (0, "")
 
 
-def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_path: Path) -> None:
+def test_the_server_gives_the_same_bits(llm, tiny_model_path, tmp_path):
     asked = SamplingParams(
         temperature=0.7, top_k=0, top_p=0.9, min_p=0.0, seed=3, max_tokens=9, log_probabilities=2
     )
@@ -107,7 +102,7 @@ def test_the_server_gives_the_same_bits(llm: LLM, tiny_model_path: Path, tmp_pat
         urllib.request.urlopen(server.url + "/health")
 
 
-def test_it_is_installed(tmp_path: Path) -> None:
+def test_it_is_installed(tmp_path):
     """Beside the project, without a path to its sources: what ``pip install`` made of it."""
     program = "import zinc_rt, harness; print(zinc_rt.LLM.__module__)"
     named = {name: value for name, value in environment().items() if name != "PYTHONPATH"}
@@ -117,7 +112,7 @@ def test_it_is_installed(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("zinc_rt.llm\n", "")
 
 
-def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -> None:
+def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path):
     program = (
         "import sys; absent = ('flask', 'waitress', 'msgspec', 'prometheus_client')\n"
         "sys.modules.update(dict.fromkeys(absent))\n"
@@ -138,11 +133,11 @@ def test_a_server_needs_its_extra_and_nothing_else_does(tiny_model_path: Path) -
     assert all(install_command("server") in line for line in told)
 
 
-def test_everything_it_exports_is_there() -> None:
+def test_everything_it_exports_is_there():
     assert all(hasattr(zinc_rt, name) for name in zinc_rt.__all__)
 
 
-def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_path: Path) -> None:
+def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_path):
     """Python collects cycles on whichever thread makes an object, and closing waits for the
     engine's thread."""
     before = engine_threads()
@@ -160,9 +155,7 @@ def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_pa
     wait_until(lambda: engine_threads() == before)
 
 
-def test_tokens_are_guessed_ahead_where_it_is_asked_for(
-    tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tokens_are_guessed_ahead_where_it_is_asked_for(tiny_model_path, monkeypatch):
     """By the argument or any other source of the setting, from the prompt, too; the answer is the
     same."""
     asked, prompt = SamplingParams(max_tokens=60, ignore_eos=True), "to be or not to be " * 4
@@ -178,7 +171,7 @@ def test_tokens_are_guessed_ahead_where_it_is_asked_for(
     assert len({tokens for _, tokens in found.values()}) == 1
 
 
-def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path: Path) -> None:
+def test_a_reach_of_penalties_is_that_of_the_setting(tiny_model_path):
     """Not that of what is stored, which is more where tokens are guessed ahead. One that is named
     has the same bits where the setting reaches further, and is refused where it does not."""
     asked = SamplingParams(max_tokens=60, presence_penalty=1.5, ignore_eos=True)

@@ -1,7 +1,5 @@
 """What a program does with a model besides asking it: processes, threads, loops, copies, Ctrl-C."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect
@@ -71,14 +69,14 @@ def run_script(folder: Path, text: str, *words: object) -> subprocess.CompletedP
     )
 
 
-def test_processes_open_a_model_each(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_processes_open_a_model_each(tiny_model_path, tmp_path):
     done = run_script(tmp_path, GUARDED, tiny_model_path, "forkserver")
     assert done.stderr == ""
     assert done.stdout.splitlines()[0] == "True prompt"
     assert "open one in each process" in done.stdout.splitlines()[1]
 
 
-def test_a_script_without_a_main_guard_is_told_of_it(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_script_without_a_main_guard_is_told_of_it(tiny_model_path, tmp_path):
     """By us before Python's own error, and the model of the first process answers."""
     done = run_script(tmp_path, UNGUARDED, tiny_model_path, "spawn")
     assert done.stdout == "3\n"
@@ -88,7 +86,7 @@ def test_a_script_without_a_main_guard_is_told_of_it(tiny_model_path: Path, tmp_
     assert done.stderr.count("RuntimeWarning") == 1
 
 
-def test_parameters_by_vllms_name(llm: LLM) -> None:
+def test_parameters_by_vllms_name(llm):
     (known,) = llm.generate("a", GREEDY)
     assert llm.generate("a", sampling_params=GREEDY)[0].tokens == known.tokens
     assert [one.tokens for one in llm.completed(["a"], sampling_params=[GREEDY])] == [known.tokens]
@@ -103,12 +101,12 @@ def test_parameters_by_vllms_name(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize("name", ["generate", "completed", "chat", "stream", "stream_chat"])
-def test_parameters_by_both_names_are_refused(llm: LLM, name: str) -> None:
+def test_parameters_by_both_names_are_refused(llm, name):
     with pytest.raises(TypeError, match="sampling_params is another name of parameters"):
         getattr(llm, name)("a", GREEDY, sampling_params=GREEDY)
 
 
-def test_a_running_loop_changes_nothing(llm: LLM) -> None:
+def test_a_running_loop_changes_nothing(llm):
     """As in a notebook."""
     (known,) = llm.generate("a", GREEDY)
 
@@ -127,7 +125,7 @@ def test_a_running_loop_changes_nothing(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "name", [*("generate", "chat", "score", "embed"), *("hidden_states", "logits", "stream")]
 )
-def test_ctrl_c_in_a_call_leaves_the_model_usable(llm: LLM, name: str) -> None:
+def test_ctrl_c_in_a_call_leaves_the_model_usable(llm, name):
     known = llm.generate("a", GREEDY)[0].tokens
 
     def interrupted() -> Iterator[str]:
@@ -152,7 +150,7 @@ def test_ctrl_c_in_a_call_leaves_the_model_usable(llm: LLM, name: str) -> None:
     assert llm.generate("a", GREEDY)[0].tokens == known
 
 
-def test_a_closed_model_says_so_and_closes_again(tiny_model_path: Path) -> None:
+def test_a_closed_model_says_so_and_closes_again(tiny_model_path):
     with LLM(tiny_model_path, tier="cpu", context=32, progress=False) as llm:
         stream = llm.stream("a", GREEDY)
     llm.close()
@@ -169,7 +167,7 @@ def test_a_closed_model_says_so_and_closes_again(tiny_model_path: Path) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
-def test_results_and_parameters_can_be_copied(llm: LLM, again: Callable[[Any], Any]) -> None:
+def test_results_and_parameters_can_be_copied(llm, again):
     asked = SamplingParams(
         max_tokens=3, n=2, logits=True, logprobs=2, stop=["zzz"], logit_bias={1: 2.0}
     )
@@ -209,7 +207,7 @@ def made(kind: type[ZincError]) -> ZincError:
 
 
 @pytest.mark.parametrize("kind", sorted(set(all_errors()), key=lambda kind: kind.__qualname__))
-def test_every_error_can_be_copied(kind: type[ZincError]) -> None:
+def test_every_error_can_be_copied(kind):
     """Also one whose constructor takes other arguments than a message."""
     error = made(kind)
     for same in (copy.deepcopy(error), pickle.loads(pickle.dumps(error))):
@@ -218,7 +216,7 @@ def test_every_error_can_be_copied(kind: type[ZincError]) -> None:
 
 
 @pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_model_and_a_stream_cannot_be_copied(llm: LLM, again: Callable[[Any], Any]) -> None:
+def test_a_model_and_a_stream_cannot_be_copied(llm, again):
     with pytest.raises(TypeError, match="an LLM cannot be copied or sent to another process; open"):
         again(llm)
     with pytest.raises(TypeError, match="a stream cannot be copied or sent to another process"):
@@ -226,7 +224,7 @@ def test_a_model_and_a_stream_cannot_be_copied(llm: LLM, again: Callable[[Any], 
     assert llm.generate("a", GREEDY)[0].error is None
 
 
-def test_help_teaches() -> None:
+def test_help_teaches():
     """The first example is a question, and every method says what it does."""
     text = pydoc.plain(pydoc.render_doc(LLM))
     assert 0 < text.index("llm.chat(") < text.index("generate(")

@@ -1,10 +1,7 @@
 """``LLM.score``: how likely given tokens are, in batches, alone, from a position on."""
 
-from __future__ import annotations
-
 import math
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +13,7 @@ from zinc_rt import LLM, EngineStopped, RequestError, SamplingParams
 TEXT = "the quick brown fox jumps over the lazy dog"
 
 
-def test_scores_are_those_of_the_logits(llm: LLM) -> None:
+def test_scores_are_those_of_the_logits(llm):
     tokens = llm.tokenize(TEXT)
     (score,) = llm.score(TEXT, top=3)
     logits = llm.logits(TEXT)
@@ -34,7 +31,7 @@ def test_scores_are_those_of_the_logits(llm: LLM) -> None:
     assert not score.greedy
 
 
-def test_many_texts_with_starts_of_their_own(llm: LLM) -> None:
+def test_many_texts_with_starts_of_their_own(llm):
     """In one call, in order, the same bits as alone; token ids as texts."""
     texts = [TEXT[: 5 + 3 * number] for number in range(9)]
     starts = [1 + number % 4 for number in range(9)]
@@ -50,7 +47,7 @@ def test_many_texts_with_starts_of_their_own(llm: LLM) -> None:
         assert score.start == start
 
 
-def test_what_is_generated_has_the_scores_it_was_generated_with(llm: LLM) -> None:
+def test_what_is_generated_has_the_scores_it_was_generated_with(llm):
     """The sampler's log-probabilities are the scorer's; a greedy answer is the likeliest."""
     for temperature in (0.0, 0.9):
         asked = SamplingParams(
@@ -66,14 +63,14 @@ def test_what_is_generated_has_the_scores_it_was_generated_with(llm: LLM) -> Non
         assert [score.rank(len(prompt) + i) for i in range(12)].count(1) >= 12 * score.greedy
 
 
-def test_a_shared_beginning_is_read_once(llm: LLM) -> None:
+def test_a_shared_beginning_is_read_once(llm):
     tokens = [(7 * number) % 250 for number in range(40)]
     llm.score([tokens], start=35)
     (again,) = llm.score([[*tokens[:36], 9, 9]], start=36)
     assert again.cached_tokens >= 32
 
 
-def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm: LLM) -> None:
+def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm):
     good, empty, one, far, long, unknown = llm.score(
         ["abc", "", [5], "abc", [1] * (CONTEXT + 1), [1, 999_999]], start=[1, 1, 1, 3, 1, 1]
     )
@@ -85,7 +82,9 @@ def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm: LLM) -> N
         assert score.error.field == field
         with pytest.raises(RequestError):
             _ = score.total
-    assert isinstance(unknown.error, RequestError)
+    for score in (unknown, *llm.score([[999_999], [-1]])):
+        assert isinstance(score.error, RequestError)
+        assert "outside 0 to" in str(score.error)
     assert llm.score([]) == []
     whole = [1 + number % 200 for number in range(CONTEXT)]
     (full,) = llm.score([whole])
@@ -94,11 +93,13 @@ def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm: LLM) -> N
     assert isinstance(bare.error, RequestError)
     with pytest.raises(RequestError, match="one for each"):
         llm.score(["a", "b"], start=[1])
+    pair = llm.score(["abc", "abc"], start=np.array([1, 2]))  # type: ignore[arg-type]
+    assert [one.start for one in pair] == [1, 2]
     (many,) = llm.score(["abc"], top=21)
     assert isinstance(many.error, RequestError)
 
 
-def test_threads_score_and_generate_at_once(llm: LLM) -> None:
+def test_threads_score_and_generate_at_once(llm):
     (alone,) = llm.score(TEXT)
     found: list[bytes] = []
 
@@ -117,7 +118,7 @@ def test_threads_score_and_generate_at_once(llm: LLM) -> None:
     assert len(found) == 8
 
 
-def test_an_engine_without_log_probabilities_has_no_scores(tiny_model_path: Path) -> None:
+def test_an_engine_without_log_probabilities_has_no_scores(tiny_model_path):
     with LLM(tiny_model_path, tier="cpu", context=64, log_probabilities=0, progress=False) as plain:
         (score,) = plain.score("one two")
         assert isinstance(score.error, RequestError)

@@ -1,7 +1,5 @@
 """What the Python API takes: one or many of a thing, said by types, and by errors that help."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import math
@@ -9,7 +7,6 @@ import pickle
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -20,6 +17,7 @@ from harness.settings_table import SETTINGS, TIERS
 from tests.cli.conftest import environment
 from tests.paths import ROOT
 from tests.python.conftest import CONTEXT
+from tests.tables import table
 from zinc_rt import LLM, EngineStopped, RequestError, SamplingParams, ZincError, serve
 from zinc_rt.arguments import NAMES, SERVER_NAMES, ModelSettings, ServerSettings
 
@@ -27,7 +25,7 @@ GREEDY = SamplingParams(max_tokens=4)
 TURN = [{"role": "user", "content": "Hello"}]
 
 
-def test_the_types_name_every_setting() -> None:
+def test_the_types_name_every_setting():
     assert set(get_type_hints(ModelSettings)) == {*NAMES, "config"} - {"model"}
     assert set(get_type_hints(ServerSettings)) == {*SERVER_NAMES, "config"} - {"model"}
     hints = get_type_hints(ModelSettings)
@@ -37,14 +35,14 @@ def test_the_types_name_every_setting() -> None:
 
 
 @pytest.mark.parametrize("call", [LLM, serve])
-def test_help_and_editors_see_every_setting(call: Any) -> None:
+def test_help_and_editors_see_every_setting(call):
     parameters = inspect.signature(call).parameters
     assert {"model", "tier", "context", "slots", "config"} <= parameters.keys()
     assert "settings" not in parameters
 
 
 @pytest.mark.long
-def test_mypy_refuses_what_is_no_setting(tmp_path: Path) -> None:
+def test_mypy_refuses_what_is_no_setting(tmp_path):
     """``tire=`` and a tier that is none; the same program with ``tier="cpu"`` passes."""
     found = {}
     for name, argument in (("good", "tier='cpu'"), ("typo", "tire='cpu'"), ("tier", "tier='cpv'")):
@@ -65,30 +63,20 @@ def test_mypy_refuses_what_is_no_setting(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"tire": "cpu"}, "LLM has no argument 'tire'; did you mean 'tier'\\?"),
-        ({"max_model_len": 64}, "no argument 'max_model_len'; here it is 'context'"),
-        ({"ctx_size": 64}, "no argument 'ctx_size'; here it is 'context'"),
-        ({"tensor_parallel_size": 2}, "no argument 'tensor_parallel_size'; here it is device"),
-        ({"n_ctx": 64}, "no argument 'n_ctx'; here it is 'context'"),
-        ({"trust_remote_code": True}, "no argument 'trust_remote_code'; leave it out"),
-        ({"zzzz": 2}, "no argument 'zzzz'$"),
-        ({"model": 5}, "model: 5 is of type int; give a file, a name or None"),
-    ],
+    ("given", "says"), table(__file__, "test_shapes")["wrong_arguments_say_the_right_one"]
 )
-def test_wrong_arguments_say_the_right_one(given: dict[str, Any], says: str) -> None:
+def test_wrong_arguments_say_the_right_one(given, says):
     with pytest.raises(TypeError, match=says):
         LLM(**given)
 
 
-def test_the_package_has_a_version() -> None:
+def test_the_package_has_a_version():
     assert zinc_rt.__version__ == importlib.metadata.version("zinc-rt")
     with pytest.raises(AttributeError, match="has no attribute 'versoin'"):
         zinc_rt.versoin  # noqa: B018
 
 
-def test_sampling_parameters_are_values() -> None:
+def test_sampling_parameters_are_values():
     given: dict[str, Any] = {
         "stop": ["a", "b"], "stop_token_ids": [3], "logit_bias": {5: 1.5, 4: -1.0}, "logprobs": 2,
     }  # fmt: skip
@@ -117,6 +105,7 @@ def test_sampling_parameters_are_values() -> None:
         ({"n": 0}, "n: is 0"),
         ({"max_tokens": 0}, "max_tokens: is 0"),
         ({"max_tokens": 2.0}, "max_tokens: is 2.0"),
+        ({"max_tokens": np.float64(2)}, "max_tokens: is 2.0"),
         ({"seed": -1}, "seed: is -1"),
         ({"stop": ""}, "stop: holds an empty text"),
         ({"stop": [1]}, "stop: is .*not a text or a list of texts"),
@@ -131,9 +120,27 @@ def test_sampling_parameters_are_values() -> None:
         ({"logits": 1}, "logits: is 1"),
     ],
 )
-def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: str) -> None:
+def test_sampling_parameters_are_checked_at_once(fields, says):
     with pytest.raises(RequestError, match=says):
         SamplingParams(**fields)
+
+
+@pytest.mark.parametrize(
+    ("of_numpy", "plain"),
+    [
+        (dict.fromkeys(["max_tokens", "n", "top_k", "logprobs"], np.int64(3)),
+         dict.fromkeys(["max_tokens", "n", "top_k", "logprobs"], 3)),
+        ({"min_p": np.float32(0.5), "logits": np.True_}, {"min_p": 0.5, "logits": True}),
+        ({"seed": np.uint64(2**63), "stop": np.str_("a")}, {"seed": 2**63, "stop": "a"}),
+        ({"stop_token_ids": [np.int32(3)]}, {"stop_token_ids": [3]}),
+        ({"force_tokens": [*np.arange(3)]}, {"force_tokens": [0, 1, 2]}),
+        ({"logit_bias": {np.int64(3): np.float32(0.5)}}, {"logit_bias": {3: 0.5}}),
+        ({"lora": {"style": np.float64(0.5)}}, {"lora": {"style": 0.5}}),
+    ],
+)  # fmt: skip
+def test_numbers_of_numpy_are_numbers(of_numpy, plain):
+    """As columns of tables and arrays of trainers have them."""
+    assert repr(SamplingParams(**of_numpy)) == repr(SamplingParams(**plain))
 
 
 @pytest.mark.parametrize(
@@ -146,21 +153,21 @@ def test_sampling_parameters_are_checked_at_once(fields: dict[str, Any], says: s
         ({"zzz": 1}, "SamplingParams has no argument 'zzz'$"),
     ],
 )
-def test_an_unknown_parameter_says_what_it_is_called_here(given: dict[str, Any], says: str) -> None:
+def test_an_unknown_parameter_says_what_it_is_called_here(given, says):
     with pytest.raises(TypeError, match=says):
         SamplingParams(**given)
     with pytest.raises(TypeError, match="takes arguments by name"):
         SamplingParams(64)  # type: ignore[misc]
 
 
-def test_none_counts_as_left_out() -> None:
+def test_none_counts_as_left_out():
     """As on the server; wrappers of several engines pass ``stop=None`` and ``seed=None``."""
     nothing: dict[str, Any] = dict.fromkeys(get_type_hints(SamplingParams))
     assert SamplingParams(**nothing) == replace(SamplingParams(), **nothing) == SamplingParams()
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
 
 
-def test_vllms_names_mean_the_same(llm: LLM) -> None:
+def test_vllms_names_mean_the_same(llm):
     ours, theirs = SamplingParams(log_probabilities=2), SamplingParams(logprobs=2)
     both = [replace(one, max_tokens=4) for one in (ours, theirs)]
     logs = [llm.generate("one", one)[0].completion.log_probabilities for one in both]
@@ -169,7 +176,7 @@ def test_vllms_names_mean_the_same(llm: LLM) -> None:
     assert logs[0].tobytes() == logs[1].tobytes()
 
 
-def test_outputs_have_vllms_names(llm: LLM) -> None:
+def test_outputs_have_vllms_names(llm):
     """A script that was written for vLLM reads them."""
     asked = SamplingParams(n=2, temperature=0.8, max_tokens=4, logprobs=2)
     for output in llm.generate(["one", "two"], sampling_params=asked, use_tqdm=False):
@@ -193,7 +200,7 @@ def test_outputs_have_vllms_names(llm: LLM) -> None:
             assert pickle.loads(pickle.dumps(one)).logprobs == one.logprobs
 
 
-def test_vllms_names_of_other_prompts(llm: LLM) -> None:
+def test_vllms_names_of_other_prompts(llm):
     tokens, bad = llm.generate([[5, 6], "two " * 999], GREEDY)
     assert (tokens.prompt, tokens.prompt_token_ids) == (None, [5, 6])
     assert tokens.outputs[0].logprobs is tokens.outputs[0].cumulative_logprob is None
@@ -220,14 +227,12 @@ def test_vllms_names_of_other_prompts(llm: LLM) -> None:
      "here it is LLM.score"),
     (lambda llm: llm.generate("x", GREEDY)[0].outputs[0].content, AttributeError, "is text$"),
 ])  # fmt: skip
-def test_names_of_other_programs_say_ours(
-    llm: LLM, call: Any, error: type[Exception], says: str
-) -> None:
+def test_names_of_other_programs_say_ours(llm, call, error, says):
     with pytest.raises(error, match=says):
         call(llm)
 
 
-def test_a_stop_token_ends_a_text_and_is_no_part_of_it(llm: LLM) -> None:
+def test_a_stop_token_ends_a_text_and_is_no_part_of_it(llm):
     plain = SamplingParams(max_tokens=12, temperature=0.9, seed=5, ignore_end=True)
     whole = llm.generate("one", plain)[0].tokens
     stop = whole[6]
@@ -240,7 +245,7 @@ def test_a_stop_token_ends_a_text_and_is_no_part_of_it(llm: LLM) -> None:
     assert "".join(map(str, stream)) == output.text
 
 
-def test_a_text_is_a_users_turn(llm: LLM) -> None:
+def test_a_text_is_a_users_turn(llm):
     (expected,) = llm.chat(TURN, GREEDY)
     assert llm.chat("Hello", GREEDY)[0].tokens == expected.tokens
     assert [one.tokens for one in llm.chat(["Hello", TURN], GREEDY)] == [expected.tokens] * 2
@@ -272,28 +277,26 @@ def test_a_text_is_a_users_turn(llm: LLM) -> None:
         (lambda llm: llm.detokenize("x"), "tokens: 'x' is of type str; give a list of token ids"),
     ],
 )
-def test_wrong_shapes_are_type_errors_that_say_the_right_one(
-    llm: LLM, call: Any, says: str
-) -> None:
+def test_wrong_shapes_are_type_errors_that_say_the_right_one(llm, call, says):
     with pytest.raises(TypeError, match=says):
         list(call(llm))
 
 
-def test_one_array_or_many(llm: LLM) -> None:
+def test_one_array_or_many(llm):
     tokens = llm.tokenize("one two")
     expected = llm.generate("one two", GREEDY)[0].tokens
     for given in (np.array(tokens), np.array([tokens]), [np.array(tokens)], tuple(tokens)):
         assert [one.tokens for one in llm.generate(given, GREEDY)] == [expected]
 
 
-def test_tokens_and_texts(llm: LLM) -> None:
+def test_tokens_and_texts(llm):
     for text in ("", "one two", "ü €", "<|im_end|>"):
         assert llm.detokenize(llm.tokenize(text)) == text
     with pytest.raises(RequestError, match="tokens: holds an id outside 0 to 319"):
         llm.detokenize([320])
 
 
-def test_vectors_are_those_of_the_server(llm: LLM, tiny_model_path: Path, tmp_path: Path) -> None:
+def test_vectors_are_those_of_the_server(llm, tiny_model_path, tmp_path):
     texts = ["one", "another text"]
     with serve(
         tiny_model_path, tier="cpu", context=CONTEXT, port=0, ledger=tmp_path / "ledger.sqlite"
@@ -313,7 +316,7 @@ def test_vectors_are_those_of_the_server(llm: LLM, tiny_model_path: Path, tmp_pa
         llm.embed(["one", ""])
 
 
-def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm: LLM) -> None:
+def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm):
     """Logits are one matrix times them, the same for all rows; a vector is their mean."""
     draws = np.random.default_rng(17)
     texts = [draws.integers(0, 256, size).tolist() for size in (100, 1, 100, 100, 60)]
@@ -331,7 +334,7 @@ def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm: LLM) -
     assert llm.hidden_states([]) == []
 
 
-def test_what_is_printed_helps(llm: LLM) -> None:
+def test_what_is_printed_helps(llm):
     assert repr(llm) == f"LLM({llm.model.config.name!r}, tier='native', slots=3, context=128)"
     good, bad = llm.generate(["one", ""], GREEDY)
     assert str(good) == good.text
@@ -347,7 +350,7 @@ def test_what_is_printed_helps(llm: LLM) -> None:
     assert f"total={score.total:.4f}" in repr(score)
 
 
-def test_errors_speak_of_what_a_program_has(tiny_model_path: Path) -> None:
+def test_errors_speak_of_what_a_program_has(tiny_model_path):
     """Not of servers, flags or routes."""
     llm = LLM(tiny_model_path, tier="cpu", context=32, progress=False)
     (long,) = llm.generate("x" * 400)
@@ -362,7 +365,7 @@ def test_errors_speak_of_what_a_program_has(tiny_model_path: Path) -> None:
         assert not any(word in words for word in ("server", "--", "route", "HTTP"))
 
 
-def test_every_error_that_callers_meet_is_exported() -> None:
+def test_every_error_that_callers_meet_is_exported():
     from contract import errors
 
     exported = {getattr(zinc_rt, name) for name in zinc_rt.__all__}
@@ -374,7 +377,7 @@ def test_every_error_that_callers_meet_is_exported() -> None:
     assert set(met) <= exported
 
 
-def test_the_package_is_a_command() -> None:
+def test_the_package_is_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "zinc_rt", "--version"],
         env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},

@@ -1,21 +1,19 @@
 """Answers as they come: in a thread, and many at a time in a loop."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
 
 from tests.held_steps import hold_steps
 from tests.python.test_batches import SAMPLED, idle
-from zinc_rt import LLM, RequestError, SamplingParams, Stream
+from zinc_rt import RequestError, SamplingParams, Stream
 
 
 async def text_of(stream: Stream) -> str:
     return "".join([piece.text async for piece in stream])
 
 
-def test_the_pieces_are_the_answer(llm: LLM) -> None:
+def test_the_pieces_are_the_answer(llm):
     (whole,) = llm.generate("one", SAMPLED)
     stream = llm.stream("one", SAMPLED)
     pieces = list(stream)
@@ -24,7 +22,7 @@ def test_the_pieces_are_the_answer(llm: LLM) -> None:
     assert len(pieces) > 3
 
 
-def test_many_streams_in_one_loop(llm: LLM) -> None:
+def test_many_streams_in_one_loop(llm):
     """More of them than slots; each gets what it would get alone."""
     prompts = [f"prompt {number}" for number in range(7)]
     alone = [output.text for output in llm.generate(prompts, SAMPLED)]
@@ -35,7 +33,7 @@ def test_many_streams_in_one_loop(llm: LLM) -> None:
     assert asyncio.run(all_of_them()) == alone
 
 
-def test_leaving_early_frees_the_slot(llm: LLM) -> None:
+def test_leaving_early_frees_the_slot(llm):
     endless = SamplingParams(max_tokens=120, ignore_end=True)
     for piece in llm.stream("one", endless):
         assert piece.text is not None
@@ -50,7 +48,7 @@ def test_leaving_early_frees_the_slot(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_a_cancelled_task_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_task_leaves_nothing_behind(llm, monkeypatch):
     """At any moment: before the engine has heard of the request too."""
     hold_steps(monkeypatch, 5)
 
@@ -66,7 +64,7 @@ def test_a_cancelled_task_leaves_nothing_behind(llm: LLM, monkeypatch: pytest.Mo
         assert idle(llm)
 
 
-def test_a_slow_reader_is_waited_for(llm: LLM) -> None:
+def test_a_slow_reader_is_waited_for(llm):
     """The engine rests when 256 events lie there, and goes on when they are taken: the rest of the
     answer is what it would have been."""
     asked = SamplingParams(max_tokens=100, ignore_end=True)
@@ -82,7 +80,7 @@ def test_a_slow_reader_is_waited_for(llm: LLM) -> None:
         llm._driver._buffered = kept
 
 
-def test_a_bad_request_is_told_when_it_begins(llm: LLM) -> None:
+def test_a_bad_request_is_told_when_it_begins(llm):
     with pytest.raises(RequestError, match="prompt"):
         list(llm.stream(""))
     with pytest.raises(RequestError, match="prompt"):

@@ -1,7 +1,5 @@
 """Rule R5 computed from raw block bytes with Python integers and exact rationals."""
 
-from __future__ import annotations
-
 import struct
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """Stored blocks and activations for the tests of the quantization formats."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The definition of a matrix product against exact rationals that follow the text of rule R5."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import numpy as np
@@ -9,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import IQ4_XS, Q6_K, Q8_0, DType, StorageClass
+from contract.dtypes import IQ4_XS, Q6_K, Q8_0, StorageClass
 from reference.exact.activation import quantize_activation
 from reference.exact.sums import fold_axis, sum_axis
 from reference.quant import FORMATS
@@ -27,7 +25,7 @@ from tests.quant.samples import (
 
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(INTEGER_DTYPES), seed=st.integers(0, 2**32 - 1))
-def test_definition_follows_the_text(data: st.DataObject, dtype: DType, seed: int) -> None:
+def test_definition_follows_the_text(data, dtype, seed):
     """Each output equals the rule evaluated with Python integers and one rounding per operation."""
     columns = data.draw(columns_for(dtype))
     kind = data.draw(st.sampled_from(["gaussian", "largest integers", "outlier", "huge", "zeros"]))
@@ -40,7 +38,7 @@ def test_definition_follows_the_text(data: st.DataObject, dtype: DType, seed: in
 
 @pytest.mark.parametrize("dtype", INTEGER_DTYPES, ids=str)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_extreme_magnitudes_do_not_overflow(dtype: DType, sign: int) -> None:
+def test_extreme_magnitudes_do_not_overflow(dtype, sign):
     """All integers at their largest: int32 still holds every sum (the stated Bounds)."""
     columns = 2304
     blocks = extreme_blocks(dtype, 2, columns)
@@ -50,7 +48,7 @@ def test_extreme_magnitudes_do_not_overflow(dtype: DType, sign: int) -> None:
     assert Fraction(float(got[0, 0])) == oracle.dot(dtype, blocks[0], x[0])
 
 
-def test_the_stated_bounds_are_reached() -> None:
+def test_the_stated_bounds_are_reached():
     """The extreme blocks are the worst case: J of Q6_K is 16*128*16*32*2047, just below 2^31."""
     block = extreme_blocks(Q6_K, 1, 256)[0].tobytes()
     q, scales, _, sub = oracle.super_block("q6_k", block)
@@ -67,7 +65,7 @@ def test_the_stated_bounds_are_reached() -> None:
 
 @pytest.mark.parametrize("dtype", FLOAT_DTYPES, ids=str)
 @pytest.mark.parametrize("columns", [1, 96, 256, 576, 2304])
-def test_float_weights_are_rounded_products_summed_by_r4(dtype: DType, columns: int) -> None:
+def test_float_weights_are_rounded_products_summed_by_r4(dtype, columns):
     """F16 and BF16 weights are expanded exactly and then treated as F32."""
     blocks = random_blocks(dtype, 3, columns, seed=5)
     x = activations("gaussian", 4, columns, seed=6)
@@ -79,7 +77,7 @@ def test_float_weights_are_rounded_products_summed_by_r4(dtype: DType, columns: 
 
 
 @pytest.mark.parametrize("dtype", INTEGER_DTYPES, ids=str)
-def test_the_product_is_accurate(dtype: DType) -> None:
+def test_the_product_is_accurate(dtype):
     """Quantizing activations costs well under a percent against binary64."""
     blocks = FORMATS[dtype].quantize(activations("gaussian", 64, 2304, seed=1))
     x = activations("gaussian", 4, 2304, seed=2)
@@ -89,14 +87,14 @@ def test_the_product_is_accurate(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", INTEGER_DTYPES, ids=str)
-def test_a_plain_product_differs(dtype: DType) -> None:
+def test_a_plain_product_differs(dtype):
     """Negative control: BLAS on the dequantized matrix does not give these bits."""
     blocks = random_blocks(dtype, 64, 2304, seed=3)
     x = activations("gaussian", 2, 2304, seed=4)
     assert (matmul(blocks, dtype, x) != x @ FORMATS[dtype].dequantize(blocks).T).any()
 
 
-def test_folding_blocks_from_the_right_differs() -> None:
+def test_folding_blocks_from_the_right_differs():
     """Negative control: the order of t_b inside a segment is part of the definition."""
     blocks = random_blocks(Q8_0, 64, 256, seed=8)
     x = activations("gaussian", 1, 256, seed=9)
@@ -117,7 +115,7 @@ def test_folding_blocks_from_the_right_differs() -> None:
 
 
 @pytest.mark.parametrize("dtype", [*INTEGER_DTYPES, *FLOAT_DTYPES], ids=str)
-def test_a_broken_token_disturbs_no_other(dtype: DType) -> None:
+def test_a_broken_token_disturbs_no_other(dtype):
     """NaN and infinity turn their own token's outputs to NaN, without a warning."""
     columns = 512 if dtype.storage is StorageClass.SUPERBLOCK else 576
     blocks = random_blocks(dtype, 9, columns, seed=12)
@@ -132,7 +130,7 @@ def test_a_broken_token_disturbs_no_other(dtype: DType) -> None:
         assert np.isnan(broken[2]).all()
 
 
-def test_tokens_are_independent() -> None:
+def test_tokens_are_independent():
     """A token of a batch has the bits it has alone."""
     for dtype in INTEGER_DTYPES:
         blocks = random_blocks(dtype, 7, 1280, seed=14)

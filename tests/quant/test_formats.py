@@ -1,17 +1,15 @@
 """Every storage format against the public gguf package, and its own round trip."""
 
-from __future__ import annotations
-
 import gguf
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from contract.dtypes import BF16, F16, F32, I32, MXFP4, Q4_K, WEIGHT_DTYPES, DType
+from contract.dtypes import BF16, F16, F32, I32, MXFP4, Q4_K, WEIGHT_DTYPES
 from reference.quant import FORMATS, LAYOUTS, Blocks32, SuperBlocks, find_nonfinite_scale
 from reference.quant.bits import pack, unpack
-from reference.quant.tables import E2M1, IQ4, Table
+from reference.quant.tables import E2M1, IQ4
 from tests.quant.samples import INTEGER_DTYPES, random_blocks
 
 LEVELS = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31, "q8_0": 254}
@@ -29,14 +27,14 @@ def gaussian(rows: int, columns: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32)
 
 
-def test_every_weight_type_has_a_format() -> None:
+def test_every_weight_type_has_a_format():
     """The registry covers the contract exactly, and an index type is no weight."""
     assert tuple(FORMATS) == WEIGHT_DTYPES
     assert I32 not in FORMATS
 
 
 @every_format
-def test_dequantize_agrees_with_gguf(dtype: DType) -> None:
+def test_dequantize_agrees_with_gguf(dtype):
     """Random bytes dequantize to the same bits as the file format's own package."""
     blocks = random_blocks(dtype, 16, 1024, seed=dtype.ggml_id)
     expected = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType(dtype.ggml_id))
@@ -46,7 +44,7 @@ def test_dequantize_agrees_with_gguf(dtype: DType) -> None:
 
 
 @every_integer_format
-def test_unpacked_integers_reproduce_the_values(dtype: DType) -> None:
+def test_unpacked_integers_reproduce_the_values(dtype):
     """scale * q + minimum in binary64 is what dequantize rounds."""
     blocks = random_blocks(dtype, 4, 512, seed=7)
     planes = FORMATS[dtype].unpack(blocks)
@@ -72,7 +70,7 @@ def test_unpacked_integers_reproduce_the_values(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [d for d in INTEGER_DTYPES if d.name in LEVELS], ids=str)
-def test_block_error_is_at_most_a_step(dtype: DType) -> None:
+def test_block_error_is_at_most_a_step(dtype):
     """No element of a 32-block is off by more than a step of its block's range."""
     values = gaussian(64, 576)
     restored = FORMATS[dtype].dequantize(FORMATS[dtype].quantize(values))
@@ -88,7 +86,7 @@ def test_block_error_is_at_most_a_step(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", [d for d in INTEGER_DTYPES if d.name not in LEVELS], ids=str)
-def test_searched_error_is_small(dtype: DType) -> None:
+def test_searched_error_is_small(dtype):
     """The scale search beats a plain range quantizer on gaussian weights."""
     values = gaussian(128, 1024)
     restored = FORMATS[dtype].dequantize(FORMATS[dtype].quantize(values))
@@ -96,7 +94,7 @@ def test_searched_error_is_small(dtype: DType) -> None:
 
 
 @every_integer_format
-def test_quantize_is_independent_of_the_matrix_around_a_row(dtype: DType) -> None:
+def test_quantize_is_independent_of_the_matrix_around_a_row(dtype):
     """A row quantizes to the same bytes alone as in a matrix cut into many chunks."""
     values = gaussian(700, 512)
     whole = FORMATS[dtype].quantize(values)
@@ -107,7 +105,7 @@ def test_quantize_is_independent_of_the_matrix_around_a_row(dtype: DType) -> Non
 
 @every_integer_format
 @pytest.mark.parametrize("fill", [0.0, -0.0, 1e-30, 3.0, -3.0, 1e30, -1e30])
-def test_degenerate_blocks_stay_finite(dtype: DType, fill: float) -> None:
+def test_degenerate_blocks_stay_finite(dtype, fill):
     """Constant, vanishing and enormous rows give finite scales and no warning."""
     values = np.full((2, 256), fill, np.float32)
     blocks = FORMATS[dtype].quantize(values)
@@ -119,7 +117,7 @@ def test_degenerate_blocks_stay_finite(dtype: DType, fill: float) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, F16, BF16], ids=str)
-def test_float_formats_round_once(dtype: DType) -> None:
+def test_float_formats_round_once(dtype):
     """Quantizing what was dequantized gives the same bytes, and values are the nearest."""
     values = gaussian(8, 96)
     blocks = FORMATS[dtype].quantize(values)
@@ -130,7 +128,7 @@ def test_float_formats_round_once(dtype: DType) -> None:
     assert (error <= np.abs(values) * 2.0**-bits + 2.0**-25).all()
 
 
-def test_f16_saturates() -> None:
+def test_f16_saturates():
     """Values beyond binary16 become its largest, not infinity (rule R1)."""
     blocks = FORMATS[F16].quantize(np.array([[1e6, -1e6]], np.float32))
     assert FORMATS[F16].dequantize(blocks).tolist() == [[65504.0, -65504.0]]
@@ -138,7 +136,7 @@ def test_f16_saturates() -> None:
 
 @pytest.mark.parametrize("dtype", [d for d in WEIGHT_DTYPES if d != MXFP4], ids=str)
 @pytest.mark.parametrize("poison", [0x7C00, 0xFC00, 0x7E01])
-def test_nonfinite_scales_are_found(dtype: DType, poison: int) -> None:
+def test_nonfinite_scales_are_found(dtype, poison):
     """Each scale of a block is looked at, and the first bad block is named."""
     bits = poison if dtype is not F32 and dtype is not BF16 else poison | 0x0380
     offsets = [dtype.block_bytes - 2]
@@ -154,7 +152,7 @@ def test_nonfinite_scales_are_found(dtype: DType, poison: int) -> None:
         assert find_nonfinite_scale(dtype, blocks) == (3, 2)
 
 
-def test_the_nan_exponent_is_found() -> None:
+def test_the_nan_exponent_is_found():
     """255, and not 254, is no scale of MXFP4."""
     blocks = random_blocks(MXFP4, 5, 1024, seed=11)
     parts = blocks.reshape(5, -1, 17)
@@ -164,7 +162,7 @@ def test_the_nan_exponent_is_found() -> None:
     assert find_nonfinite_scale(MXFP4, blocks) == (3, 2)
 
 
-def test_every_exponent_is_a_power_of_two_or_nothing() -> None:
+def test_every_exponent_is_a_power_of_two_or_nothing():
     """MXFP4's scale is that of the gguf package, except the two that would be subnormal: 0."""
     blocks = np.random.default_rng(3).integers(0, 256, (256, 17), np.uint8)
     blocks[:, 0] = np.arange(256)
@@ -182,7 +180,7 @@ def test_every_exponent_is_a_power_of_two_or_nothing() -> None:
     table=st.sampled_from([IQ4, E2M1]),
     numbers=st.lists(st.floats(-300, 300, width=32), min_size=1, max_size=20),
 )
-def test_table_values_are_the_nearest(table: Table, numbers: list[float]) -> None:
+def test_table_values_are_the_nearest(table, numbers):
     """No value of the table is nearer than the one a nibble was chosen for."""
     x = np.array(numbers, np.float32)
     chosen = table.values[table.nearest_nibble(x)].astype(np.float64)
@@ -192,7 +190,7 @@ def test_table_values_are_the_nearest(table: Table, numbers: list[float]) -> Non
 
 @settings(max_examples=60, deadline=None)
 @given(dtype=st.sampled_from(INTEGER_DTYPES), seed=st.integers(0, 2**32 - 1))
-def test_quantizing_stored_values_changes_them_little(dtype: DType, seed: int) -> None:
+def test_quantizing_stored_values_changes_them_little(dtype, seed):
     """What was stored once is stored again nearly as it was, and far better than at first."""
     values = gaussian(8, 512, seed)
     once = FORMATS[dtype].dequantize(FORMATS[dtype].quantize(values))
@@ -201,7 +199,7 @@ def test_quantizing_stored_values_changes_them_little(dtype: DType, seed: int) -
 
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
-def test_packing_integers_loses_nothing(dtype: DType) -> None:
+def test_packing_integers_loses_nothing(dtype):
     """What was read of the elements and of the sub-blocks is stored again as the same bytes."""
     layout = LAYOUTS[dtype]
     blocks = random_blocks(dtype, 5, 1024, seed=13)
@@ -218,13 +216,13 @@ def test_packing_integers_loses_nothing(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", LAYOUTS, ids=str)
-def test_a_layout_is_as_long_as_its_block(dtype: DType) -> None:
+def test_a_layout_is_as_long_as_its_block(dtype):
     """The fields of a layout make up the whole block of the type."""
     assert LAYOUTS[dtype].block.itemsize == dtype.block_bytes
 
 
 @pytest.mark.parametrize(("bits", "run"), [(1, 1), (1, 4), (2, 2), (4, 1), (4, 8)])
-def test_packed_bits_lie_in_runs(bits: int, run: int) -> None:
+def test_packed_bits_lie_in_runs(bits, run):
     """Integer g * run + i of a run of bytes is in the g-th lowest bits of byte i."""
     packed = np.random.default_rng(bits).integers(0, 256, (3, 16), np.uint8)
     integers = unpack(packed, bits, run)
@@ -237,7 +235,7 @@ def test_packed_bits_lie_in_runs(bits: int, run: int) -> None:
     assert np.array_equal(pack(integers, bits, run), packed)
 
 
-def test_partial_blocks_are_refused() -> None:
+def test_partial_blocks_are_refused():
     """Neither direction accepts a row that is not whole blocks."""
     with pytest.raises(ValueError, match="whole"):
         FORMATS[Q4_K].unpack(np.zeros((1, 100), np.uint8))
@@ -247,7 +245,7 @@ def test_partial_blocks_are_refused() -> None:
 
 @every_integer_format
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
-def test_nonfinite_values_are_not_quantized(dtype: DType, poison: float) -> None:
+def test_nonfinite_values_are_not_quantized(dtype, poison):
     """No block can hold them, so they are refused instead of turned into something else."""
     values = gaussian(3, 256)
     values[1, 5] = poison
@@ -256,7 +254,7 @@ def test_nonfinite_values_are_not_quantized(dtype: DType, poison: float) -> None
 
 
 @every_integer_format
-def test_no_rows_is_no_blocks(dtype: DType) -> None:
+def test_no_rows_is_no_blocks(dtype):
     """An empty matrix has an empty, well-shaped form."""
     blocks = FORMATS[dtype].quantize(np.empty((0, 512), np.float32))
     assert blocks.shape == (0, dtype.row_bytes(512))

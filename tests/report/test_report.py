@@ -1,7 +1,5 @@
 """Reports: the numbers of the graph, one well-formed page that loads nothing and runs nothing."""
 
-from __future__ import annotations
-
 import json
 import re
 import tomllib
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from syrupy.assertion import SnapshotAssertion
 
 from contract.dtypes import F32
 from contract.ir.analysis import Machine
@@ -20,8 +17,7 @@ from contract.ir.graph import BufferKind, Graph, GraphBuilder
 from contract.ir.prune_rows import prune_rows
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from harness.report.document import Assumptions, model_document
-from harness.report.render import render_html, render_json
+from harness.report.render import Assumptions, model_document, render_html, render_json
 from tests.contract.graphs import decoder
 from tests.contract.model_graphs import Sizes, hybrid, slider
 from tests.paths import ROOT
@@ -77,15 +73,15 @@ def without_digest(found: dict[str, Any]) -> dict[str, Any]:
 PAIR = [without_digest(document(hybrid(), "hybrid.gguf")), without_digest(document(slider()))]
 
 
-def test_json(snapshot: SnapshotAssertion) -> None:
+def test_json(snapshot):
     assert render_json([without_digest(document(decoder(1)))]) == snapshot
 
 
-def test_html(snapshot: SnapshotAssertion) -> None:
+def test_html(snapshot):
     assert render_html(PAIR) == snapshot
 
 
-def test_the_document_agrees_with_the_graph() -> None:
+def test_the_document_agrees_with_the_graph():
     graph = hybrid()
     found = json.loads(render_json([document(graph)]))[0]
     decode = graph_cost(graph, ShapeKey(1, 1), 128)
@@ -106,7 +102,7 @@ def test_the_document_agrees_with_the_graph() -> None:
 
 
 @pytest.mark.parametrize("documents", [PAIR, PAIR[:1]], ids=["two", "one"])
-def test_html_is_well_formed_and_accessible(documents: list[dict[str, Any]]) -> None:
+def test_html_is_well_formed_and_accessible(documents):
     """Headings go down one at a time, tables have captions, bars fit, ids are unique."""
     page = Page(render_html(documents))
     levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch(r"h\d", tag)]
@@ -123,14 +119,14 @@ def test_html_is_well_formed_and_accessible(documents: list[dict[str, Any]]) -> 
     assert len(page.named("article")) == len(documents)
 
 
-def test_html_loads_nothing() -> None:
+def test_html_loads_nothing():
     text = render_html(PAIR)
     for loading in ("http:", "https:", "src=", "url(", "@import", "@font-face", "//"):
         assert loading not in text
     assert not [a for _, a in Page(text).elements if LOADING & set(a)]
 
 
-def test_hostile_names_stay_text() -> None:
+def test_hostile_names_stay_text():
     """Names from files neither become markup nor reorder what is beside them."""
     name = '"><script src=//evil.example>alert(1)</script><img onerror=x>&amp;{{ 7 * 7 }}\u202e'
     b = GraphBuilder(name)
@@ -147,7 +143,7 @@ def test_hostile_names_stay_text() -> None:
     assert "\u202e" not in text
 
 
-def test_a_model_of_sixty_layers_is_folded() -> None:
+def test_a_model_of_sixty_layers_is_folded():
     """The page of fifteen times the layers is hardly longer than that of four."""
     few, many = (render_html([document(hybrid(Sizes(layers=n)))]) for n in (4, 60))
     assert len(many) - len(few) < 56 * 400
@@ -155,7 +151,7 @@ def test_a_model_of_sixty_layers_is_folded() -> None:
     assert len(render_json([document(hybrid(Sizes(layers=60)))])) < 2_000_000
 
 
-def test_a_graph_without_layers_is_shown_too() -> None:
+def test_a_graph_without_layers_is_shown_too():
     b = GraphBuilder("g")
     x = b.buffer("x", BufferKind.REQUEST, F32, ("tokens", 8))
     b.emit(Opcode.SCALE, x=x, factor=2.0, y=b.output("y", "tokens", 8))
@@ -163,7 +159,7 @@ def test_a_graph_without_layers_is_shown_too() -> None:
     assert "No node of this graph belongs to a layer." in "".join(page.words)
 
 
-def test_the_template_is_installed_with_the_package() -> None:
+def test_the_template_is_installed_with_the_package():
     """Every file beside the package's modules matches a pattern of its package data."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     patterns = project["tool"]["setuptools"]["package-data"]["harness"]

@@ -1,7 +1,5 @@
 """A clock that moves only when told to."""
 
-from __future__ import annotations
-
 
 class ManualClock:
     """``clock()`` is the time in seconds; a test adds to ``now``."""

@@ -1,7 +1,5 @@
 """Sessions that may draft, by costs that are given: the policy is asked as the engine asks it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random

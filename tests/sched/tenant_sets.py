@@ -1,7 +1,5 @@
 """Tenants for tests of the policy: large quotas, any class, drawn sets of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """How much prefill a step carries: a pure function of who runs and what steps cost."""
 
-from __future__ import annotations
-
 import math
 import random
 from functools import cache
@@ -10,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.sched.budget import FIRST_PREFILL_TOKENS, SPREAD_STEPS, prefill_tokens
 from reference.sched.cost import Load, StepCost
-from reference.sched.planner import Pending
+from reference.sched.planner import FIRST_PREFILL_TOKENS, SPREAD_STEPS, Pending, prefill_tokens
 
 MOST = 512
 
@@ -53,9 +50,7 @@ def taken(fixed: float, decodes: int, prefill: float, start: int = 0, length: in
     st.sampled_from((1e-3, 5e-3, 2e-2, 0.2)), st.integers(1, 15), st.integers(1, 15),
     st.integers(2, 400), st.integers(0, 1000), st.floats(1.0, 4.0), st.booleans(),
 )  # fmt: skip
-def test_a_step_takes_no_longer_than_its_level(
-    fixed: float, decodes: int, reads: int, left: int, start: int, ratio: float, spread: bool
-) -> None:
+def test_a_step_takes_no_longer_than_its_level(fixed, decodes, reads, left, start, ratio, spread):
     """The level: all that run get a token, or so many times what decoding takes."""
     pending = decoding(decodes) + reading(reads, left, start)
     found = prefill_tokens(pending, learned(fixed), ratio, MOST, spread=spread)
@@ -68,7 +63,7 @@ def test_a_step_takes_no_longer_than_its_level(
         assert taken(fixed, decodes, 1.07 * found + 2, start) >= 0.98 * ratio * alone
 
 
-def test_steps_take_the_same_whoever_reads_and_whoever_decodes() -> None:
+def test_steps_take_the_same_whoever_reads_and_whoever_decodes():
     """The point of the level: sixteen sequences, of which any number reads."""
     times = []
     for reads in range(1, 12):
@@ -78,7 +73,7 @@ def test_steps_take_the_same_whoever_reads_and_whoever_decodes() -> None:
     assert max(times) < 1.1 * min(times)
 
 
-def test_what_is_to_be_read_is_spread() -> None:
+def test_what_is_to_be_read_is_spread():
     """Where tokens are cheap beside the rest a prompt would fit one step, which would be long."""
     cost, decodes = learned(0.2), decoding(4)
     ratio = 1.3
@@ -92,20 +87,20 @@ def test_what_is_to_be_read_is_spread() -> None:
     assert middle == pytest.approx(room / 2, abs=2)
 
 
-def test_who_waits_for_nobody_takes_all() -> None:
+def test_who_waits_for_nobody_takes_all():
     cost = learned(5e-3)
     assert prefill_tokens(reading(3, 400), cost, 1.3, MOST) == MOST
     assert prefill_tokens(decoding(2) + reading(3, 400), cost, math.inf, MOST) == MOST
     assert prefill_tokens(decoding(2), cost, 1.3, MOST) == MOST
 
 
-def test_without_knowledge_it_is_careful() -> None:
+def test_without_knowledge_it_is_careful():
     pending = decoding(4) + reading(1, 400)
     assert prefill_tokens(pending, StepCost(), 1.3, MOST) == FIRST_PREFILL_TOKENS
     assert prefill_tokens(pending, StepCost(), 1.3, 20) == 20
 
 
-def test_each_that_reads_gets_a_token_whatever_is_known_of_so_many() -> None:
+def test_each_that_reads_gets_a_token_whatever_is_known_of_so_many():
     """After a step that took far longer than expected, numbers nobody has seen count as a high one:
     what those that read have in any case does not depend on it."""
     cost = StepCost()
@@ -119,7 +114,7 @@ def test_each_that_reads_gets_a_token_whatever_is_known_of_so_many() -> None:
     assert prefill_tokens(pending, cost, 4.0, MOST, spread=False) > 14
 
 
-def test_beside_equals_nothing_is_spread() -> None:
+def test_beside_equals_nothing_is_spread():
     """A prompt that would be read in eight steps is read in one, and no step exceeds the ratio."""
     cost, decodes, ratio = learned(0.2), decoding(4), 2.0
 

@@ -1,7 +1,5 @@
 """What a request may ask of its tokens: masks are packed bits, everything else is checked."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -21,7 +19,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 @given(st.integers(1, 200).flatmap(lambda v: st.tuples(st.just(v), st.sets(st.integers(0, v - 1)))))
-def test_a_mask_says_which_tokens_are_allowed(case: tuple[int, set[int]]) -> None:
+def test_a_mask_says_which_tokens_are_allowed(case):
     """Bit v mod 32 of word v / 32, and no bit behind the vocabulary."""
     vocab, tokens = case
     mask = pack_mask(tokens, vocab)
@@ -32,7 +30,7 @@ def test_a_mask_says_which_tokens_are_allowed(case: tuple[int, set[int]]) -> Non
 
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
-def test_a_mask_outside_the_vocabulary_is_refused(token: int) -> None:
+def test_a_mask_outside_the_vocabulary_is_refused(token):
     with pytest.raises(ValueError, match="outside 0 to 99"):
         pack_mask((1, token), VOCAB)
 
@@ -56,7 +54,7 @@ def test_a_mask_outside_the_vocabulary_is_refused(token: int) -> None:
         ({"log_probabilities": True}, "log_probabilities"),
     ],
 )
-def test_what_cannot_be_had_is_named(changes: dict[str, object], field: str) -> None:
+def test_what_cannot_be_had_is_named(changes, field):
     request = replace(Request(1, (5,), 3), **changes)
     with pytest.raises(RequestError) as caught:
         check_constraints(request, LIMITS, VOCAB, masked=False)
@@ -71,9 +69,7 @@ def test_what_cannot_be_had_is_named(changes: dict[str, object], field: str) -> 
         ({}, True, "allowed"),
     ],
 )
-def test_an_engine_built_without_them_says_so(
-    changes: dict[str, object], masked: bool, field: str
-) -> None:
+def test_an_engine_built_without_them_says_so(changes, masked, field):
     plain = Limits(1, 64, 4)
     request = replace(Request(1, (5,), 3), **changes)
     with pytest.raises(RequestError) as caught:
@@ -82,7 +78,7 @@ def test_an_engine_built_without_them_says_so(
     check_constraints(Request(1, (5,), 3), plain, VOCAB, masked=False)
 
 
-def test_everything_in_range_is_accepted() -> None:
+def test_everything_in_range_is_accepted():
     bias = ((0, 2), (99, -LARGEST), (5, LARGEST))
     request = Request(1, (5,), 3, logit_bias=bias, log_probabilities=5)
     check_constraints(request, LIMITS, VOCAB, masked=True)
@@ -94,6 +90,6 @@ def test_everything_in_range_is_accepted() -> None:
     ("name", "value"),
     [("masks", -1), ("masks", 17), ("biases", -1), ("biases", 4097), ("top_log_probabilities", 21)],
 )
-def test_limits_out_of_range_are_refused(name: str, value: int) -> None:
+def test_limits_out_of_range_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name} is {value}"):
         replace(LIMITS, **{name: value})

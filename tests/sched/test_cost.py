@@ -1,7 +1,5 @@
 """The cost model: it learns what steps take, and says how many tokens fit so many seconds."""
 
-from __future__ import annotations
-
 import math
 import random
 from bisect import bisect_right
@@ -58,14 +56,14 @@ def learned(truth: Truth, *, noise: float = 0.0, steps: int = 200, seed: int = 1
 
 
 @given(TRUTHS, st.integers(1, 600), st.integers(0, 64_000))
-def test_a_linear_machine_is_learned(truth: Truth, tokens: int, attended: int) -> None:
+def test_a_linear_machine_is_learned(truth, tokens, attended):
     predicted = learned(truth).predict(Load(tokens, attended))
     assert predicted == pytest.approx(truth.seconds(tokens, attended), rel=0.01)
 
 
 @settings(max_examples=6)
 @given(TRUTHS, st.integers(0, 4))
-def test_noise_is_averaged(truth: Truth, seed: int) -> None:
+def test_noise_is_averaged(truth, seed):
     """Steps that vary by 20 % either way: what was seen is predicted within 10 %."""
     cost = learned(truth, noise=0.2, steps=1500, seed=seed)
     for tokens, attended in ((8, 16_000), (100, 200_000), (16, 32_000)):
@@ -89,14 +87,14 @@ def worst_with_hiccups() -> float:
     return worst
 
 
-def test_hiccups_do_not_move_it_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hiccups_do_not_move_it_far(monkeypatch):
     assert worst_with_hiccups() <= 1.2
     # Control: with every duration believed it is moved.
     monkeypatch.setattr("reference.sched.cost.OUTLIER_FACTOR", math.inf)
     assert worst_with_hiccups() > 1.5
 
 
-def test_a_machine_that_becomes_slower_is_followed() -> None:
+def test_a_machine_that_becomes_slower_is_followed():
     before, after = Truth(5e-3, 1e-4, 1e-7), Truth(1e-2, 3e-4, 2e-7)
     cost, random_ = learned(before), random.Random(3)
     for _ in range(2000):
@@ -109,7 +107,7 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
         )
 
 
-def test_a_long_run_of_equal_steps_makes_nothing_forgotten() -> None:
+def test_a_long_run_of_equal_steps_makes_nothing_forgotten():
     truth = Truth(5e-3, 1e-4, 1e-7)
     cost = learned(truth)
     for position in range(20_000):
@@ -123,9 +121,7 @@ def test_a_long_run_of_equal_steps_makes_nothing_forgotten() -> None:
     st.integers(1, 2000),
 )  # fmt: skip
 @example(Truth(1e-3, 1e-6, 1e-4), 1, 1, 0, 2.8165, 100)
-def test_so_many_tokens_fit_and_no_more(
-    truth: Truth, decoding: int, length: int, start: int, ratio: float, most: int
-) -> None:
+def test_so_many_tokens_fit_and_no_more(truth, decoding, length, start, ratio, most):
     """A step with so many tokens more takes at most so long; with one more it would take longer."""
     attended = decoding * length
     allowed = ratio * truth.seconds(decoding, attended)
@@ -142,7 +138,7 @@ def test_so_many_tokens_fit_and_no_more(
     assert more == most or mixed(min(most, following)) >= allowed * (1 - 0.01)
 
 
-def test_without_knowledge_nothing_is_said() -> None:
+def test_without_knowledge_nothing_is_said():
     cost = StepCost()
     assert cost.predict(Load(1, 1)) is None
     assert cost.coefficients() is None
@@ -155,14 +151,14 @@ def test_without_knowledge_nothing_is_said() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-def test_a_duration_that_is_none_teaches_nothing(seconds: float) -> None:
+def test_a_duration_that_is_none_teaches_nothing(seconds):
     cost = StepCost()
     cost.observe(Load(1, 1), 1.0)
     cost.observe(Load(100, 100), seconds)
     assert cost.coefficients() is None
 
 
-def test_memory_is_bounded_and_what_is_not_seen_goes_first() -> None:
+def test_memory_is_bounded_and_what_is_not_seen_goes_first():
     cost = StepCost()
     for step in range(1000):
         tokens = 1 << step % 12
@@ -172,7 +168,7 @@ def test_memory_is_bounded_and_what_is_not_seen_goes_first() -> None:
         assert cost._cells[(5000).bit_length(), (7).bit_length()].seen == min(step + 1, 32)
 
 
-def test_a_new_kind_of_step_counts_at_once() -> None:
+def test_a_new_kind_of_step_counts_at_once():
     cost = StepCost()
     cost.observe(Load(1, 10), 1e-3)
     cost.observe(Load(2, 20), 1e-3)
@@ -184,7 +180,7 @@ def test_a_new_kind_of_step_counts_at_once() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 300), st.floats(1e-6, 10)), min_size=2, max_size=60))
-def test_nothing_ever_costs_less_than_nothing(steps: list[tuple[int, float]]) -> None:
+def test_nothing_ever_costs_less_than_nothing(steps):
     """Whatever steps are said to take, no coefficient is negative and predictions are finite."""
     cost = StepCost()
     for tokens, seconds in steps:

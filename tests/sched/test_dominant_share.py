@@ -5,8 +5,6 @@ small beside the engine (at most 1 % of it), so that the filling is nearly fluid
 say of a fluid holds here up to the size of one request; where a tolerance is derived, it is said
 how. Ghodsi et al., "Dominant Resource Fairness", NSDI 2011, sections 3 and 4."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -131,19 +129,19 @@ def wasted(users: list[User], got: list[int]) -> bool:
 
 
 @given(USERS)
-def test_sharing_incentive(users: list[User]) -> None:
+def test_sharing_incentive(users):
     """Nobody would be better off with an engine of its own."""
     assert shortfall(users, fill(users)) <= 0
 
 
 @given(USERS)
-def test_envy_freeness(users: list[User]) -> None:
+def test_envy_freeness(users):
     """Nobody would rather have what another has."""
     assert envy(users, fill(users)) <= 0
 
 
 @given(USERS)
-def test_pareto_efficiency(users: list[User]) -> None:
+def test_pareto_efficiency(users):
     """Nobody can be given more without taking from another."""
     assert not wasted(users, fill(users))
 
@@ -165,7 +163,7 @@ def explained(users: list[User]) -> int:
 
 
 @given(USERS, st.integers(1, PAGES_MOST), st.sampled_from((SLOTS, 5, 40)))
-def test_strategy_proofness(users: list[User], pages: int, most: int) -> None:
+def test_strategy_proofness(users, pages, most):
     """Claiming other needs than one has gains nothing."""
     claimed = replace(users[0], pages=pages, max_requests=most)
     assert gain_of_lie(users, claimed) <= explained(users)
@@ -207,7 +205,7 @@ class NobodyPasses(WaitQueue):
         return super().next(fits_first)
 
 
-def test_rules_that_are_not_dominant_resource_fairness_fail() -> None:
+def test_rules_that_are_not_dominant_resource_fairness_fail():
     """Negative controls: for each theorem a rule, or a way of passing, that breaks it."""
     unlike = [User(PAGES_MOST), User(1)]
     assert shortfall(unlike, fill(unlike, SlotsAlone)) > 10

@@ -1,8 +1,6 @@
 """Turns of sessions that may draft, by simulated costs: never slower than plain steps by more than
 a fiftieth and a few steps, and nine tenths of what the best fixed number of drafts gains."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from statistics import mean

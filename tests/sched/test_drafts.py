@@ -1,7 +1,5 @@
 """The number of drafts follows what was right and what rounds take."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from reference.sched.cost import Load, StepCost
@@ -51,14 +49,14 @@ def rounds(policy: DraftPolicy, own: DraftHistory, row: float, right: int, count
     return drafts
 
 
-def test_as_many_as_make_a_sequence_fastest() -> None:
+def test_as_many_as_make_a_sequence_fastest():
     assert rounds(policy_of(), DraftHistory(), 0.01, 8, 40) == 8
     assert 1 <= rounds(policy_of(), DraftHistory(), 0.2, 2, 40) <= 4
     assert rounds(policy_of(), DraftHistory(), 0.1, 0, 200) == 0
     assert rounds(policy_of(), DraftHistory(), 1.1, 8, 40) == 0
 
 
-def test_nothing_is_drafted_for_many_sequences_before_it_was_measured_for_fewer() -> None:
+def test_nothing_is_drafted_for_many_sequences_before_it_was_measured_for_fewer():
     for running in (32, 64, 256):
         policy = policy_of(running)
         for _ in range(2000):
@@ -66,7 +64,7 @@ def test_nothing_is_drafted_for_many_sequences_before_it_was_measured_for_fewer(
         assert not policy.draft_count(policy.new_history(0), running, 11)
 
 
-def test_what_rounds_take_is_known_for_other_numbers_of_sequences() -> None:
+def test_what_rounds_take_is_known_for_other_numbers_of_sequences():
     """Rounds of sixteen sequences begin where those of four took next to nothing more."""
     policy, own = policy_of(4), DraftHistory()
     for _ in range(MEASUREMENTS_MIN):
@@ -77,7 +75,7 @@ def test_what_rounds_take_is_known_for_other_numbers_of_sequences() -> None:
     assert policy.draft_count(own, 16, 3)
 
 
-def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
+def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more():
     policy, own = policy_of(), DraftHistory()
     for _ in range(2 * MEASUREMENTS_MIN):
         note(policy, own, 3, 1, 9 * PLAIN)
@@ -88,7 +86,7 @@ def test_a_sequence_for_which_drafts_are_not_begun_is_read_no_more() -> None:
     assert tokens <= FAILED_TRIALS_MAX * TRIAL_INTERVAL
 
 
-def test_one_tenant_learns_nothing_of_what_another_accepts() -> None:
+def test_one_tenant_learns_nothing_of_what_another_accepts():
     policy = policy_of()
     before = policy.new_history(2).acceptance_rate
     rounds(policy, policy.new_history(1), 0.1, 0, 4)
@@ -99,7 +97,7 @@ def test_one_tenant_learns_nothing_of_what_another_accepts() -> None:
     assert policy.new_history(1).acceptance_rate == before
 
 
-def test_one_account_pays_for_all_sequences_and_tenants() -> None:
+def test_one_account_pays_for_all_sequences_and_tenants():
     """Each of a thousand tenants has another sequence, of which no draft is right."""
     policy, lost, plain = policy_of(), 0.0, 0
     for tenant in range(1000):
@@ -114,7 +112,7 @@ def test_one_account_pays_for_all_sequences_and_tenants() -> None:
     assert 3 * PLAIN < lost <= constant * PLAIN + TRIAL_TIME_SHARE * plain * PLAIN
 
 
-def test_sequences_that_end_apart_pay_for_what_the_last_one_takes_alone() -> None:
+def test_sequences_that_end_apart_pay_for_what_the_last_one_takes_alone():
     """Two sequences of forty tokens. One gets four in a round, the other one, which then decodes
     alone: as many steps as without drafts, and rounds in addition."""
 
@@ -142,7 +140,7 @@ def test_sequences_that_end_apart_pay_for_what_the_last_one_takes_alone() -> Non
     assert drafts_after(8, (4, 1), charged=False)
 
 
-def test_a_step_that_waited_for_drafts_and_got_none_is_charged_whole() -> None:
+def test_a_step_that_waited_for_drafts_and_got_none_is_charged_whole():
     policy = policy_of(16)
     for number in range(9):
         policy.note_round(3, 16, 16, 1.1 * PLAIN, first=not number)
@@ -156,7 +154,7 @@ def test_a_step_that_waited_for_drafts_and_got_none_is_charged_whole() -> None:
     assert not policy.draft_count(own, 16, 3)
 
 
-def test_a_round_that_something_else_held_up_is_charged_once() -> None:
+def test_a_round_that_something_else_held_up_is_charged_once():
     policy, own = policy_of(), DraftHistory()
     assert rounds(policy, own, 0.1, 3, 20)
     note(policy, own, 3, 4, 100 * PLAIN)
@@ -165,13 +163,13 @@ def test_a_round_that_something_else_held_up_is_charged_once() -> None:
     assert not policy.draft_count(own, 1, 3)
 
 
-def test_longer_rounds_are_tried_once_shorter_ones_were_measured() -> None:
+def test_longer_rounds_are_tried_once_shorter_ones_were_measured():
     policy, own = policy_of(), DraftHistory()
     assert rounds(policy, own, 0.01, 8, 1) == FIRST_DRAFTS
     assert rounds(policy, own, 0.01, 8, MEASUREMENTS_MIN + 1) == 2 * FIRST_DRAFTS
 
 
-def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them() -> None:
+def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them():
     tokens = np.arange(400, dtype=np.int32)
 
     def begins_at(right: int, running: int = 1) -> int | None:
@@ -189,7 +187,7 @@ def test_drafts_from_the_prompt_are_rehearsed_before_a_step_waits_for_them() -> 
     assert DraftPolicy(StepCost()).compare_shadow_drafts(DraftHistory(), tokens, [], 1)
 
 
-def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -> None:
+def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then():
     policy, own = policy_of(), DraftHistory()
     assert rounds(policy, own, 0.01, 8, 4)
     for _ in range(REMEASURE_ROUNDS):
@@ -201,7 +199,7 @@ def test_nothing_is_drafted_before_plain_steps_are_measured_and_now_and_then() -
     assert policy.should_begin(own, 9, 1, 3)
 
 
-def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
+def test_a_full_account_pays_for_a_trial_whatever_is_expected():
     policy, own = policy_of(), DraftHistory()
     assert rounds(policy, own, 1.0, 0, 40) == 0
     policy.give_up(own, 0)
@@ -212,7 +210,7 @@ def test_a_full_account_pays_for_a_trial_whatever_is_expected() -> None:
     assert 32 < tokens < 400
 
 
-def test_sequences_are_read_where_drafts_are_worth_it_or_nothing_is_known() -> None:
+def test_sequences_are_read_where_drafts_are_worth_it_or_nothing_is_known():
     policy = policy_of()
     assert policy.should_follow(0, 1, 5, 32)
     rounds(policy, policy.new_history(0), 1.1, 0, 40)
@@ -220,7 +218,7 @@ def test_sequences_are_read_where_drafts_are_worth_it_or_nothing_is_known() -> N
     assert DraftPolicy(StepCost()).should_follow(0, 1, 5, 32)
 
 
-def test_what_is_read_without_drafts_is_charged() -> None:
+def test_what_is_read_without_drafts_is_charged():
     """Reading takes as long as was measured."""
     policy = policy_of()
     drafts = policy.draft_count(policy.new_history(0), 1, 3)
@@ -234,7 +232,7 @@ def test_what_is_read_without_drafts_is_charged() -> None:
     assert not policy.draft_count(policy.new_history(0), 1, 3)
 
 
-def test_a_median_of_read_steps_counts_until_others_were_measured() -> None:
+def test_a_median_of_read_steps_counts_until_others_were_measured():
     cost = StepCost()
     cost.observe(Load(1, 0), PLAIN)
     policy = DraftPolicy(cost)
@@ -246,7 +244,7 @@ def test_a_median_of_read_steps_counts_until_others_were_measured() -> None:
     assert policy._plain_seconds(1) == PLAIN
 
 
-def test_a_first_round_is_charged_for_what_it_reads() -> None:
+def test_a_first_round_is_charged_for_what_it_reads():
     lost = []
     for read in (0, 512):
         policy = policy_of()
@@ -260,7 +258,7 @@ def test_a_first_round_is_charged_for_what_it_reads() -> None:
     assert lost[1] > 7 * PLAIN
 
 
-def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing() -> None:
+def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing():
     policy, own = policy_of(), DraftHistory()
     for trial in range(FAILED_TRIALS_MAX):
         assert not policy.given_up(own)
@@ -269,7 +267,7 @@ def test_a_sequence_is_given_up_after_trials_in_a_row_that_gained_nothing() -> N
     assert policy.given_up(own)
 
 
-def test_plain_steps_are_known_by_the_length_of_their_sequences() -> None:
+def test_plain_steps_are_known_by_the_length_of_their_sequences():
     """Steps behind 2,048 tokens take twice as long. Shorter sequences are measured anew, those
     between two lengths are not, and rounds grow as plain steps do."""
     policy, own = policy_of(), DraftHistory()

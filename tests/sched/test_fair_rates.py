@@ -3,8 +3,6 @@
 Every tenant always has requests waiting, and every step decodes one token in each running request.
 Lengths differ between tenants, so that taking turns by request would not be fair."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -99,20 +97,20 @@ def worst_share(sums: NDArray[np.int64], weights: Sequence[float]) -> float:
 
 @pytest.mark.parametrize("tenants", [2, 4, 8, 16])
 @pytest.mark.parametrize("lengths", [ALIKE, UNLIKE], ids=["alike", "unlike"])
-def test_equal_tenants_get_the_same_in_any_window(tenants: int, lengths: Lengths) -> None:
+def test_equal_tenants_get_the_same_in_any_window(tenants, lengths):
     """Where the slots can be divided evenly, answers of any length."""
     assert jain(decoded([1.0] * tenants, lengths)) >= 0.98
 
 
 @pytest.mark.parametrize("tenants", [3, 5, 6, 7])
 @pytest.mark.parametrize("seed", range(3))
-def test_slots_left_over_go_round(tenants: int, seed: int) -> None:
+def test_slots_left_over_go_round(tenants, seed):
     """Where they cannot, answers short beside a window."""
     assert jain(decoded([1.0] * tenants, ALIKE, seed=seed)) >= 0.98
 
 
 @pytest.mark.parametrize("tenants", [3, 4])
-def test_with_four_slots_a_tenant_the_left_over_ones_do_not_matter(tenants: int) -> None:
+def test_with_four_slots_a_tenant_the_left_over_ones_do_not_matter(tenants):
     """Even if they never go round: with at least 3.5 slots a tenant, one more or less keeps the
     index above 0.98."""
     assert jain(decoded([1.0] * tenants, UNLIKE)) >= 0.98
@@ -125,14 +123,14 @@ def test_with_four_slots_a_tenant_the_left_over_ones_do_not_matter(tenants: int)
 
 @pytest.mark.parametrize("weights", [(1, 3), (1, 2, 5), (1, 1, 2, 4), (8, 4, 2, 1, 1)], ids=str)
 @pytest.mark.parametrize("lengths", [ALIKE, UNLIKE], ids=["alike", "unlike"])
-def test_shares_follow_weights_in_any_window(weights: Sequence[float], lengths: Lengths) -> None:
+def test_shares_follow_weights_in_any_window(weights, lengths):
     """Where the weights divide the slots: within 2 % in every window."""
     assert worst_share(windows(decoded(weights, lengths)), weights) <= 0.02
 
 
 @pytest.mark.parametrize("weights", [(1, 2), (1, 2, 3), (3, 1, 1), (5, 3, 2, 1)], ids=str)
 @pytest.mark.parametrize("seed", range(3))
-def test_shares_follow_weights_in_the_long_run(weights: Sequence[float], seed: int) -> None:
+def test_shares_follow_weights_in_the_long_run(weights, seed):
     """Where they do not: within 2 % over the whole run."""
     tokens = decoded(weights, ALIKE, seed=seed)
     assert worst_share(tokens.sum(0), weights) <= 0.02
@@ -148,7 +146,7 @@ class FirstCome(Tenants):
         return 0.0
 
 
-def test_first_come_first_served_is_not_fair() -> None:
+def test_first_come_first_served_is_not_fair():
     """Negative control: taking turns by request fails every measure above."""
     assert jain(decoded([1.0] * 4, UNLIKE, rule=FirstCome)) < 0.9
     tokens = decoded((1, 2, 5), ALIKE, rule=FirstCome)
@@ -156,7 +154,7 @@ def test_first_come_first_served_is_not_fair() -> None:
     assert worst_share(tokens.sum(0), (1, 2, 5)) > 0.1
 
 
-def test_the_simulation_is_deterministic() -> None:
+def test_the_simulation_is_deterministic():
     first, again = (decoded((1, 2, 4), UNLIKE, seed=7) for _ in range(2))
     assert (first == again).all()
     assert (first != decoded((1, 2, 4), UNLIKE, seed=8)).any()

@@ -1,7 +1,5 @@
 """Three coefficients, none below 0: as good as the best found by LAPACK among all sets of them."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np
@@ -34,9 +32,7 @@ def least(rows: NDArray[np.float64]) -> float:
 
 
 @given(EQUATIONS)
-def test_nothing_is_below_zero_and_nothing_better(
-    equations: list[tuple[float, float, float, float]],
-) -> None:
+def test_nothing_is_below_zero_and_nothing_better(equations):
     rows = np.array(equations, np.float64).reshape(-1, 4)
     found = np.array(nonnegative(equations))
     assert (found >= 0).all()
@@ -44,7 +40,7 @@ def test_nothing_is_below_zero_and_nothing_better(
     assert squares(rows, found) <= least(rows) + 1e-6 * everything
 
 
-def test_what_is_exact_is_found() -> None:
+def test_what_is_exact_is_found():
     rows = [(1.0, tokens, at, 4e-3 + 2e-4 * tokens + 3e-7 * at) for tokens, at in POINTS]
     assert nonnegative(rows) == pytest.approx((4e-3, 2e-4, 3e-7), rel=1e-9)
 
@@ -52,7 +48,7 @@ def test_what_is_exact_is_found() -> None:
 POINTS = [(1.0, 100.0), (16.0, 20_000.0), (64.0, 1_000.0), (512.0, 150_000.0)]
 
 
-def test_columns_that_depend_on_each_other_share_nothing() -> None:
+def test_columns_that_depend_on_each_other_share_nothing():
     """Where two say the same, one of them explains it all."""
     rows = [(1.0, tokens, 50 * tokens, 1.0 + tokens) for tokens in (1.0, 2.0, 7.0)]
     first, second, third = nonnegative(rows)
@@ -61,6 +57,6 @@ def test_columns_that_depend_on_each_other_share_nothing() -> None:
     assert min(second, third) == 0.0
 
 
-def test_of_nothing_nothing_follows() -> None:
+def test_of_nothing_nothing_follows():
     assert nonnegative([]) == (0.0, 0.0, 0.0)
     assert nonnegative([(1.0, 2.0, 3.0, -4.0)]) == (0.0, 0.0, 0.0)

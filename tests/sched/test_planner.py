@@ -1,7 +1,5 @@
 """The step planner as a pure function: what every plan guarantees, whatever is pending."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,7 +33,7 @@ def decoding(pending: list[Pending]) -> list[Chunk]:
 
 
 @given(populations(), st.integers(1, 300))
-def test_every_decoding_sequence_is_in_every_step(pending: list[Pending], cap: int) -> None:
+def test_every_decoding_sequence_is_in_every_step(pending, cap):
     """A sequence with one token left is never delayed, and comes before all prefill; its guesses
     come with it."""
     plan = plan_step(pending, cap)
@@ -44,7 +42,7 @@ def test_every_decoding_sequence_is_in_every_step(pending: list[Pending], cap: i
 
 
 @given(populations(), st.integers(1, 300))
-def test_prefill_stays_within_the_cap_and_in_order_of_age(pending: list[Pending], cap: int) -> None:
+def test_prefill_stays_within_the_cap_and_in_order_of_age(pending, cap):
     """Prefill tokens sum to at most the cap; only the last prefilling sequence may be cut short."""
     left = remaining(pending)
     decodes = {slot for slot, _, _ in decoding(pending)}
@@ -58,7 +56,7 @@ def test_prefill_stays_within_the_cap_and_in_order_of_age(pending: list[Pending]
 
 
 @given(populations(), st.integers(1, 300))
-def test_chunks_continue_where_the_cache_ends(pending: list[Pending], cap: int) -> None:
+def test_chunks_continue_where_the_cache_ends(pending, cap):
     """Each sequence appears at most once, starting at its first uncomputed position."""
     plan = plan_step(pending, cap)
     assert len({chunk.slot for chunk in plan}) == len(plan)
@@ -70,7 +68,7 @@ def test_chunks_continue_where_the_cache_ends(pending: list[Pending], cap: int) 
 
 
 @given(populations(), st.integers(1, 300))
-def test_repeated_planning_finishes_everything(pending: list[Pending], cap: int) -> None:
+def test_repeated_planning_finishes_everything(pending, cap):
     """No population starves: the work left shrinks with every step and reaches zero."""
     work = sum(remaining(pending).values())
     while work:
@@ -84,6 +82,6 @@ def test_repeated_planning_finishes_everything(pending: list[Pending], cap: int)
     assert plan_step(pending, cap) == []
 
 
-def test_a_step_needs_a_positive_cap() -> None:
+def test_a_step_needs_a_positive_cap():
     with pytest.raises(ValueError, match="at least one token"):
         plan_step([Pending(0, 0, 5)], 0)

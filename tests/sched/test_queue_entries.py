@@ -1,7 +1,5 @@
 """Who may wait where entries are few: whatever one tenant asks, others find an entry."""
 
-from __future__ import annotations
-
 import itertools
 
 from hypothesis import given
@@ -32,12 +30,12 @@ class Queue:
 
 
 @given(DEPTHS)
-def test_one_tenant_alone_has_all_entries(depth: int) -> None:
+def test_one_tenant_alone_has_all_entries(depth):
     assert Queue(1, depth).flood(0) == depth
 
 
 @given(DEPTHS, st.integers(2, 6))
-def test_who_asks_without_end_leaves_half_of_what_is_free(depth: int, tenants: int) -> None:
+def test_who_asks_without_end_leaves_half_of_what_is_free(depth, tenants):
     """So each that comes later finds an entry, as long as halves are whole."""
     queue = Queue(tenants, depth)
     free = depth
@@ -48,13 +46,13 @@ def test_who_asks_without_end_leaves_half_of_what_is_free(depth: int, tenants: i
 
 
 @given(DEPTHS, st.lists(st.integers(0, 3), max_size=300))
-def test_never_more_than_there_are_entries(depth: int, comers: list[int]) -> None:
+def test_never_more_than_there_are_entries(depth, comers):
     queue = Queue(4, depth)
     taken = sum(queue.come(tenant) for tenant in comers)
     assert taken == sum(queue.lines) <= depth
 
 
-def test_a_place_that_becomes_free_is_for_who_has_the_shorter_line() -> None:
+def test_a_place_that_becomes_free_is_for_who_has_the_shorter_line():
     queue = Queue(2, 8)
     assert [queue.flood(0), queue.flood(1)] == [4, 2]
     queue.lines[0] -= 1

@@ -1,7 +1,5 @@
 """How long anybody waits at most, whatever else arrives."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter
@@ -78,14 +76,14 @@ def longest_without_slot(mix: Mix, aging: float, room: int = 20, step: float = 0
 
 
 @given(MIXES)
-def test_the_starvation_bound_is_met_by_any_load(mix: Mix) -> None:
+def test_the_starvation_bound_is_met_by_any_load(mix):
     """Whatever arrives, of whatever class and size: ``aging + T * R``, where R is the longest that
     a request runs."""
     bound = AGING + len(mix.declared) * mix.hold
     assert longest_without_slot(mix, AGING) <= bound
 
 
-def test_a_load_that_needs_aging_misses_the_bound_without() -> None:
+def test_a_load_that_needs_aging_misses_the_bound_without():
     """Negative control of the simulation above."""
     classes = (QosClass.INTERACTIVE, QosClass.INTERACTIVE, QosClass.BATCH)
     declared = [of_class(id, qos) for id, qos in enumerate(classes)]

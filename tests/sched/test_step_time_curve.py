@@ -1,8 +1,6 @@
 """The curve of a step's seconds by its tokens: it rises, knows the steps that were seen,
 and tries few sizes."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np
@@ -39,12 +37,12 @@ def step_time_curve() -> StepTimeCurve:
     return found
 
 
-def test_without_a_step_it_is_the_line() -> None:
+def test_without_a_step_it_is_the_line():
     assert step_time_curve().predict(10) == pytest.approx(FIXED + 10 * TOKEN)
     assert between(step_time_curve(), 3, 600) == pytest.approx(FIXED + TOKEN * np.arange(3, 601))
 
 
-def test_stairs_are_learned() -> None:
+def test_stairs_are_learned():
     found, random_ = step_time_curve(), random.Random(1)
     for _ in range(1000):
         tokens = random_.randint(1, 64)
@@ -56,7 +54,7 @@ def test_stairs_are_learned() -> None:
     assert found.predict(100) == pytest.approx(tiled(64) + 36 * TOKEN)
 
 
-def test_noise_and_hiccups_are_averaged() -> None:
+def test_noise_and_hiccups_are_averaged():
     found, random_ = step_time_curve(), random.Random(2)
     for step in range(4000):
         tokens = random_.randint(1, 32)
@@ -67,7 +65,7 @@ def test_noise_and_hiccups_are_averaged() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.floats(-1.0, 10.0)), max_size=80))
-def test_more_tokens_never_cost_less(steps: list[tuple[int, float]]) -> None:
+def test_more_tokens_never_cost_less(steps):
     """Whatever was seen, and also among those that may be chosen."""
     found = step_time_curve()
     for tokens, seconds in steps:
@@ -78,7 +76,7 @@ def test_more_tokens_never_cost_less(steps: list[tuple[int, float]]) -> None:
     assert 0 <= curve[0] <= curve[-1] <= FACTOR_MAX * (FIXED + 700 * TOKEN)
 
 
-def test_what_was_seen_long_ago_gives_way() -> None:
+def test_what_was_seen_long_ago_gives_way():
     """A stair that was higher once, and those below it that are now as high."""
     found = step_time_curve()
     for _ in range(20):
@@ -88,7 +86,7 @@ def test_what_was_seen_long_ago_gives_way() -> None:
     assert found.predict(12) == pytest.approx(FIXED + 16 * TOKEN, rel=0.03)
 
 
-def test_a_machine_that_becomes_slower_takes_its_stairs_along() -> None:
+def test_a_machine_that_becomes_slower_takes_its_stairs_along():
     """Those nobody stood on since stay as high beside the others as they were."""
     found = step_time_curve()
     for tokens in range(1, 33):
@@ -99,7 +97,7 @@ def test_a_machine_that_becomes_slower_takes_its_stairs_along() -> None:
     )
 
 
-def test_after_a_surprise_nobody_tries_another_for_a_while() -> None:
+def test_after_a_surprise_nobody_tries_another_for_a_while():
     """A step on a new stair that takes far longer than expected: for CAREFUL_STEPS what lies
     between two stairs counts as the higher one."""
     found = step_time_curve()
@@ -114,7 +112,7 @@ def test_after_a_surprise_nobody_tries_another_for_a_while() -> None:
     assert between(found, 9, 20)[1] == pytest.approx(found.predict(10))
 
 
-def test_at_first_any_may_be_tried() -> None:
+def test_at_first_any_may_be_tried():
     found = step_time_curve()
     found.observe(8, FIXED + 8 * TOKEN)
     found.observe(20, 1.3 * (FIXED + 20 * TOKEN))

@@ -1,7 +1,5 @@
 """Quotas and usage: never exceeded at an admission, whatever was counted before."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import NamedTuple
@@ -33,7 +31,7 @@ HISTORIES = st.lists(
 
 
 @given(HISTORIES)
-def test_a_window_never_reports_less_than_it_holds(history: list[Counted]) -> None:
+def test_a_window_never_reports_less_than_it_holds(history):
     """At least what was counted in the last 5 s, at most that of one bucket more."""
     window, now, counted = RateWindow(), 0.0, []
     for wait, tokens in history:
@@ -47,7 +45,7 @@ def test_a_window_never_reports_less_than_it_holds(history: list[Counted]) -> No
 
 
 @given(HISTORIES, st.integers(1, 40))
-def test_when_a_rate_is_below_a_bound_is_known(history: list[Counted], rate: int) -> None:
+def test_when_a_rate_is_below_a_bound_is_known(history, rate):
     """From then on, and not a bucket before."""
     window, now = RateWindow(), 0.0
     for wait, tokens in history:
@@ -60,7 +58,7 @@ def test_when_a_rate_is_below_a_bound_is_known(history: list[Counted], rate: int
         assert window.per_second(now + seconds + 1e-6) < rate
 
 
-def test_a_clock_that_goes_back_stands_still() -> None:
+def test_a_clock_that_goes_back_stands_still():
     window = RateWindow()
     window.add(10.0, 5)
     window.add(3.0, 2)
@@ -69,9 +67,7 @@ def test_a_clock_that_goes_back_stands_still() -> None:
 
 
 @given(HISTORIES, st.lists(st.integers(1, 12), max_size=12), st.data())
-def test_no_admission_exceeds_a_quota(
-    history: list[Counted], requests: list[int], data: st.DataObject
-) -> None:
+def test_no_admission_exceeds_a_quota(history, requests, data):
     """Right after an admission every hard cap holds, and right before it the rate was below its
     cap, counted here from the events themselves."""
     clock = ManualClock()
@@ -100,14 +96,14 @@ def test_no_admission_exceeds_a_quota(
     ],
     ids=str,
 )  # fmt: skip
-def test_slots_and_pages_are_hard_caps(uses: dict[str, int], pages: int, within: bool) -> None:
+def test_slots_and_pages_are_hard_caps(uses, pages, within):
     tenants = Tenants([TEAM], clock=ManualClock())
     tenants.occupy(1, **uses)
     assert tenants.within_quota(1, pages) is within
 
 
 @pytest.mark.parametrize("field", ["prefilled", "decoded"])
-def test_a_rate_is_a_cap_until_it_leaves_the_window(field: str) -> None:
+def test_a_rate_is_a_cap_until_it_leaves_the_window(field):
     clock = ManualClock(100.0)
     tenants = Tenants([replace(TEAM, prefill_tokens_per_s=10)], clock=clock)
     tenants.count(1, **{"prefilled": 0, "decoded": 0, field: 49})
@@ -120,7 +116,7 @@ def test_a_rate_is_a_cap_until_it_leaves_the_window(field: str) -> None:
     assert tenants.within_quota(1, 1)
 
 
-def test_usage_is_what_was_occupied_and_counted() -> None:
+def test_usage_is_what_was_occupied_and_counted():
     clock = ManualClock()
     tenants = Tenants([TEAM, LOCAL_TENANT], clock=clock)
     tenants.occupy(1, slots=2, pages=7, live=3)
@@ -131,7 +127,7 @@ def test_usage_is_what_was_occupied_and_counted() -> None:
     assert tenants.usage(0) == Usage(0, 0, 0, 0.0, 0.0)
 
 
-def test_the_dominant_share_is_the_largest_part_of_a_quota_by_weight() -> None:
+def test_the_dominant_share_is_the_largest_part_of_a_quota_by_weight():
     tenants = Tenants([TEAM, replace(TEAM, id=2, weight=4.0)], clock=ManualClock())
     for tenant, weight in ((1, 1.0), (2, 4.0)):
         assert tenants.dominant_share(tenant) == 0
@@ -143,7 +139,7 @@ def test_the_dominant_share_is_the_largest_part_of_a_quota_by_weight() -> None:
         assert tenants.dominant_share(tenant) == 0.5 / weight
 
 
-def test_only_giving_back_the_last_slot_makes_a_tenant_slotless() -> None:
+def test_only_giving_back_the_last_slot_makes_a_tenant_slotless():
     clock = ManualClock(1.0)
     tenants = Tenants([TEAM], clock=clock)
     assert tenants.slotless_since(1) == -math.inf
@@ -158,7 +154,7 @@ def test_only_giving_back_the_last_slot_makes_a_tenant_slotless() -> None:
     assert tenants.slotless_since(1) == 2.0
 
 
-def test_a_changed_quota_is_in_force_at_once_and_takes_nothing_away() -> None:
+def test_a_changed_quota_is_in_force_at_once_and_takes_nothing_away():
     tenants = Tenants([TEAM], clock=ManualClock())
     tenants.occupy(1, slots=2, pages=2)
     assert tenants.within_quota(1, 1)
@@ -170,7 +166,7 @@ def test_a_changed_quota_is_in_force_at_once_and_takes_nothing_away() -> None:
     assert tenants.within_quota(1, 1)
 
 
-def test_a_tenant_with_live_requests_stays() -> None:
+def test_a_tenant_with_live_requests_stays():
     tenants = Tenants([TEAM], clock=ManualClock())
     tenants.occupy(1, live=1)
     with pytest.raises(RequestError, match="tenant: 1 has 1 live requests"):
@@ -188,7 +184,7 @@ class Interrupting(dict[int, int]):
         raise KeyboardInterrupt
 
 
-def test_an_interrupt_while_an_engine_lets_go_forgets_no_tenant_with_requests() -> None:
+def test_an_interrupt_while_an_engine_lets_go_forgets_no_tenant_with_requests():
     tenants = Tenants([TEAM], clock=ManualClock())
     tenants.occupy(TEAM.id, slots=1, pages=2, live=1, holder="engine")
     tenants.begin_removal(TEAM.id)
@@ -210,13 +206,13 @@ def test_an_interrupt_while_an_engine_lets_go_forgets_no_tenant_with_requests() 
         *(lambda tenants: tenants.occupy(9, live=1), lambda tenants: tenants.within_quota(9, 1)),
     ],
 )
-def test_an_unknown_tenant_is_named(call: object) -> None:
+def test_an_unknown_tenant_is_named(call):
     with pytest.raises(RequestError, match="tenant: 9 is not known") as caught:
         call(Tenants(clock=ManualClock()))  # type: ignore[operator]
     assert caught.value.field == "tenant"
 
 
-def test_bad_tenants_are_refused() -> None:
+def test_bad_tenants_are_refused():
     clock = ManualClock()
     with pytest.raises(ConfigError, match="share id 1"):
         Tenants([TEAM, replace(TEAM, name="other")], clock=clock)
@@ -224,7 +220,7 @@ def test_bad_tenants_are_refused() -> None:
         Tenants([replace(TEAM, weight=0)], clock=clock)
 
 
-def test_giving_back_what_is_not_held_is_found() -> None:
+def test_giving_back_what_is_not_held_is_found():
     """Negative control of the accounts: a slot given back twice does not pass unseen."""
     tenants = Tenants([TEAM], clock=ManualClock())
     tenants.occupy(1, slots=1)
@@ -235,9 +231,7 @@ def test_giving_back_what_is_not_held_is_found() -> None:
 
 @pytest.mark.parametrize("own", QosClass)
 @pytest.mark.parametrize("asked", [None, *QosClass])
-def test_a_request_may_lower_its_class_and_not_raise_it(
-    own: QosClass, asked: QosClass | None
-) -> None:
+def test_a_request_may_lower_its_class_and_not_raise_it(own, asked):
     tenants = Tenants([replace(TEAM, qos=own)], clock=ManualClock())
     served = tenants.class_of(Request(1, (1,), 1, tenant=TEAM.id, qos=asked))
     order = [QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH]
@@ -245,7 +239,7 @@ def test_a_request_may_lower_its_class_and_not_raise_it(
     assert [qos.rank for qos in order] == [0, 1, 2]
 
 
-def test_a_scope_is_forgotten_before_its_last_member_leaves() -> None:
+def test_a_scope_is_forgotten_before_its_last_member_leaves():
     """Once for a change that is not interrupted; a group goes on while one of its members stays."""
     ended: list[tuple[str | int, ...]] = []
     one, two = Tenant(1, "one"), Tenant(2, "two", isolation_group=7)

@@ -1,7 +1,5 @@
 """Who has to make room for whom."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,9 +29,7 @@ def populations(draw: st.DrawFn) -> tuple[Tenants, list[RunningRequest]]:
 
 
 @given(populations(), st.data())
-def test_a_claimant_displaces_only_what_is_below_it(
-    population: tuple[Tenants, list[RunningRequest]], data: st.DataObject
-) -> None:
+def test_a_claimant_displaces_only_what_is_below_it(population, data):
     """Never an interactive request, one of its own class or above, or a protected one; of the
     rest the lowest class, the highest share, the youngest."""
     tenants, running = population
@@ -60,7 +56,7 @@ def test_a_claimant_displaces_only_what_is_below_it(
 
 
 @given(populations())
-def test_memory_can_always_be_had(population: tuple[Tenants, list[RunningRequest]]) -> None:
+def test_memory_can_always_be_had(population):
     """Without a claimant somebody is chosen while anything runs, of the lowest class: a protected
     request only when all of the class are."""
     tenants, running = population
@@ -74,7 +70,7 @@ def test_memory_can_always_be_had(population: tuple[Tenants, list[RunningRequest
     assert chosen in ([entry for entry in of_it if not entry.protected] or of_it)
 
 
-def test_preemption_ends() -> None:
+def test_preemption_ends():
     """Taking victims one after the other, the whole order: batch, standard, then interactive, the
     protected after the others of their class."""
     classes = (QosClass.INTERACTIVE, QosClass.STANDARD, QosClass.BATCH)

@@ -1,7 +1,5 @@
 """Whose turn it is."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 
@@ -92,7 +90,7 @@ def expected_choice(
 
 
 @given(tenant_sets(), st.data())
-def test_the_choice_is_the_definition(declared: list[Tenant], data: st.DataObject) -> None:
+def test_the_choice_is_the_definition(declared, data):
     """Against a plain search over everything that waits: class, lowest share, first come; among
     the aged tenants, who waits longest without a slot, and nobody passes; within a tenant the lines
     that waited too long first; no quota is exceeded."""
@@ -147,7 +145,7 @@ def small(waiting: WaitingRequest) -> bool:
     return waiting.pages < 50
 
 
-def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
+def test_what_has_no_room_lets_others_pass_until_it_is_aged():
     clock, tenants, queue = queue_of(of_class(0, QosClass.STANDARD), of_class(1, QosClass.BATCH))
     queue.push(WaitingRequest(0, 0, 0.0, 50))
     for order in range(1, 4):
@@ -162,7 +160,7 @@ def test_what_has_no_room_lets_others_pass_until_it_is_aged() -> None:
     assert queue.next(small) == WaitingRequest(2, 1, 0.0, 1)
 
 
-def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
+def test_an_aged_request_that_cannot_begin_yet_lets_others_pass():
     """First those of its own tenant, of whatever class, then those of others: while its pages are
     read from disk no slot is free for nothing."""
     *_, queue = queue_of(BIG, replace(BIG, id=1), now=AGING)
@@ -181,7 +179,7 @@ def test_an_aged_request_that_cannot_begin_yet_lets_others_pass() -> None:
     ]  # fmt: skip
 
 
-def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew() -> None:
+def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew():
     clock, _, queue = queue_of(of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH))
     queue.push(WaitingRequest(3, 1, 0.0, 1))
     clock.now = 100.0
@@ -192,7 +190,7 @@ def test_a_preempted_request_is_the_first_of_its_tenant_and_waits_anew() -> None
     assert orders(queue, 3) == [9, 3, 8]
 
 
-def test_room_may_be_made_while_choosing() -> None:
+def test_room_may_be_made_while_choosing():
     """What is preempted for a candidate is pushed back at once, and comes after it."""
     clock, tenants, queue = queue_of(of_class(0, QosClass.INTERACTIVE), of_class(1, QosClass.BATCH))
     tenants.occupy(1, slots=1)
@@ -210,7 +208,7 @@ def test_room_may_be_made_while_choosing() -> None:
     assert orders(queue, 2) == [2, 6]
 
 
-def test_a_request_can_be_removed_wherever_it_waits() -> None:
+def test_a_request_can_be_removed_wherever_it_waits():
     *_, queue = queue_of(BIG)
     for order in range(6):
         queue.push(WaitingRequest(order, 0, 0.0, 1))
@@ -222,7 +220,7 @@ def test_a_request_can_be_removed_wherever_it_waits() -> None:
     assert len(queue) == 0
 
 
-def test_requests_given_up_leave_nothing_behind() -> None:
+def test_requests_given_up_leave_nothing_behind():
     """Behind a first request that never fits, others come and go: memory is that of those left."""
     *_, queue = queue_of(BIG)
     queue.push(WaitingRequest(0, 0, 0.0, 1))
@@ -233,14 +231,14 @@ def test_requests_given_up_leave_nothing_behind() -> None:
         assert sum(len(line.orders) for line in group.lines.values()) <= 3
 
 
-def test_nobody_waits_for_an_unknown_tenant() -> None:
+def test_nobody_waits_for_an_unknown_tenant():
     *_, queue = queue_of(BIG)
     with pytest.raises(RequestError, match="tenant: 9 is not known"):
         queue.push(WaitingRequest(0, 9, 0.0, 1))
     assert len(queue) == 0
 
 
-def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
+def test_who_is_sent_away_is_told_how_fast_the_queue_moves():
     clock, _, queue = queue_of(BIG, now=1000.0)
     assert queue.retry_after() == 1.0
     for order in range(200):
@@ -257,7 +255,7 @@ def test_who_is_sent_away_is_told_how_fast_the_queue_moves() -> None:
     assert queue.retry_after() == 2.0
 
 
-def test_before_the_first_end_what_runs_says_how_long_runs_take() -> None:
+def test_before_the_first_end_what_runs_says_how_long_runs_take():
     clock, _, queue = queue_of(BIG, now=1000.0)
     queue.push(WaitingRequest(0, 0, clock.now, 1))
     queue.next(always)
@@ -268,7 +266,7 @@ def test_before_the_first_end_what_runs_says_how_long_runs_take() -> None:
     assert queue.retry_after() == 4.5
 
 
-def test_a_preempted_request_counts_with_all_its_time_in_slots() -> None:
+def test_a_preempted_request_counts_with_all_its_time_in_slots():
     """Not with that between them, and one that never had a slot not at all."""
     clock, _, queue = queue_of(BIG, now=1000.0)
     for _ in range(2):

@@ -1,8 +1,6 @@
 """Bodies of coding agents, turn by turn, with neutral content: the fields are those that Codex
 0.171.0, Claude Code 2.1.197 and OpenCode 1.18.33 send."""
 
-from __future__ import annotations
-
 from typing import Any
 
 Body = dict[str, Any]
@@ -44,34 +42,24 @@ def codex(turn: int) -> Body:
         items += [
             {"type": "reasoning", "id": f"rs_{number}", "summary": [], "encrypted_content": None},
             {
-                "type": "function_call",
-                "id": f"fc_{number}",
-                "call_id": call,
-                "arguments": arguments,
-                **({"name": "exec_command"} if number % 5 else DOCS),
+                "type": "function_call", "id": f"fc_{number}", "call_id": call,
+                "arguments": arguments, **({"name": "exec_command"} if number % 5 else DOCS),
             },
             {"type": "function_call_output", "call_id": call, "output": said(number)},
-        ]
+        ]  # fmt: skip
     function = {"type": "function", "name": "exec_command", "description": "Runs a command."}
     search = {"type": "function", "name": "search", "strict": False, "parameters": SCHEMA}
     return {
-        "model": "tiny",
-        "input": items,
+        "model": "tiny", "input": items,
         "tools": [
             {**function, "strict": False, "parameters": SCHEMA},
             {"type": "namespace", "name": "mcp__docs", "description": "x", "tools": [search]},
             {"type": "web_search", "external_web_access": False},
         ],
-        "tool_choice": "auto",
-        "parallel_tool_calls": True,
-        "reasoning": {"summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "key",
-        "client_metadata": {"session_id": "s"},
-        "max_output_tokens": 2,
-    }
+        "tool_choice": "auto", "parallel_tool_calls": True, "reasoning": {"summary": "auto"},
+        "store": False, "stream": True, "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "key", "client_metadata": {"session_id": "s"}, "max_output_tokens": 2,
+    }  # fmt: skip
 
 
 def claude_code(turn: int) -> Body:
@@ -94,8 +82,7 @@ def claude_code(turn: int) -> Body:
         ]
     tool = {"name": "Bash", "description": "Runs a command.", "input_schema": STRICTER}
     return {
-        "model": "tiny",
-        "messages": messages,
+        "model": "tiny", "messages": messages,
         "system": [
             {
                 "type": "text",
@@ -104,13 +91,11 @@ def claude_code(turn: int) -> Body:
             {"type": "text", "text": "You are an agent.", **mark},
         ],
         "tools": [tool, {**tool, "name": "WebSearch"}],
-        "metadata": {"user_id": '{"device_id":"d"}'},
-        "max_tokens": 2,
+        "metadata": {"user_id": '{"device_id":"d"}'}, "max_tokens": 2,
         "thinking": {"type": "adaptive"},
         "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "high"},
-        "stream": True,
-    }
+        "output_config": {"effort": "high"}, "stream": True,
+    }  # fmt: skip
 
 
 def opencode(turn: int) -> Body:
@@ -133,11 +118,7 @@ def opencode(turn: int) -> Body:
         ]
     function = {"name": "bash", "description": "Runs a command.", "parameters": STRICTER}
     return {
-        "model": "tiny",
-        "max_tokens": 2,
-        "messages": messages,
-        "tools": [{"type": "function", "function": function}],
-        "tool_choice": "auto",
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
+        "model": "tiny", "max_tokens": 2, "messages": messages,
+        "tools": [{"type": "function", "function": function}], "tool_choice": "auto",
+        "stream": True, "stream_options": {"include_usage": True},
+    }  # fmt: skip

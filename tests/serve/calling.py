@@ -2,8 +2,6 @@
 
 The weights are random: what they write is what a grammar makes them write, or what a bias does."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable

@@ -1,13 +1,10 @@
 """Servers in this process on a tiny model, and OpenAI's own client for them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +17,7 @@ from harness.cli.main import main
 from harness.host import disk
 from harness.host.engine_thread import ThreadedDriver
 from harness.host.options import SessionOptions
+from harness.host.remote import process
 from harness.host.structured.grammars import Grammars
 from harness.host.submissions import EngineStopped
 from harness.named_adapters import NamedAdapter
@@ -27,11 +25,9 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
-from reference.memory.disk.cache import DiskCacheOptions
 from reference.model.open import Model, open_model
-from tests.named_tiers import quick_tier
-from tests.null_tier import NullTier
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.patience import wait_until
+from tests.serve.engine_child import ADDED, PATIENT, QUICK, rests
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
 from tests.serve.speaking_models import HERMES, speaking_model
@@ -39,17 +35,17 @@ from tests.serve.speaking_models import HERMES, speaking_model
 Verify = Callable[[object, object], tuple[int, str, str]]
 SLOTS = 4
 CONTEXT = 256
-NULL_TOKEN = 65
-QUICK = "quick"
-ADDED = {QUICK: lambda options: quick_tier(), "null": lambda options: NullTier(NULL_TOKEN)}
-"""Functions that open a tier that only tests have, by its name."""
 COMPARE_TIERS = (
     *("test_experts", "test_receipt_attacks", "test_receipts", "test_recording"),
     "test_rerank_receipts",
 )
 """Files whose tests need the CPU tier itself."""
-PATIENT = partial(DiskCacheOptions, patience=PATIENCE_SECONDS, flush_seconds=PATIENCE_SECONDS)
-"""A busy machine's disk is waited for."""
+BOTH = (
+    *("test_adapters", "test_disk_cache", "test_experts", "test_force_tokens", "test_gbnf"),
+    *("test_openai_client", "test_plain_heads", "test_quotas", "test_receipt_service"),
+    *("test_recording", "test_rerank", "test_slots", "test_tenants", "test_text_offsets"),
+)
+"""Files whose tests also run with the engines in a process of their own: of each feature one."""
 ALL_TOKENS = MappingProxyType({"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0})
 """What servers sample with here where a request names nothing. A model of random weights says more
 that way, and a bias decides more."""
@@ -59,14 +55,27 @@ RUNNING: list[Running] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cpu_is_quick_where_tiers_are_not_compared(request: pytest.FixtureRequest) -> None:
+def cpu_is_quick_where_tiers_are_not_compared(request) -> None:
     """Most tests name it because any machine has it."""
     if request.path.stem not in COMPARE_TIERS:
         request.getfixturevalue("cpu_is_quick")
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Some files test servers with and without a process for their engines."""
+    if metafunc.module.__name__.rpartition(".")[2] in BOTH and "serve" in metafunc.fixturenames:
+        ways = {"ids": ["here", "child"], "indirect": True, "scope": "session"}
+        metafunc.parametrize("engine_process", [False, True], **ways)
+
+
 @pytest.fixture(scope="session")
-def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Serve:
+def engine_process(request: pytest.FixtureRequest) -> bool:
+    """Whether the engines of servers are in a process of their own."""
+    return getattr(request, "param", False)
+
+
+@pytest.fixture(scope="session")
+def serve(tiny_model_path, tmp_path_factory, engine_process: bool) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, repeat_last_n=,
     tier=, aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its
     own. The tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a
@@ -101,11 +110,13 @@ def serve(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Se
             aliases,
             sampling,
         )
+        options.setdefault("engine_process", engine_process)
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tiers, "TIERS", {**tiers.TIERS, **ADDED})
             patch.setattr(disk, "DiskCacheOptions", PATIENT)
+            patch.setattr(process, "MODULE", "tests.serve.engine_child")
             with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
                 RUNNING.append(server)
                 try:
@@ -130,19 +141,19 @@ def _rests(server: Running) -> bool:
     if tasks.queue or tasks.active_count:
         return False
     with suppress(EngineStopped):
-        server.service.model.driver.call(lambda engine: None)
+        server.service.model.driver.call(rests)
     return True
 
 
 @pytest.fixture(scope="session")
-def server(serve: Serve) -> Iterator[Running]:
+def server(serve) -> Iterator[Running]:
     """One server for the tests that leave it as they found it."""
     with serve() as running_server:
         yield running_server
 
 
 @pytest.fixture(scope="session")
-def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def hermes(serve, tmp_path_factory) -> Iterator[Running]:
     """A server of a model that speaks as Qwen 3 does."""
     folder = tmp_path_factory.mktemp("hermes")
     path, slots = speaking_model(folder, HERMES), folder / "slots"
@@ -151,20 +162,20 @@ def hermes(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[R
 
 
 @pytest.fixture
-def http(server: Running) -> Http:
+def http(server) -> Http:
     """Plain HTTP to it."""
     return Http(server.url)
 
 
 @pytest.fixture
-def client(server: Running) -> Iterator[OpenAI]:
+def client(server) -> Iterator[OpenAI]:
     """OpenAI's client for it, which tries nothing twice."""
     with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as openai:
         yield openai
 
 
 @pytest.fixture(scope="session")
-def model(tiny_model_path: Path) -> Iterator[Model]:
+def model(tiny_model_path) -> Iterator[Model]:
     """The tiny model, opened."""
     model = open_model(tiny_model_path)
     with model.file:
@@ -172,7 +183,7 @@ def model(tiny_model_path: Path) -> Iterator[Model]:
 
 
 @pytest.fixture(scope="session")
-def grammars(model: Model) -> Iterator[Grammars]:
+def grammars(model) -> Iterator[Grammars]:
     """Grammars over its vocabulary."""
     with closing(Grammars(model.tokenizer, model.config.vocab)) as grammars:
         yield grammars
@@ -189,7 +200,7 @@ class Cancellations:
 
 
 @pytest.fixture
-def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
+def cancellations(monkeypatch) -> Cancellations:
     """Notes cancellations on the thread and under the lock where each happens."""
     noted = Cancellations()
     post, cancel = ThreadedDriver.cancel, Engine.cancel
@@ -210,12 +221,7 @@ def cancellations(monkeypatch: pytest.MonkeyPatch) -> Cancellations:
 
 
 @pytest.fixture
-def verify(
-    tmp_path: Path,
-    tiny_model_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Verify:
+def verify(tmp_path, tiny_model_path, capsys, monkeypatch) -> Verify:
     """``verify(request, response)``: exit code and what was printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -1,7 +1,5 @@
 """Long answers that clients of other APIs ask for, and what a stream of one holds."""
 
-from __future__ import annotations
-
 from itertools import groupby
 from typing import Any
 

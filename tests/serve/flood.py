@@ -3,8 +3,6 @@
 One that is refused waits as long as it is told to, as OpenAI's client does. Ends when its standard
 input does, and then tells what was answered."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """A tiny model of gpt-oss's architecture that speaks its format, by its chat template in short."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

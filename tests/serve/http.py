@@ -1,7 +1,5 @@
 """Plain HTTP requests, and raw bytes on a socket."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import socket

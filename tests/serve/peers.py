@@ -1,7 +1,5 @@
 """What a peer's test asks of its server, as a request of our own words, and what becomes of it."""
 
-from __future__ import annotations
-
 import json
 import tomllib
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Tiny models that are told what real ones are: by the chat template of a family, and its marks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a stream of server-sent events says."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Any

@@ -1,11 +1,8 @@
 """LoRA adapters of a server: chosen by number and scale as llama.cpp's clients do, or by name as
 vLLM's; a receipt and a replay name them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +18,6 @@ from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.run import Running
 from tests.adapters import write_adapter
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from zinc_rt import LLM
@@ -44,9 +40,7 @@ CHOICES: dict[str, tuple[Json, dict[int, float]]] = {
 
 
 @pytest.fixture(scope="module")
-def named(
-    tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[NamedAdapter, ...]:
+def named(tiny_model_path, tmp_path_factory) -> tuple[NamedAdapter, ...]:
     folder = tmp_path_factory.mktemp("adapters")
     first = write_adapter(folder / "a.gguf", tiny_model_path)
     second = write_adapter(folder / "b.gguf", tiny_model_path, rank=9, seed=2)
@@ -54,18 +48,14 @@ def named(
 
 
 @pytest.fixture(scope="module")
-def adapted(
-    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def adapted(serve, named, tmp_path_factory) -> Iterator[Running]:
     receipts = tmp_path_factory.mktemp("receipts") / "kept"
     with serve(lora=named, receipts=receipts) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
-def twice(
-    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def twice(serve, named, tmp_path_factory) -> Iterator[Running]:
     """A server with two names for one file, both of which requests use that name none."""
     lora = tuple(NamedAdapter(name, named[0].path) for name in "ab")
     with serve(lora=lora, receipts=tmp_path_factory.mktemp("receipts") / "twice") as server:
@@ -75,9 +65,7 @@ def twice(
 
 
 @pytest.fixture(scope="module")
-def truth(
-    tiny_model_path: Path, named: tuple[NamedAdapter, ...]
-) -> dict[tuple[tuple[int, float], ...], list[int]]:
+def truth(tiny_model_path, named) -> dict[tuple[tuple[int, float], ...], list[int]]:
     """The tokens of the completion with each choice of adapters, by a session."""
     options = SessionOptions(tier="cpu", context=128, lora=named)
     with Session.open(tiny_model_path, options) as session:
@@ -100,7 +88,7 @@ def post(server: Running, path: str, body: Json, status: int = 200) -> Json:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_choices(adapted: Running, truth: Any, choice: str) -> None:
+def test_choices(adapted, truth, choice):
     """By OpenAI's route and by llama.cpp's: the tokens that a session gives, and what names the
     adapters; without one the fingerprint is the model's own."""
     more, scales = CHOICES[choice]
@@ -117,7 +105,7 @@ def test_choices(adapted: Running, truth: Any, choice: str) -> None:
     assert told == scales
 
 
-def test_defaults_are_of_requests_that_name_none(adapted: Running, truth: Any) -> None:
+def test_defaults_are_of_requests_that_name_none(adapted, truth):
     """llama.cpp's routes list and set them."""
     http = Http(adapted.url)
 
@@ -153,7 +141,7 @@ def test_defaults_are_of_requests_that_name_none(adapted: Running, truth: Any) -
         ([{"id": -1, "scale": 1}], ">= 0"),
     ],
 )
-def test_refusals(adapted: Running, lora: list[Json], problem: str) -> None:
+def test_refusals(adapted, lora, problem):
     http = Http(adapted.url)
     for path, body in (("/v1/completions", ASKED | {"lora": lora}), ("/lora-adapters", lora)):
         reply = http.post(path, body)
@@ -161,7 +149,7 @@ def test_refusals(adapted: Running, lora: list[Json], problem: str) -> None:
     assert http.post("/v1/completions", ASKED | {"model": "other"}).status == 404
 
 
-def test_models_are_listed_with_their_parent(adapted: Running) -> None:
+def test_models_are_listed_with_their_parent(adapted):
     http = Http(adapted.url)
     models = http.get("/v1/models").json["data"]
     assert [(one["id"], one.get("parent")) for one in models] == [
@@ -184,7 +172,7 @@ OTHER_ROUTES: dict[str, tuple[str, Json]] = {
 
 
 @pytest.mark.parametrize("route", OTHER_ROUTES)
-def test_a_name_is_an_adapter_on_every_route(adapted: Running, route: str) -> None:
+def test_a_name_is_an_adapter_on_every_route(adapted, route):
     """Ollama's clients may end it with a tag."""
     path, body = OTHER_ROUTES[route]
     model = adapted.service.model
@@ -194,7 +182,7 @@ def test_a_name_is_an_adapter_on_every_route(adapted: Running, route: str) -> No
     assert post(adapted, path, body | {"model": "tiny"})["system_fingerprint"] == model.fingerprint
 
 
-def test_prefixes_are_found_by_the_same_adapters_alone(adapted: Running) -> None:
+def test_prefixes_are_found_by_the_same_adapters_alone(adapted):
     """The second request of each choice finds the pages that the first one left."""
     asked = ASKED | {"prompt": "a" * 64, "max_tokens": 1}
     for choice in ({"lora": [{"id": 0, "scale": 0.125}]}, {"lora": [{"id": 0, "scale": 0.25}]}):
@@ -207,13 +195,8 @@ def test_prefixes_are_found_by_the_same_adapters_alone(adapted: Running) -> None
 
 
 def test_a_replay_and_a_receipt_name_the_adapters(
-    adapted: Running,
-    tiny_model_path: Path,
-    named: tuple[NamedAdapter, ...],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    adapted, tiny_model_path, named, tmp_path, capsys, monkeypatch
+):
     """With the adapters' files, in any order, the same bits; without one it is named."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -249,9 +232,8 @@ def test_a_replay_and_a_receipt_name_the_adapters(
     ],
 )
 def test_what_answers_of_a_file_named_twice_say_is_found_again(
-    twice: Running, tiny_model_path: Path, named: tuple[NamedAdapter, ...], tmp_path: Path,
-    capsys: pytest.CaptureFixture[str], path: str, body: Json,
-) -> None:  # fmt: skip
+    twice, tiny_model_path, named, tmp_path, capsys, path, body
+):
     """Also of texts that are read, of an adapter by its name and of the defaults. A file that is
     named once too few is told."""
     http, name = Http(twice.url), str(named[0].path)
@@ -269,7 +251,7 @@ def test_what_answers_of_a_file_named_twice_say_is_found_again(
             assert ("adapter: " in capsys.readouterr().out) == bool(code)
 
 
-def test_a_python_llm(tiny_model_path: Path, named: tuple[NamedAdapter, ...], truth: Any) -> None:
+def test_a_python_llm(tiny_model_path, named, truth):
     """All adapters with their scales by default; parameters name others, and a batch mixes them."""
     files = [f"{one.name}={one.path}:{one.scale}" for one in named]
     said = [None, {}, {"facts": 1.0}, {"style": 0.5}]
@@ -298,10 +280,7 @@ def test_a_python_llm(tiny_model_path: Path, named: tuple[NamedAdapter, ...], tr
         (["gone"], {}),
     ],
 )
-def test_who_may_use_an_adapter_alone_uses_no_other(
-    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path: Path,
-    models: list[str], expected: dict[str, int],
-) -> None:  # fmt: skip
+def test_who_may_use_an_adapter_alone_uses_no_other(serve, named, tmp_path, models, expected):
     """Not the model without it, and no list of adapters, whatever name is beside it; the name of
     the model opens all."""
     key = new_key()
@@ -323,9 +302,7 @@ def test_who_may_use_an_adapter_alone_uses_no_other(
         assert set(listed) == expected.keys() & {"tiny", "style", "facts"}
 
 
-def test_traces_are_refused(
-    tiny_model_path: Path, named: tuple[NamedAdapter, ...], tmp_path: Path
-) -> None:
+def test_traces_are_refused(tiny_model_path, named, tmp_path):
     """They would not hold the adapters."""
     recording = Recording(tmp_path / "trace")
     options = SessionOptions(tier="cpu", context=64, lora=named, recording=recording)
@@ -334,7 +311,7 @@ def test_traces_are_refused(
 
 
 @pytest.mark.usefixtures("unmeasured_steps")
-def test_drafts_change_no_token(tiny_model_path: Path, named: tuple[NamedAdapter, ...]) -> None:
+def test_drafts_change_no_token(tiny_model_path, named):
     """Tokens that repeat a text are guessed, and the adapters' own answer decides."""
     answers = []
     for draft in (0, 5):
@@ -349,9 +326,7 @@ def test_drafts_change_no_token(tiny_model_path: Path, named: tuple[NamedAdapter
     assert answers[0] == answers[1]
 
 
-def test_pages_on_disk_are_of_their_adapters_alone(
-    serve: Serve, named: tuple[NamedAdapter, ...], tmp_path: Path
-) -> None:
+def test_pages_on_disk_are_of_their_adapters_alone(serve, named, tmp_path):
     """After a restart the same adapters find them, no other scale and no request without."""
     asked = ASKED | {"prompt": "a" * 64, "max_tokens": 1}
     own = {"lora": [{"id": 0, "scale": 0.5}]}
@@ -364,7 +339,7 @@ def test_pages_on_disk_are_of_their_adapters_alone(
             assert found or cached["tokens"] == 0
 
 
-def test_a_request_for_an_adapter_that_is_not_open(server: Running) -> None:
+def test_a_request_for_an_adapter_that_is_not_open(server):
     """A server without adapters has none of any number."""
     assert Http(server.url).get("/lora-adapters").json == []
     reply = Http(server.url).post("/v1/completions", ASKED | {"lora": [{"id": 0, "scale": 1}]})
@@ -372,12 +347,7 @@ def test_a_request_for_an_adapter_that_is_not_open(server: Running) -> None:
     assert Request(1, (1,), 1).adapters == ()
 
 
-def test_the_fingerprint_is_that_of_the_server_everywhere(
-    adapted: Running,
-    named: tuple[NamedAdapter, ...],
-    tiny_model_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_fingerprint_is_that_of_the_server_everywhere(adapted, named, tiny_model_path, capsys):
     """Of ``run --json`` and of Python, without adapters and with one."""
     model = adapted.service.model
     for lora, scales in (((), ()), ((f"{named[0].path}:0.5",), ((0, 0.5),))):

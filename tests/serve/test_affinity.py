@@ -1,12 +1,9 @@
 """Where a request is sent, what is left of it when its replica dies, and facts of many as one."""
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,10 +12,11 @@ from hypothesis import strategies as st
 from contract.arithmetic import PAGE_TOKENS
 from contract.errors import QueueFull, RequestError, TenantQueueFull, ZincError
 from contract.types import LOCAL_TENANT, Request, SamplingParams
+from harness.host.remote.work import Work
 from harness.host.submissions import EngineStopped
 from harness.serve.replicas.affinity import SLACK, PrefixAffinity
 from harness.serve.replicas.sums import summed
-from harness.serve.replicas.work import Refusal, Work
+from harness.serve.replicas.work import Refusal
 from reference.engine import Engine
 from reference.limits import Limits
 from reference.model.open import open_model
@@ -31,7 +29,7 @@ PROMPT = tuple(range(5 * PAGE_TOKENS))
 TOKENS = 24
 
 
-def test_a_conversation_stays_where_it_began() -> None:
+def test_a_conversation_stays_where_it_began():
     """Though others are idle, and of two that know it who knows more."""
     affinity = PrefixAffinity()
     first = affinity.rank(1, PROMPT, NAMES)[0]
@@ -42,7 +40,7 @@ def test_a_conversation_stays_where_it_began() -> None:
     assert affinity.rank(1, PROMPT, NAMES)[:2] == [other, first]
 
 
-def test_what_another_tenant_has_there_is_no_reason() -> None:
+def test_what_another_tenant_has_there_is_no_reason():
     affinity = PrefixAffinity()
     first = affinity.rank(2, PROMPT, NAMES)[0]
     other = next(name for name in NAMES if name != first)
@@ -51,7 +49,7 @@ def test_what_another_tenant_has_there_is_no_reason() -> None:
     assert affinity.rank(2, PROMPT, NAMES)[0] == first
 
 
-def test_a_busy_replica_is_passed_by() -> None:
+def test_a_busy_replica_is_passed_by():
     affinity = PrefixAffinity()
     for _ in range(SLACK + 1):
         affinity.sent(1, PROMPT, "a")
@@ -60,14 +58,14 @@ def test_a_busy_replica_is_passed_by() -> None:
     assert affinity.rank(1, PROMPT, NAMES)[0] == "a"
 
 
-def test_what_is_remembered_is_bounded() -> None:
+def test_what_is_remembered_is_bounded():
     affinity = PrefixAffinity(max_pages=4)
     affinity.sent(1, PROMPT, "a")
     assert len(affinity._replicas_of) == 4
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), max_size=40))
-def test_all_replicas_are_ranked_once(sent: list[tuple[int, str]]) -> None:
+def test_all_replicas_are_ranked_once(sent):
     affinity = PrefixAffinity()
     for scope, name in sent:
         affinity.sent(scope, PROMPT[scope:], name)
@@ -82,9 +80,7 @@ def test_all_replicas_are_ranked_once(sent: list[tuple[int, str]]) -> None:
         SamplingParams(temperature=0.9, seed=3, repeat_penalty=1.3, repeat_last_n=16),
     ],
 )
-def test_what_is_left_of_a_request_continues_it(
-    tiny_model_path: Path, sampling: SamplingParams
-) -> None:
+def test_what_is_left_of_a_request_continues_it(tiny_model_path, sampling):
     """Cut after any number of its tokens: the rest on another engine is the rest."""
     limits = Limits(
         slots=8, context=96, pages=48, step_tokens=64, step_rows=8, top_log_probabilities=1
@@ -112,7 +108,7 @@ def test_what_is_left_of_a_request_continues_it(
         assert events(rests) == [whole[cut:] for cut in cuts]
 
 
-def test_refusals_arrive_as_they_were() -> None:
+def test_refusals_arrive_as_they_were():
     errors: list[ZincError] = [
         RequestError("n", "is odd"),
         QueueFull(3, 2.0),
@@ -136,7 +132,7 @@ class Facts:
     p50_ttft_ms: float | None = None
 
 
-def test_facts_of_many_are_added() -> None:
+def test_facts_of_many_are_added():
     """But for shares and percentiles, which one that did nothing does not have."""
     one = Facts(2, "x", {"stop": 1})
     two = Facts(3, "y", {"stop": 1, "length": 4}, 0.75, 8.0)

@@ -1,9 +1,7 @@
 """Sessions of 30 turns as coding agents send them: every turn is answered, and what was computed
 for the turns before is found."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +9,6 @@ import pytest
 from harness.serve.run import Running
 from tests.serve import speaking_models
 from tests.serve.agent_bodies import TURNS, Body, claude_code, codex, opencode
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import speaking_model
 from tests.serve.test_peers import objects_of
@@ -21,9 +18,7 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module", params=["Qwen-Qwen3-0.6B", "Qwen3.5-4B"])
-def agents(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def agents(request, serve, tmp_path_factory) -> Iterator[Running]:
     """A server with room for long sessions, of a template that takes several system messages and
     of one that takes one."""
     with pytest.MonkeyPatch.context() as patch:
@@ -58,12 +53,7 @@ def counts_of_chat(events: list[Any]) -> tuple[int, int]:
     ],
     ids=["codex", "claude code", "opencode"],
 )
-def test_a_session_of_thirty_turns(
-    agents: Running,
-    path: str,
-    body: Callable[[int], Body],
-    counts: Callable[[list[Any]], tuple[int, int]],
-) -> None:
+def test_a_session_of_thirty_turns(agents, path, body, counts):
     """All but the end of what the turn before computed is found: the last page, and what its
     template writes only behind the last turn."""
     http, before = Http(agents.url), 0
@@ -77,7 +67,7 @@ def test_a_session_of_thirty_turns(
         before = tokens
 
 
-def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
+def test_a_digest_of_the_body_is_not_read(hermes):
     """However the system text holds it; in a turn of the user's it is text."""
     http, header, brief = Http(hermes.url), "x-anthropic-billing-header: cch=1a2b3;", "Be brief."
     turns: list[Body] = [{"role": "user", "content": "a"}]
@@ -105,7 +95,7 @@ def test_a_digest_of_the_body_is_not_read(hermes: Running) -> None:
     assert http.post("/v1/messages", body).status == 400
 
 
-def test_a_digest_behind_an_answer_begins_another(hermes: Running) -> None:
+def test_a_digest_behind_an_answer_begins_another(hermes):
     """The client's last turn was not the assistant's, so nothing of it is continued."""
     said: list[Body] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

@@ -57,7 +57,7 @@ def langchain(server: Running, **fields: Any) -> ChatOpenAI:
     return chat
 
 
-def test_pydantic_ai_gets_objects(hermes: Running) -> None:
+def test_pydantic_ai_gets_objects(hermes):
     """By a tool that the model must call, and by a schema of the answer."""
 
     async def ask(provider: OpenAIProvider) -> None:
@@ -73,7 +73,7 @@ def test_pydantic_ai_gets_objects(hermes: Running) -> None:
 
 
 @pytest.mark.parametrize("kind", ["OpenAIChatModel", "OpenAIResponsesModel"])
-def test_pydantic_ai_goes_on_with_its_history(hermes: Running, kind: str) -> None:
+def test_pydantic_ai_goes_on_with_its_history(hermes, kind):
     """By chat completions and by responses: the second prompt holds the first and its answer."""
     tokens: list[int] = []
 
@@ -88,7 +88,7 @@ def test_pydantic_ai_goes_on_with_its_history(hermes: Running, kind: str) -> Non
     assert tokens[1] > tokens[0] > 0
 
 
-def test_langchain_answers_and_streams(hermes: Running) -> None:
+def test_langchain_answers_and_streams(hermes):
     chat = langchain(hermes, extra_body={"enable_thinking": False}, temperature=0.0)
     whole = chat.invoke([messages.HumanMessage("Hello")])
     parts = list(chat.stream([messages.HumanMessage("Hello")]))
@@ -97,7 +97,7 @@ def test_langchain_answers_and_streams(hermes: Running) -> None:
     assert whole.usage_metadata["input_tokens"] > 0
 
 
-def test_langchain_gets_objects_and_calls(hermes: Running) -> None:
+def test_langchain_gets_objects_and_calls(hermes):
     chat = langchain(hermes, extra_body={"enable_thinking": False}, seed=7)
     for method in ("json_schema", "function_calling"):
         answer = chat.with_structured_output(Weather, method=method).invoke("How is it in Oslo?")
@@ -112,7 +112,7 @@ def test_langchain_gets_objects_and_calls(hermes: Running) -> None:
     assert isinstance(chat.invoke([question, call, result]), messages.AIMessage)
 
 
-def test_langchain_continues_stored_responses(hermes: Running) -> None:
+def test_langchain_continues_stored_responses(hermes):
     chat = langchain(hermes, use_responses_api=True, use_previous_response_id=True)
     first = chat.invoke([messages.HumanMessage("Hello")], max_completion_tokens=8)
     second = chat.invoke([messages.HumanMessage("Hello"), first, messages.HumanMessage("And?")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -15,7 +14,6 @@ from harness.serve.keys import new_key
 from harness.serve.run import Running
 from tests.late_module import LateModule
 from tests.serve.calling import PARAMETERS, TOOLS
-from tests.serve.conftest import Serve
 from tests.serve.http import JSON, Http
 from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
@@ -57,28 +55,28 @@ def client_for(server: Running, **more: Any) -> Anthropic:
 
 
 @pytest.fixture
-def claude(server: Running) -> Iterator[Anthropic]:
+def claude(server) -> Iterator[Anthropic]:
     """Anthropic's client for the plain model."""
     with client_for(server) as client:
         yield client
 
 
 @pytest.fixture
-def agent(hermes: Running) -> Iterator[Anthropic]:
+def agent(hermes) -> Iterator[Anthropic]:
     """Anthropic's client for a model that thinks and calls tools."""
     with client_for(hermes) as client:
         yield client
 
 
 @pytest.fixture
-def thinker(serve: Serve, tmp_path: Path) -> Iterator[Anthropic]:
+def thinker(serve, tmp_path) -> Iterator[Anthropic]:
     """Anthropic's client for a model whose prompts begin its thoughts."""
     path = speaking_model(tmp_path, "Qwen3.5-4B")
     with serve(path=path, context=CONTEXT) as server, client_for(server) as client:
         yield client
 
 
-def test_a_message_is_what_a_chat_completion_says(claude: Anthropic, http: Http) -> None:
+def test_a_message_is_what_a_chat_completion_says(claude, http):
     sampling = {"temperature": 1.0, "top_k": 3, "top_p": 0.9}
     message = claude.messages.create(**{**ASKED, "extra_body": {"seed": 11, **sampling}})
     chat = http.post(CHAT, {**RAW, **sampling}).json
@@ -96,7 +94,7 @@ def test_a_message_is_what_a_chat_completion_says(claude: Anthropic, http: Http)
     assert message._request_id.startswith("req_")
 
 
-def test_a_stream_says_what_the_whole_message_says(claude: Anthropic) -> None:
+def test_a_stream_says_what_the_whole_message_says(claude):
     claude.messages.create(**ASKED)  # both find as much of the prompt in the cache
     whole = claude.messages.create(**ASKED)
     with claude.messages.stream(**ASKED) as stream:
@@ -111,7 +109,7 @@ def test_a_stream_says_what_the_whole_message_says(claude: Anthropic) -> None:
     assert "content_block_stop" in kinds
 
 
-def test_the_events_of_a_stream_are_the_protocols(http: Http) -> None:
+def test_the_events_of_a_stream_are_the_protocols(http):
     """Each named after its type, in order, with a ping."""
     body = http.post(MESSAGES_PATH, {**RAW, "stream": True}).body
     events = [part.split(b"\n") for part in body.decode().encode().split(b"\n\n") if part]
@@ -126,7 +124,7 @@ def test_the_events_of_a_stream_are_the_protocols(http: Http) -> None:
     assert (start["content"], start["stop_reason"]) == ([], None)
 
 
-def test_a_system_prompt_is_a_text_or_blocks(claude: Anthropic, hermes: Running) -> None:
+def test_a_system_prompt_is_a_text_or_blocks(claude, hermes):
     """Blocks are lines of one text, as those of a turn are; marks for a cache change nothing."""
     http = Http(hermes.url)
 
@@ -145,7 +143,7 @@ def test_a_system_prompt_is_a_text_or_blocks(claude: Anthropic, hermes: Running)
     assert "ignored" not in message.model_extra["x_zinc"]
 
 
-def test_tokens_are_counted_as_they_are_used(agent: Anthropic) -> None:
+def test_tokens_are_counted_as_they_are_used(agent):
     """With tools, thoughts and without."""
     for more in ({}, {"tools": OWN_TOOLS}, {"thinking": {"type": "adaptive"}}, {"system": "x"}):
         asked = {"model": "tiny", "messages": ASKED["messages"], **more}
@@ -157,7 +155,7 @@ def test_tokens_are_counted_as_they_are_used(agent: Anthropic) -> None:
         assert counted == used + usage.cache_creation_input_tokens
 
 
-def test_what_the_cache_was_given_is_read_from_it(serve: Serve) -> None:
+def test_what_the_cache_was_given_is_read_from_it(serve):
     """The same prompt again reads what the first wrote, also within a page; a longer one goes on
     from there."""
     for length in (3 * PAGE_TOKENS, 3 * PAGE_TOKENS + 5, 5 * PAGE_TOKENS - 1):
@@ -175,7 +173,7 @@ def test_what_the_cache_was_given_is_read_from_it(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
-def test_a_call_is_made_and_answered(agent: Anthropic, choice: dict[str, Any]) -> None:
+def test_a_call_is_made_and_answered(agent, choice):
     """Whole and streamed alike; its result, also one of a failure, can be sent back."""
     asked = {**CALLING, "tool_choice": {**choice, "disable_parallel_tool_use": True}}
     message = agent.messages.create(**asked)
@@ -205,7 +203,7 @@ def test_a_call_is_made_and_answered(agent: Anthropic, choice: dict[str, Any]) -
     assert tokens({}) < text
 
 
-def test_no_tool_is_called_where_none_may_be(agent: Anthropic, hermes: Running) -> None:
+def test_no_tool_is_called_where_none_may_be(agent, hermes):
     """The model is not even told of them; auto tells it."""
     bare = agent.messages.create(**ASKED).usage
     none = agent.messages.create(**ASKED, tools=OWN_TOOLS, tool_choice={"type": "none"}).usage
@@ -221,7 +219,7 @@ def test_no_tool_is_called_where_none_may_be(agent: Anthropic, hermes: Running) 
         agent.messages.create(**ASKED, tool_choice={"type": "any"})
 
 
-def test_thoughts_are_blocks_with_signatures(thinker: Anthropic) -> None:
+def test_thoughts_are_blocks_with_signatures(thinker):
     """Only when they are asked for, streamed as they are whole, and taken back."""
     thinking = {"type": "enabled", "budget_tokens": 1024}
     message = thinker.messages.create(**ASKED, thinking=thinking)
@@ -247,7 +245,7 @@ def test_thoughts_are_blocks_with_signatures(thinker: Anthropic) -> None:
     assert thinker.messages.create(**{**ASKED, "messages": history}).content
 
 
-def test_a_model_that_cannot_think_is_asked_in_vain(claude: Anthropic) -> None:
+def test_a_model_that_cannot_think_is_asked_in_vain(claude):
     message = claude.messages.create(
         **ASKED, thinking={"type": "enabled", "budget_tokens": 1024}, metadata={"user_id": "u"}
     )
@@ -255,7 +253,7 @@ def test_a_model_that_cannot_think_is_asked_in_vain(claude: Anthropic) -> None:
     assert message.model_extra["x_zinc"]["ignored"] == ["thinking"]
 
 
-def test_a_stop_sequence_is_named(claude: Anthropic) -> None:
+def test_a_stop_sequence_is_named(claude):
     asked = {**ASKED, "max_tokens": 40, "extra_body": {"seed": 12, "temperature": 1.5}}
     whole = claude.messages.create(**asked).content[0].text  # type: ignore[union-attr]
     assert len(whole) > 5
@@ -270,7 +268,7 @@ def test_a_stop_sequence_is_named(claude: Anthropic) -> None:
     assert (cut.stop_reason, cut.stop_sequence) == ("max_tokens", None)
 
 
-def test_a_form_of_the_answer_is_kept(agent: Anthropic) -> None:
+def test_a_form_of_the_answer_is_kept(agent):
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
     schema["additionalProperties"] = False
     message = agent.messages.create(
@@ -288,9 +286,7 @@ def test_a_form_of_the_answer_is_kept(agent: Anthropic) -> None:
         ({"type": "document", "source": {}}, "documents are not served"),
     ],
 )
-def test_what_is_no_text_is_refused_by_name(
-    claude: Anthropic, content: dict[str, Any], says: str
-) -> None:
+def test_what_is_no_text_is_refused_by_name(claude, content, says):
     result = {"type": "tool_result", "tool_use_id": "a", "content": [content]}
     for block in (content, result):
         turn = [{"role": "user", "content": [block]}]
@@ -298,7 +294,7 @@ def test_what_is_no_text_is_refused_by_name(
             claude.messages.create(**{**ASKED, "messages": turn})
 
 
-def test_what_anthropics_server_runs_is_left_out(agent: Anthropic) -> None:
+def test_what_anthropics_server_runs_is_left_out(agent):
     """Its tools, and blocks that it made for itself."""
     said = [
         {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}},
@@ -327,9 +323,7 @@ def test_what_anthropics_server_runs_is_left_out(agent: Anthropic) -> None:
         ({"extra_body": {"tool_choice": {"type": "tool"}}}, "tool_choice.name"),
     ],
 )
-def test_a_refusal_is_the_clients_own_class(
-    agent: Anthropic, more: dict[str, Any], says: str
-) -> None:
+def test_a_refusal_is_the_clients_own_class(agent, more, says):
     with pytest.raises(anthropic.BadRequestError, match=says) as refused:
         agent.messages.create(**{**ASKED, **more})
     body = refused.value.body
@@ -337,7 +331,7 @@ def test_a_refusal_is_the_clients_own_class(
     assert (body["type"], body["error"]["type"]) == ("error", "invalid_request_error")
 
 
-def test_an_unknown_model_and_a_body_that_is_no_json(claude: Anthropic, http: Http) -> None:
+def test_an_unknown_model_and_a_body_that_is_no_json(claude, http):
     with pytest.raises(anthropic.NotFoundError, match="claude-9"):
         claude.messages.create(**{**ASKED, "model": "claude-9"})
     with pytest.raises(anthropic.NotFoundError):
@@ -347,7 +341,7 @@ def test_an_unknown_model_and_a_body_that_is_no_json(claude: Anthropic, http: Ht
     assert http.get(MESSAGES_PATH).status == 405
 
 
-def test_a_key_is_a_header_of_its_own(serve: Serve, tmp_path: Path) -> None:
+def test_a_key_is_a_header_of_its_own(serve, tmp_path):
     """As the client sends it, or as a bearer token; the wrong one is its own class of error."""
     key = new_key()
     with serve(tenants=write_tenants(tmp_path, {"alice": key})) as server:
@@ -363,7 +357,7 @@ def test_a_key_is_a_header_of_its_own(serve: Serve, tmp_path: Path) -> None:
         assert http.post(MESSAGES_PATH, RAW, **headers).status == 200
 
 
-def test_models_are_listed_for_this_client_too(claude: Anthropic) -> None:
+def test_models_are_listed_for_this_client_too(claude):
     (model,) = claude.models.list()
     assert (model.id, model.type, model.display_name) == ("tiny", "model", "tiny")
     assert model.created_at.year >= 2020

@@ -1,7 +1,5 @@
 """Work beside the engine's thread: who waits for it, and until when."""
 
-from __future__ import annotations
-
 import threading
 from queue import SimpleQueue
 
@@ -9,7 +7,7 @@ from harness.host.background_work import BackgroundWork
 from tests.patience import PATIENCE_SECONDS
 
 
-def test_work_that_is_done_in_time_holds_up_nobody() -> None:
+def test_work_that_is_done_in_time_holds_up_nobody():
     done: SimpleQueue[int] = SimpleQueue()
     background = BackgroundWork(done.put)
     background.start(1, lambda: None)
@@ -19,7 +17,7 @@ def test_work_that_is_done_in_time_holds_up_nobody() -> None:
     background.close()
 
 
-def test_more_work_of_a_late_request_is_waited_for_too() -> None:
+def test_more_work_of_a_late_request_is_waited_for_too():
     """It sits out steps until all of it is done, however often it is asked about meanwhile."""
     gates = [threading.Event(), threading.Event()]
     done: SimpleQueue[int] = SimpleQueue()

@@ -1,18 +1,15 @@
 """The time between a request's submission and its first event."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from contract.types import Request
-from harness.host import engine_thread
-from harness.host.driver import EventStream
+from harness.host import stream_driver
 from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
 from harness.serve.random_pool import DRAWN_BYTES, random_bits, random_bytes
 from reference.engine import Engine, EngineOptions
@@ -27,7 +24,7 @@ LIMITS = Limits(slots=2, context=96, pages=12, step_tokens=96, step_rows=2)
 
 
 @pytest.fixture
-def driver(tiny_model_path: Path) -> Iterator[ThreadedDriver]:
+def driver(tiny_model_path) -> Iterator[ThreadedDriver]:
     model = open_model(tiny_model_path)
 
     def make(observer: Observer) -> Engine:
@@ -46,11 +43,9 @@ def begin(driver: ThreadedDriver) -> EventStream:
     return driver.submit([Request(driver.new_id(), (40, 41), 4, ignore_end=True)])
 
 
-def test_a_request_that_waits_for_a_slot_has_begun(
-    driver: ThreadedDriver, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_waits_for_a_slot_has_begun(driver, monkeypatch):
     """Its stream is there before its first event, so that its client can be looked after."""
-    monkeypatch.setattr(engine_thread, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(stream_driver, "FIRST_SECONDS", 0.01)
     monkeypatch.setattr(driver.engine, "step", list)
     stream = begin(driver)
     assert not stream._first
@@ -58,7 +53,7 @@ def test_a_request_that_waits_for_a_slot_has_begun(
     assert driver.call(lambda engine: engine.idle)
 
 
-def test_work_posted_in_the_last_turn_gets_the_reason(driver: ThreadedDriver) -> None:
+def test_work_posted_in_the_last_turn_gets_the_reason(driver):
     """No stream is left that nobody ends."""
     stream = driver.open_stream()
     submission = Submission([Request(driver.new_id(), (40,), 4)])
@@ -84,7 +79,7 @@ def test_work_posted_in_the_last_turn_gets_the_reason(driver: ThreadedDriver) ->
     assert not driver._streams
 
 
-def test_an_engine_that_ends_after_it_accepted_fails_the_stream(driver: ThreadedDriver) -> None:
+def test_an_engine_that_ends_after_it_accepted_fails_the_stream(driver):
     """The request has begun: it fails as one that had events does."""
     stream = driver.open_stream()
     accept = driver._begin
@@ -99,7 +94,7 @@ def test_an_engine_that_ends_after_it_accepted_fails_the_stream(driver: Threaded
         stream.take(PATIENCE_SECONDS)
 
 
-def test_random_numbers_are_drawn_once() -> None:
+def test_random_numbers_are_drawn_once():
     """Over the end of what was drawn together, and in whole and parts of bytes."""
     drawn = [random_bytes(12) for _ in range(DRAWN_BYTES // 4)]
     assert len(set(drawn)) == len(drawn)

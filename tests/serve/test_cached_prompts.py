@@ -1,9 +1,6 @@
 """What a prompt took from the cache: counted, explained, and never of another tenant."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,6 @@ from contract.arithmetic import PAGE_TOKENS
 from harness.serve.run import Running
 from harness.serve.verify import first_difference
 from tests.serve.calling import client_of
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.speaking_models import CONTEXT, HERMES, speaking_model
 from tests.serve.tenants import write_tenants
@@ -25,7 +21,7 @@ USER = {"role": "user", "content": LONG}
 
 
 @pytest.fixture(scope="module")
-def speaking(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def speaking(serve, tmp_path_factory) -> Iterator[Running]:
     path = speaking_model(tmp_path_factory.mktemp("cached"), HERMES)
     with serve(path=path, context=CONTEXT) as server:
         yield server
@@ -37,13 +33,13 @@ def ask(http: Http, messages: Sequence[Any], **fields: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def fresh(serve: Serve, tmp_path: Path) -> Iterator[Running]:
+def fresh(serve, tmp_path) -> Iterator[Running]:
     """A server that has answered nothing."""
     with serve(path=speaking_model(tmp_path, HERMES), context=CONTEXT) as server:
         yield server
 
 
-def test_the_first_token_that_differs_is_named(fresh: Running) -> None:
+def test_the_first_token_that_differs_is_named(fresh):
     """The position in the prompt, the token that was cached there and the one that came."""
     http = Http(fresh.url)
     first = ask(http, [USER], max_tokens=1, return_token_ids=True)
@@ -61,7 +57,7 @@ def test_the_first_token_that_differs_is_named(fresh: Running) -> None:
 
 
 @pytest.mark.parametrize("route", ["/v1/messages", "/api/chat", "/v1/responses"])
-def test_every_dialect_says_it(speaking: Running, route: str) -> None:
+def test_every_dialect_says_it(speaking, route):
     body = {"model": "tiny", "max_tokens": 2, "stream": False, "messages": [USER]}
     if route == "/v1/responses":
         body = {"model": "tiny", "max_output_tokens": 2, "input": LONG}
@@ -76,7 +72,7 @@ GROUPS: dict[str, dict[str, int]] = {"alone": {}, "together": {"isolation_group"
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_another_tenants_prompt_is_not_named(serve: Serve, tmp_path: Path, group: str) -> None:
+def test_another_tenants_prompt_is_not_named(serve, tmp_path, group):
     """Not even where two tenants share what was computed."""
     keys = {name: name * 9 for name in ("alice", "bob")}
     file = write_tenants(tmp_path, keys, **dict.fromkeys(keys, GROUPS[group]))
@@ -98,7 +94,7 @@ def test_another_tenants_prompt_is_not_named(serve: Serve, tmp_path: Path, group
         assert shared["cached"] != "t"
 
 
-def test_an_answer_given_back_with_its_tokens_continues_them(speaking: Running) -> None:
+def test_an_answer_given_back_with_its_tokens_continues_them(speaking):
     """The prompt is the earlier prompt, the tokens of the answer and what is new; its text is the
     text that it has without them."""
     http, tokenizer = Http(speaking.url), speaking.service.model.tokenizer
@@ -123,7 +119,7 @@ def test_an_answer_given_back_with_its_tokens_continues_them(speaking: Running) 
     assert texts[0] == texts[1]
 
 
-def test_the_answer_does_not_depend_on_what_was_cached(speaking: Running, fresh: Running) -> None:
+def test_the_answer_does_not_depend_on_what_was_cached(speaking, fresh):
     """A server that never saw the conversation gives the same answer to the same body."""
     fields: dict[str, Any] = {"return_token_ids": True, "response_format": SPELLING}
     http = Http(speaking.url)
@@ -138,7 +134,7 @@ def test_the_answer_does_not_depend_on_what_was_cached(speaking: Running, fresh:
     assert first_difference(fresh.service.model, asked, warm) is None
 
 
-def test_tokens_that_spell_another_text_are_not_used(speaking: Running) -> None:
+def test_tokens_that_spell_another_text_are_not_used(speaking):
     """Neither those of an edited answer, nor control tokens that a message's text spells."""
     http, model = Http(speaking.url), speaking.service.model
     encode = model.tokenizer.encode
@@ -162,7 +158,7 @@ def test_tokens_that_spell_another_text_are_not_used(speaking: Running) -> None:
         assert refused.status == 400, id
 
 
-def test_openais_client_gives_the_tokens_back_by_itself(speaking: Running) -> None:
+def test_openais_client_gives_the_tokens_back_by_itself(speaking):
     client: OpenAI = client_of(speaking)
     more: dict[str, Any] = {"return_token_ids": True}
     messages: list[Any] = [USER]

@@ -1,7 +1,5 @@
 """Results of calls without the id of their call."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -11,6 +9,7 @@ from harness.serve.errors import ApiError
 from harness.serve.ollama.parse import _messages
 from harness.serve.ollama.wire import OllamaChatRequest
 from harness.serve.wire import ChatRequest, converted
+from tests.tables import table
 
 
 def called(*names: str) -> dict[str, Any]:
@@ -22,21 +21,9 @@ def called(*names: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("results", "ids"),
-    [
-        ([{}, {}], ["f0", "g1"]),
-        ([{"name": "g"}, {"name": "f"}], ["g1", "f0"]),
-        ([{"name": "g"}, {}], ["g1", "f0"]),
-        ([{"tool_call_id": "f0"}, {}], ["f0", "g1"]),
-        ([{}, {"tool_call_id": "x"}], ["f0", "x"]),
-        ([{"tool_call_id": "f0"}, {"tool_call_id": "f0"}], ["f0", "f0"]),
-        ([{}, {}, {}], None),
-        ([{"name": "h"}], None),
-    ],
+    ("results", "ids"), table(__file__, "test_call_ids")["a_result_is_of_the_first_call_that_waits"]
 )
-def test_a_result_is_of_the_first_call_that_waits(
-    results: list[dict[str, Any]], ids: list[str] | None
-) -> None:
+def test_a_result_is_of_the_first_call_that_waits(results, ids):
     """By its name where it has one; an earlier turn's calls wait no more."""
     told = [{"role": "tool", "content": "a", **result} for result in results]
     turns = [called("h"), called("f", "g"), *told]
@@ -56,9 +43,7 @@ def test_a_result_is_of_the_first_call_that_waits(
         ([{}, {}], ["f0", "g1"]),
     ],
 )
-def test_ollama_gives_a_result_to_a_call_that_has_none(
-    results: list[dict[str, Any]], ids: list[str]
-) -> None:
+def test_ollama_gives_a_result_to_a_call_that_has_none(results, ids):
     """Also where an earlier result names its call."""
     calls = [{"id": f"{name}{i}", "function": {"name": name}} for i, name in enumerate("fg")]
     told = [{"role": "tool", "content": "a", **result} for result in results]

@@ -1,8 +1,6 @@
 """How many calls of functions a request and a token take, in Python and of its library: what keeps
 the interpreter from the engine. Time is not measured."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections import defaultdict
@@ -18,7 +16,6 @@ from harness.host.driver import EngineDriver
 from harness.host.event_queue import EventQueue
 from harness.serve import listen
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.test_sent_at_once import CHAT, COMPLETIONS, MESSAGES, step_when_all_wait
 
@@ -71,15 +68,13 @@ def no_collections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def null_server(serve: Serve) -> Iterator[Running]:
+def null_server(serve) -> Iterator[Running]:
     with serve(tier="null") as server:
         yield server
 
 
 @pytest.fixture
-def calls(
-    null_server: Running, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str, dict[str, Any]], Counts]:
+def calls(null_server, monkeypatch) -> Callable[[str, dict[str, Any]], Counts]:
     """The calls that each part makes for requests that end with their first token but for ``give``,
     of which only those of later tokens count."""
     http = Http(null_server.url)
@@ -113,12 +108,7 @@ def calls(
         ("/v1/messages", MESSAGE, (70, 885, 145, 36)),
     ],
 )
-def test_a_request_and_a_token_take_few_calls(
-    calls: Callable[[str, dict[str, Any]], Counts],
-    path: str,
-    body: dict[str, Any],
-    most: tuple[int, ...],
-) -> None:
+def test_a_request_and_a_token_take_few_calls(calls, path, body, most):
     """The bounds are a little above what was counted: of reading, answering, beginning, giving."""
     counts = calls(path, body)
     taken = (

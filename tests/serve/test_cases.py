@@ -1,7 +1,5 @@
 """The table of cases: each names what happens now and tests that exist and are not left out."""
 
-from __future__ import annotations
-
 import ast
 import tomllib
 from functools import cache
@@ -57,12 +55,12 @@ def problems_of(row: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.parametrize("table", sorted(NAMED))
-def test_every_case_is_held_by_tests(table: str) -> None:
+def test_every_case_is_held_by_tests(table):
     assert not {key: found for key, row in NAMED[table].items() if (found := problems_of(row))}
 
 
 @pytest.mark.parametrize("table", sorted(ROWS))
-def test_every_row_has_an_answer(table: str) -> None:
+def test_every_row_has_an_answer(table):
     assert sorted(map(int, NAMED[table])) == list(range(1, ROWS[table] + 1))
 
 
@@ -75,6 +73,6 @@ def test_every_row_has_an_answer(table: str) -> None:
         "tests/simulation/test_adversaries.py::test_nothing_breaks_for_long",
     ],
 )
-def test_a_test_that_does_not_run_holds_nothing(test: str) -> None:
+def test_a_test_that_does_not_run_holds_nothing(test):
     """Negative control."""
     assert problems_of({"input": "a", "now": "b", "tests": [test]})

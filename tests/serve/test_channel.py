@@ -1,7 +1,5 @@
 """Sending at once what the kernel takes: every byte goes out once and in order, by either way."""
 
-from __future__ import annotations
-
 import errno
 import os
 import resource
@@ -38,7 +36,7 @@ def take(kernel: Kernel, data: bytes) -> int:
 
 
 @pytest.fixture
-def buffered(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def buffered(monkeypatch) -> list[bytes]:
     """What went by the buffers, of channels on a ``Kernel``."""
     buffered: list[bytes] = []
 
@@ -70,9 +68,7 @@ def channel(kernel: Kernel, **state: object) -> _Channel:
     st.lists(st.booleans(), min_size=12, max_size=12),
 )
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_every_byte_is_sent_once_and_in_order(
-    buffered: list[bytes], parts: list[bytes], takes: list[int], at_once: list[bool]
-) -> None:
+def test_every_byte_is_sent_once_and_in_order(buffered, parts, takes, at_once):
     """Once something waits in the buffers, all that follows does."""
     buffered.clear()
     kernel = Kernel(takes)
@@ -83,7 +79,7 @@ def test_every_byte_is_sent_once_and_in_order(
     assert kernel.sent + b"".join(buffered) == b"".join(parts)
 
 
-def test_what_the_kernel_does_not_take_goes_by_the_buffers(buffered: list[bytes]) -> None:
+def test_what_the_kernel_does_not_take_goes_by_the_buffers(buffered):
     """And what follows is not made before that was sent."""
     kernel = Kernel([3, 100])
     one = channel(kernel)
@@ -98,15 +94,13 @@ def test_what_the_kernel_does_not_take_goes_by_the_buffers(buffered: list[bytes]
 @pytest.mark.parametrize(
     "state", [{"connected": False}, {"will_close": True}, {"total_outbufs_len": 1}]
 )
-def test_nothing_is_made_for_a_connection_that_cannot_take_it(
-    state: dict[str, object], buffered: list[bytes]
-) -> None:
+def test_nothing_is_made_for_a_connection_that_cannot_take_it(state, buffered):
     kernel = Kernel([100])
     assert not channel(kernel, **state).send_at_once(never)
     assert (kernel.sent, buffered) == (b"", [])
 
 
-def test_nobody_waits_for_one_who_is_sending(buffered: list[bytes]) -> None:
+def test_nobody_waits_for_one_who_is_sending(buffered):
     one = channel(Kernel([100]))
     held, done = threading.Event(), threading.Event()
 
@@ -124,7 +118,7 @@ def test_nobody_waits_for_one_who_is_sending(buffered: list[bytes]) -> None:
     assert one.send_at_once(lambda: b"token")
 
 
-def test_one_who_leaves_meanwhile_misses_it(buffered: list[bytes]) -> None:
+def test_one_who_leaves_meanwhile_misses_it(buffered):
     """That is no error of who sends, which asks again soon enough."""
     kernel = Kernel([0])
     one = channel(kernel)
@@ -137,7 +131,7 @@ def test_one_who_leaves_meanwhile_misses_it(buffered: list[bytes]) -> None:
     assert (kernel.sent, buffered) == (b"", [])
 
 
-def test_what_making_raises_is_told_and_nothing_is_held(buffered: list[bytes]) -> None:
+def test_what_making_raises_is_told_and_nothing_is_held(buffered):
     one = channel(Kernel([100]))
 
     def fail() -> bytes:
@@ -148,7 +142,7 @@ def test_what_making_raises_is_told_and_nothing_is_held(buffered: list[bytes]) -
     assert one.send_at_once(lambda: b"token")
 
 
-def test_sending_tells_how_much_was_taken() -> None:
+def test_sending_tells_how_much_was_taken():
     """All, a part, and nothing where the buffers are full or nobody is there."""
     here, there = socket.socketpair()
     with here, there:
@@ -170,9 +164,7 @@ def never() -> bytes:
 
 
 @pytest.mark.parametrize("state", [{"connected": False}, {"will_close": True}])
-def test_nothing_is_sent_on_a_connection_that_ends(
-    state: dict[str, object], buffered: list[bytes]
-) -> None:
+def test_nothing_is_sent_on_a_connection_that_ends(state, buffered):
     kernel = Kernel([100])
     with suppress(ClientDisconnected):
         channel(kernel, **state).write_soon(b"token")
@@ -180,7 +172,7 @@ def test_nothing_is_sent_on_a_connection_that_ends(
 
 
 @pytest.mark.parametrize("room", [1, 5, 100])
-def test_connections_that_come_together_are_accepted_together(room: int) -> None:
+def test_connections_that_come_together_are_accepted_together(room):
     """One look at the socket accepts all, up to the limit of connections."""
     clients = 8
     server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 1, 1024))
@@ -196,9 +188,7 @@ def test_connections_that_come_together_are_accepted_together(room: int) -> None
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM])
-def test_without_descriptors_there_are_fewer_connections(
-    number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_without_descriptors_there_are_fewer_connections(number, monkeypatch, caplog):
     """The silent ones end, so that others are heard; what failed is not tried without end."""
     monkeypatch.setattr(listen, "SILENT_SECONDS", 0.0)
     server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
@@ -225,9 +215,7 @@ def test_without_descriptors_there_are_fewer_connections(
 
 
 @pytest.mark.parametrize(("clients", "left"), [(0, 0), (8, 6)])
-def test_later_there_may_be_as_many_connections_as_before(
-    clients: int, left: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_there_may_be_as_many_connections_as_before(clients, left, monkeypatch):
     """Of what the system lacked for a moment the server does not stay smaller."""
     for name in ("EXHAUSTED_SECONDS", "MAINTENANCE_SECONDS"):
         monkeypatch.setattr(listen, name, 0.05)
@@ -257,7 +245,7 @@ def test_later_there_may_be_as_many_connections_as_before(
         assert (server.connections, server._server.adj.connection_limit) == (most, most)
 
 
-def test_as_many_descriptors_are_allowed_as_there_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_descriptors_are_allowed_as_there_may_be(monkeypatch):
     limits = [(256, 4096), (256, 500), (1024, 4096), (256, -1), (-1, -1)]
     set_to: list[tuple[int, int]] = []
     monkeypatch.setattr(resource, "getrlimit", lambda kind: limits[0])

@@ -1,7 +1,5 @@
 """Clients that send slowly, read slowly, or leave."""
 
-from __future__ import annotations
-
 import json
 import logging
 import socket
@@ -9,7 +7,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
 
 import pytest
 
@@ -19,7 +16,6 @@ from harness.serve.data_lines import PING
 from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.serve.conftest import Cancellations, Serve
 from tests.serve.http import Http, posted
 
 COMPLETIONS = "/v1/completions"
@@ -45,13 +41,8 @@ def heard_until(connection: socket.socket, mark: bytes, times: int = 1) -> bytes
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_slot(
-    server: Running,
-    http: Http,
-    monkeypatch: pytest.MonkeyPatch,
-    cancellations: Cancellations,
-    stream: bool,
-    held: bool,
-) -> None:
+    server, http, monkeypatch, cancellations, stream, held
+):
     """Its slot is free when the engine has made at most one step after the server cancelled.
 
     With and without tokens that come after the client left, but never the last one."""
@@ -73,9 +64,7 @@ def test_a_client_that_leaves_frees_its_slot(
     assert (after.requests, after.rejected) == (before.requests + 1, before.rejected)
 
 
-def test_one_who_leaves_while_waiting_is_forgotten(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_who_leaves_while_waiting_is_forgotten(serve, monkeypatch):
     hold_steps(monkeypatch, 5)
     with serve(slots=1) as server:
         http = Http(server.url)
@@ -90,9 +79,7 @@ def test_one_who_leaves_while_waiting_is_forgotten(
             assert running(server) == 1
 
 
-def test_who_waits_hears_that_the_server_lives(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_hears_that_the_server_lives(serve, monkeypatch):
     """Comments come while there is nothing to say for long."""
     assert 10 <= streams.PING_SECONDS <= 30
     monkeypatch.setattr(streams, "PING_SECONDS", 0.5)
@@ -108,7 +95,7 @@ def test_who_waits_hears_that_the_server_lives(
             assert b"\ndata:" not in heard
 
 
-def test_events_are_never_named(http: Http) -> None:
+def test_events_are_never_named(http):
     """Nothing but data lines and comments, and the last one is [DONE]."""
     answer = http.post(COMPLETIONS, {**LONG, "stream": True, "max_tokens": 8}).body
     lines = [line for line in answer.split(b"\n") if line]
@@ -124,10 +111,7 @@ TURNS = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
     ("/v1/messages", {**TURNS, "max_tokens": 200}, b"event: error", ("type", "overloaded_error")),
     ("/api/chat", {**TURNS, "options": {"num_predict": 200, "temperature": 0}}, None, None),
 ])  # fmt: skip
-def test_a_stream_that_fails_says_so_before_it_closes(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any],
-    name: bytes | None, error: tuple[str, str] | None,
-) -> None:  # fmt: skip
+def test_a_stream_that_fails_says_so_before_it_closes(serve, monkeypatch, path, body, name, error):
     """In the form of each API: the last line, and no end of an answer."""
     hold_steps(monkeypatch, 5)
     with serve() as server, Http(server.url).connected() as connection:
@@ -143,9 +127,7 @@ def test_a_stream_that_fails_says_so_before_it_closes(
     assert not any(end in heard for end in (b"[DONE]", b"message_stop", b'"done":true'))
 
 
-def test_an_answer_that_ended_in_time_is_sent_whole(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_ended_in_time_is_sent_whole(serve, monkeypatch):
     """Sending has the rest of the time that a server gives its answers, however late its thread."""
     monkeypatch.setattr(listen, "FLUSH_SECONDS", 0.0)
     writing, waiting, go_on = (threading.Event() for _ in range(3))
@@ -172,7 +154,7 @@ def test_an_answer_that_ended_in_time_is_sent_whole(
         drained.result()
 
 
-def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_who_never_reads_is_cut_off(serve, monkeypatch):
     """The slot is freed though the socket stays open, which is closed later; others are answered
     meanwhile."""
     monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
@@ -197,7 +179,7 @@ def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.Monkey
             assert server.service.ledger.total(LOCAL_TENANT).completed == 1
 
 
-def test_too_many_header_bytes(http: Http) -> None:
+def test_too_many_header_bytes(http):
     start = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
     for head in (
         b"X: " + b"a" * (40 << 10),
@@ -211,7 +193,7 @@ def test_too_many_header_bytes(http: Http) -> None:
 
 
 @pytest.mark.parametrize("length", [1 << 30, 9 << 20])
-def test_a_body_that_is_too_long(http: Http, length: int) -> None:
+def test_a_body_that_is_too_long(http, length):
     """Refused from what it says of itself, and also when it says nothing."""
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n"
     answer = http.raw(head.encode())
@@ -219,7 +201,7 @@ def test_a_body_that_is_too_long(http: Http, length: int) -> None:
     assert b'{"error":{' in answer
 
 
-def test_a_slow_request_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_request_is_given_up(serve, monkeypatch):
     """A byte now and then keeps no connection, and others are answered all the while."""
     monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
     with serve() as server:
@@ -242,7 +224,7 @@ def gone(connection: socket.socket) -> bool:
     return False
 
 
-def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_says_when_to_come_back(serve, monkeypatch):
     """Ten times what may wait: all are answered or refused at once, and nothing is lost."""
     monkeypatch.setattr(listen, "SILENT_SECONDS", PATIENCE_SECONDS)
     steps = hold_steps(monkeypatch)
@@ -265,9 +247,7 @@ def test_a_full_queue_says_when_to_come_back(serve: Serve, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_fault_under_way_is_told_and_counted_once(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
+def test_a_fault_under_way_is_told_and_counted_once(serve, monkeypatch, caplog, stream):
     """The client hears of it, the log has no message, and the slot is free."""
     with serve() as server:
         http = Http(server.url)
@@ -286,9 +266,7 @@ def test_a_fault_under_way_is_told_and_counted_once(
     assert "SECRET" not in caplog.text
 
 
-def test_who_leaves_before_there_is_text_is_no_fault(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_leaves_before_there_is_text_is_no_fault(serve, monkeypatch, caplog):
     """The first tokens say nothing yet: no part of a stream is due that would find out that nobody
     reads it, and the slot is free all the same."""
     steps = hold_steps(monkeypatch, 0)
@@ -307,9 +285,7 @@ def test_who_leaves_before_there_is_text_is_no_fault(
     assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
 
 
-def test_large_bodies_that_never_end_take_little_memory(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_bodies_that_never_end_take_little_memory(server, http, monkeypatch):
     """The one that would be too much is refused; the one before it and small ones are answered."""
     monkeypatch.setattr(listen, "ARRIVING_BYTES", 3 << 20)
     body = posted(COMPLETIONS, {"prompt": "a", "max_tokens": 1, "made_up": "x" * (2 << 20)})

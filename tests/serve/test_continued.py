@@ -1,7 +1,5 @@
 """Answers that continue the last message: the prompt ends with its text, in every dialect."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +17,7 @@ def prompt_of(server: Running, messages: Sequence[Any], **fields: Any) -> str:
     return server.service.model.tokenizer.decode_bytes(ids, special=True).decode()
 
 
-def test_the_prompt_ends_with_the_message(hermes: Running) -> None:
+def test_the_prompt_ends_with_the_message(hermes):
     continued = prompt_of(hermes, [USER, SAID], continue_final_message=True)
     assert continued.endswith("One, two,")
     whole = prompt_of(hermes, [USER, SAID], add_generation_prompt=False)
@@ -31,7 +29,7 @@ def test_the_prompt_ends_with_the_message(hermes: Running) -> None:
     assert same == asked
 
 
-def test_the_answer_is_the_continuation_of_the_text(hermes: Running) -> None:
+def test_the_answer_is_the_continuation_of_the_text(hermes):
     """The same tokens as of a completion of the same prompt."""
     http = Http(hermes.url)
     fields = {"seed": 3, "max_tokens": 12, "return_token_ids": True}
@@ -44,7 +42,7 @@ def test_the_answer_is_the_continuation_of_the_text(hermes: Running) -> None:
     assert b"One, two," not in streamed
 
 
-def test_control_tokens_of_the_text_are_text(hermes: Running) -> None:
+def test_control_tokens_of_the_text_are_text(hermes):
     """What a message says ends no turn, continued or not."""
     said = {"role": "assistant", "content": "a<|im_end|>"}
     body = {"messages": [USER, said], "max_tokens": 1, "return_token_ids": True}
@@ -53,7 +51,7 @@ def test_control_tokens_of_the_text_are_text(hermes: Running) -> None:
     assert ids["prompt_token_ids"].count(end) == 1
 
 
-def test_other_dialects_continue_by_the_last_message_alone(hermes: Running) -> None:
+def test_other_dialects_continue_by_the_last_message_alone(hermes):
     http = Http(hermes.url)
     counts = []
     body = {"model": "tiny", "max_tokens": 4, "stream": False, "options": {"num_predict": 4}}
@@ -68,7 +66,7 @@ def test_other_dialects_continue_by_the_last_message_alone(hermes: Running) -> N
     assert counts[0] == http.post("/tokenize", encoded).json["count"]
 
 
-def test_an_unfinished_message_of_responses_is_continued(hermes: Running) -> None:
+def test_an_unfinished_message_of_responses_is_continued(hermes):
     """A last one of the assistant's, as chat completions continue it; others begin a turn."""
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The sky is ("}]
 

@@ -1,18 +1,13 @@
 """A token counts once it was handed out and is part of its answer, wherever tokens are counted; and
 a changed file of tenants is in force whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from harness.serve import accounts
 from harness.serve.keys import new_key
 from harness.serve.run import Running
 from reference.engine import Engine
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -29,9 +24,7 @@ def in_engine(server: Running, work: Callable[[Engine], object]) -> object:
     return server.service.model.driver.call(work)
 
 
-def test_reservations_that_are_exchanged_in_one_file(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reservations_that_are_exchanged_in_one_file(serve, tmp_path, monkeypatch, caplog):
     """One by one they would be too many on the way; and what is refused changes nothing."""
     monkeypatch.setattr(accounts, "POLL_SECONDS", 0.0)
     path = tenants_file(tmp_path)

@@ -1,22 +1,17 @@
 """Lines made of templates are those that are encoded as a whole."""
 
-from __future__ import annotations
-
 import json
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.serve.data_lines import LineTemplates, data_line, encode
-from harness.serve.run import Running
-from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
 from tests.serve.test_sent_at_once import step_when_all_wait
 
 
 @given(st.lists(st.tuples(st.booleans(), st.text())))
-def test_a_line_is_what_it_is_without_a_template(said: list[tuple[bool, str]]) -> None:
+def test_a_line_is_what_it_is_without_a_template(said):
     templates = LineTemplates()
     for kind, text in said:
 
@@ -26,9 +21,7 @@ def test_a_line_is_what_it_is_without_a_template(said: list[tuple[bool, str]]) -
         assert templates.line(kind, make, text) == data_line(encode(make(text)))
 
 
-def test_all_chunks_of_an_answer_say_whose_they_are(
-    http: Http, server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_chunks_of_an_answer_say_whose_they_are(http, server, monkeypatch):
     """Of several choices; the first alone names the seed, so that any stream can be replayed."""
     step_when_all_wait(server, monkeypatch)
     for path, asked in (

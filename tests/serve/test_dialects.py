@@ -1,10 +1,7 @@
 """Enforced calls of every syntax: whatever the grammar lets through is read as calls that obey."""
 
-from __future__ import annotations
-
 import json
 import random
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -26,10 +23,8 @@ from harness.host.dialect.tagged_calls import ON_ONE_LINE, GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import SEED_CALLS, XmlCalls
 from harness.host.reply import ReplyForm, ReplyParser
 from harness.host.reply_parts import CallArguments, CallBegin, Content
-from harness.host.structured.grammars import Grammars
 from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.gguf.file import open_gguf
-from reference.model.open import Model
 from reference.model.tokenizer import TokenKind, load_tokenizer
 from tests.needs import need_file
 from tests.paths import CHAT_TEMPLATES, VOCAB
@@ -38,28 +33,17 @@ from tests.serve.test_structured import allowed, walk
 
 SYNTAXES: dict[str, CallSyntax] = {
     "hermes": JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n"),
-    "xml": XmlCalls(),
-    "seed": SEED_CALLS,
-    "glm": GlmCalls(),
-    "glm on one line": GlmCalls(form=ON_ONE_LINE),
-    "minimax": InvokeCalls(),
-    "deepseek": DEEPSEEK_CALLS,
-    "fenced deepseek": FENCED_CALLS,
-    "kimi": KIMI_CALLS,
-    "gemma": GemmaCalls(),
-    "function gemma": FUNCTION_GEMMA,
-    "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"),
-    "command": COMMAND_CALLS,
-    "apertus": KeyedJsonCalls(),
-    "lfm2": PythonCalls(),
-    "llama": LlamaCalls(),
-    "llama in Python": PythonAnswer(),
-    "olmo": OLMO_CALLS,
+    "xml": XmlCalls(), "seed": SEED_CALLS, "glm": GlmCalls(),
+    "glm on one line": GlmCalls(form=ON_ONE_LINE), "minimax": InvokeCalls(),
+    "deepseek": DEEPSEEK_CALLS, "fenced deepseek": FENCED_CALLS, "kimi": KIMI_CALLS,
+    "gemma": GemmaCalls(), "function gemma": FUNCTION_GEMMA,
+    "nemotron": JsonListCalls("<TOOLCALL>", "</TOOLCALL>"), "command": COMMAND_CALLS,
+    "apertus": KeyedJsonCalls(), "lfm2": PythonCalls(), "llama": LlamaCalls(),
+    "llama in Python": PythonAnswer(), "olmo": OLMO_CALLS,
     "falcon": JsonListCalls("<tool_call>", "</tool_call>", blank="\n"),
-    "granite": JsonListCalls("<|tool_call|>", None),
-    "mistral": MistralCalls(),
+    "granite": JsonListCalls("<|tool_call|>", None), "mistral": MistralCalls(),
     "new mistral": MistralCalls(named=True),
-}
+}  # fmt: skip
 PYTHON_MARKS = (PythonCalls.begin, PythonCalls.end)
 CLOSED = {"type": "object", "additionalProperties": False}
 PARAMETERS: dict[str, dict[str, Any]] = {
@@ -96,19 +80,11 @@ PARAMETERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 MARKS = [
     *(
-        b"</parameter>",
-        b"</arg_value>",
-        b"<arg_value>",
-        b'<|"|>',
-        b"<escape>",
-        b"<parameter=b>\n",
-        b'</parameter>\n<parameter name="b">',
-        b"</invoke>",
-        b"</function>",
-        b"</tool_call>",
+        b"</parameter>", b"</arg_value>", b"<arg_value>", b'<|"|>', b"<escape>", b"<parameter=b>\n",
+        b'</parameter>\n<parameter name="b">', b"</invoke>", b"</function>", b"</tool_call>",
     ),
     *(b"<|tool_call_end|>", b"', b='", b"<tool"),
-]
+]  # fmt: skip
 """What a text may hold that means something else elsewhere."""
 FUNCTIONS = {name: Function(name, parameters) for name, parameters in PARAMETERS.items()}
 
@@ -134,9 +110,7 @@ def calls_in(form: ReplyForm, text: str, seed: int) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("requested", [*PARAMETERS, "all"])
 @pytest.mark.parametrize("syntax", SYNTAXES)
-def test_what_is_enforced_is_read_as_calls_that_obey(
-    model: Model, grammars: Grammars, syntax: str, requested: str
-) -> None:
+def test_what_is_enforced_is_read_as_calls_that_obey(model, grammars, syntax, requested):
     dialect = Dialect(SYNTAXES[syntax])
     functions = FUNCTIONS if requested == "all" else {requested: FUNCTIONS[requested]}
     form = ReplyForm(dialect, functions, enforced=True)
@@ -180,9 +154,7 @@ def test_what_is_enforced_is_read_as_calls_that_obey(
         ("llama", {"properties": {"a": {"$ref": "#/properties/b"}}}, "$ref"),
     ],
 )
-def test_parameters_a_syntax_cannot_hold_to_are_refused(
-    syntax: str, parameters: dict[str, Any], keyword: str
-) -> None:
+def test_parameters_a_syntax_cannot_hold_to_are_refused(syntax, parameters, keyword):
     function = Function("f", {"type": "object", **parameters})
     with pytest.raises(SchemaRefused) as refused:
         Dialect(SYNTAXES[syntax]).forced_calls([function], many=True)
@@ -198,9 +170,7 @@ def test_parameters_a_syntax_cannot_hold_to_are_refused(
         ("google-gemma-2-2b-it", "gemma-4", None, None),
     ],
 )
-def test_a_template_shows_its_dialect(
-    template: str, vocabulary: str, calls: type[CallSyntax] | None, reasoning: str | None
-) -> None:
+def test_a_template_shows_its_dialect(template, vocabulary, calls, reasoning):
     """Real ones, with real vocabularies."""
     text = need_file(CHAT_TEMPLATES / f"{template}.jinja").read_text()
     path = need_file(VOCAB / f"ggml-vocab-{vocabulary}.gguf")
@@ -210,7 +180,7 @@ def test_a_template_shows_its_dialect(
     assert (dialect.reasoning and dialect.reasoning.open) == reasoning
 
 
-def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None:
+def test_marks_that_are_control_tokens_are_named_by_number(model):
     """Text never stands for them, and their text is shown to the parser."""
     listed = "{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>"
     assert type(dialect_of(listed, model.tokenizer).calls) is JsonListCalls
@@ -259,7 +229,7 @@ def test_marks_that_are_control_tokens_are_named_by_number(model: Model) -> None
     assert f"body: <[{control}]> calls" in marked.forced_calls([FUNCTIONS["nothing"]], False)
 
 
-def test_a_vocabulary_shows_calls_that_a_template_does_not(tmp_path: Path) -> None:
+def test_a_vocabulary_shows_calls_that_a_template_does_not(tmp_path):
     """LFM 2's templates list tools and show no call; its vocabulary has the tokens."""
     path = templated_model(tmp_path, "lfm2", "", PYTHON_MARKS, TokenKind.CONTROL)
     with open_gguf(path) as file:
@@ -270,7 +240,7 @@ def test_a_vocabulary_shows_calls_that_a_template_does_not(tmp_path: Path) -> No
     assert dialect_of("{{ messages }}", tokenizer).calls is None
 
 
-def test_all_marks_of_a_call_may_be_control_tokens(model: Model, grammars: Grammars) -> None:
+def test_all_marks_of_a_call_may_be_control_tokens(model, grammars):
     """Then they alone open, quote and close, and their texts do not."""
     begin, end, quote = 280, 281, 282
     syntax = FUNCTION_GEMMA
@@ -297,7 +267,7 @@ def test_all_marks_of_a_call_may_be_control_tokens(model: Model, grammars: Gramm
     assert allowed(grammars.masks(f"start: body\n{rules}", 1)[0], []) == [begin]
 
 
-def test_references_may_be_described() -> None:
+def test_references_may_be_described():
     described = {"$ref": "#/$defs/unit", "description": "of degrees"}
     parameters = {**PARAMETERS["choices"], "properties": {"unit": described}, "required": ["unit"]}
     for syntax in (XmlCalls(), GemmaCalls()):
@@ -307,22 +277,3 @@ def test_references_may_be_described() -> None:
         broken = {**parameters, "properties": {"unit": {**described, "minLength": 3}}}
         with pytest.raises(SchemaRefused):
             Dialect(syntax).forced_calls([Function("f", broken)], many=False)
-
-
-def test_calls_of_minimax_are_read_as_its_template_writes_them() -> None:
-    text = (
-        '<minimax:tool_call>\n<invoke name="texts">\n<parameter name="b">x">\n</parameter>\n'
-        '</invoke>\n<invoke name="nothing">\n</invoke>\n</minimax:tool_call>'
-    )
-    calls = calls_in(ReplyForm(Dialect(InvokeCalls()), FUNCTIONS), text, 1)
-    assert calls == [("texts", '{"b": "x\\">\\n"}'), ("nothing", "{}")]
-
-
-def test_calls_of_command_r7b_are_read_as_its_template_writes_them() -> None:
-    text = (
-        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "texts", "parameters": '
-        '{"b": "x"}},\n    {"tool_call_id": "1", "tool_name": "nothing", "parameters": {}}\n]'
-        "<|END_ACTION|>"
-    )
-    calls = calls_in(ReplyForm(Dialect(COMMAND_CALLS), FUNCTIONS), text, 1)
-    assert calls == [("texts", '{"b": "x"}'), ("nothing", "{}")]

@@ -1,7 +1,5 @@
 """A server that is restarted tells what came from disk."""
 
-from __future__ import annotations
-
 import re
 import signal
 from pathlib import Path
@@ -14,7 +12,7 @@ from harness.serve.run import Running
 from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
-from tests.serve.conftest import Serve
+from tests.serve.engine_child import flush_disk
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_process import process
@@ -40,16 +38,12 @@ def metric(http: Http, name: str) -> float:
 
 def flush(server: Running) -> None:
     """Wait for what was computed to be on disk."""
-    disk = server.service.model.driver.call(lambda engine: engine.disk)
-    assert disk is not None
-    wait_until(lambda: disk.statistics.written > 0)
-    disk.flush()
+    driver = server.service.model.driver
+    wait_until(lambda: driver.call(flush_disk) > 0)
 
 
 @pytest.mark.parametrize("pages", [1, 1 << 20])
-def test_an_answer_says_what_came_from_disk(
-    serve: Serve, tmp_path: Path, pages: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_says_what_came_from_disk(serve, tmp_path, pages, monkeypatch):
     """Also where more pages are on disk than are read before it has a slot."""
     monkeypatch.setattr(disk_module, "READ_BYTES", pages)
     monkeypatch.setattr(row_copies, "BLOCK_ROWS", min(pages, row_copies.BLOCK_ROWS))
@@ -80,7 +74,7 @@ def test_an_answer_says_what_came_from_disk(
         assert health["problem"] == ""
 
 
-def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: Path) -> None:
+def test_a_damaged_file_is_counted_where_operators_look(serve, tmp_path):
     with serve(disk_cache=tmp_path) as first:
         expected = ask(Http(first.url))
         flush(first)
@@ -97,7 +91,7 @@ def test_a_damaged_file_is_counted_where_operators_look(serve: Serve, tmp_path: 
         assert http.get("/health").json["disk_cache"]["ignored"] >= 1
 
 
-def test_tenants_share_nothing_on_disk(serve: Serve, tmp_path: Path) -> None:
+def test_tenants_share_nothing_on_disk(serve, tmp_path):
     file, folder = write_tenants(tmp_path, {"ann": "ann", "bob": "bob"}), tmp_path / "cache"
     with serve(disk_cache=folder, tenants=file) as first:
         ask(Http(first.url), "ann")
@@ -117,9 +111,7 @@ def write_grouped(folder: Path, *grouped: str) -> Path:
     )
 
 
-def test_a_later_group_of_the_same_number_finds_nothing(
-    tiny_model_path: Path, serve: Serve, tmp_path: Path
-) -> None:
+def test_a_later_group_of_the_same_number_finds_nothing(tiny_model_path, serve, tmp_path):
     """The file is changed while a server is down that was killed, and while one runs."""
     file, folder = write_grouped(tmp_path, "ann", "bob"), tmp_path / "cache"
     words = ("--disk-cache", str(folder), "--tenants", str(file))
@@ -141,9 +133,7 @@ def test_a_later_group_of_the_same_number_finds_nothing(
         assert ask(Http(fourth.url), "carl")["x_zinc"]["cached"]["from_disk"] > 0
 
 
-def test_the_queue_is_written_before_a_signal_ends_the_server(
-    tiny_model_path: Path, serve: Serve, tmp_path: Path
-) -> None:
+def test_the_queue_is_written_before_a_signal_ends_the_server(tiny_model_path, serve, tmp_path):
     words = ("--disk-cache", str(tmp_path / "cache"), "--disk-cache-size", "50MB")
     with process(tiny_model_path, tmp_path, *words) as (server, http):
         expected = ask(http)
@@ -157,7 +147,7 @@ def test_the_queue_is_written_before_a_signal_ends_the_server(
         assert answer["x_zinc"]["cached"]["from_disk"] > 0
 
 
-def test_an_llm_finds_what_an_earlier_one_computed(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_an_llm_finds_what_an_earlier_one_computed(tiny_model_path, tmp_path):
     outputs = []
     for _ in range(2):
         with LLM(

@@ -1,11 +1,8 @@
 """What the server says of itself, and the small routes."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,17 +12,15 @@ from contract.errors import ModelFileError
 from harness.file_digests import cached_digest, file_digests
 from harness.serve.page import HEADERS, read_page
 from harness.serve.routes import ROUTES
-from harness.serve.run import Running
 from harness.serve.wire import ChatRequest
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from reference.model.open import open_model
-from tests.serve.http import Http
 
 MESSAGES = [{"role": "user", "content": "hello <|im_end|>"}]
 
 
-def test_the_document_has_every_route_and_field(http: Http) -> None:
+def test_the_document_has_every_route_and_field(http):
     """Made from the table and the types that serve: neither can be forgotten."""
     document = http.get("/openapi.json").json
     operations = {
@@ -41,7 +36,7 @@ def test_the_document_has_every_route_and_field(http: Http) -> None:
     assert str(fields["temperature"]).count("100") == 1
 
 
-def test_every_reference_of_the_document_leads_somewhere(http: Http) -> None:
+def test_every_reference_of_the_document_leads_somewhere(http):
     document = http.get("/openapi.json").json
     targets = set()
 
@@ -61,7 +56,7 @@ def test_every_reference_of_the_document_leads_somewhere(http: Http) -> None:
         assert target.rpartition("/")[2] in document["components"]["schemas"]
 
 
-def test_tokens_and_back(http: Http) -> None:
+def test_tokens_and_back(http):
     told = http.post("/tokenize", {"prompt": "hello"}).json
     assert told["count"] == len(told["tokens"]) > 0
     assert http.post("/detokenize", {"tokens": told["tokens"]}).json["prompt"] == "hello"
@@ -71,7 +66,7 @@ def test_tokens_and_back(http: Http) -> None:
     assert http.post("/tokenize", both).error["param"] == "prompt"
 
 
-def test_a_user_cannot_write_control_tokens(server: Running, http: Http) -> None:
+def test_a_user_cannot_write_control_tokens(server, http):
     """The template's own ones are single tokens, those of a message are its text."""
     prompt = http.post("/apply-template", {"messages": MESSAGES}).json["prompt"]
     assert "hello <|im_end|>" in prompt
@@ -80,13 +75,13 @@ def test_a_user_cannot_write_control_tokens(server: Running, http: Http) -> None
     assert len(tokens) > len(trusted)
 
 
-def test_a_conversation_costs_what_tokenize_says(http: Http) -> None:
+def test_a_conversation_costs_what_tokenize_says(http):
     counted = http.post("/tokenize", {"messages": MESSAGES}).json["count"]
     answer = http.post("/v1/chat/completions", {"messages": MESSAGES, "max_tokens": 1}).json
     assert answer["usage"]["prompt_tokens"] == counted
 
 
-def test_developer_and_parts_are_what_templates_know(http: Http) -> None:
+def test_developer_and_parts_are_what_templates_know(http):
     parts = [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]
     asked = [{"role": "developer", "content": parts}, *MESSAGES]
     same = [{"role": "system", "content": "be brief"}, *MESSAGES]
@@ -94,7 +89,7 @@ def test_developer_and_parts_are_what_templates_know(http: Http) -> None:
     assert prompts[0] == prompts[1]
 
 
-def test_state_of_the_server(server: Running, http: Http) -> None:
+def test_state_of_the_server(server, http):
     health = http.get("/health").json
     assert health["status"] == "ok"
     plan, limits = server.service.model.plan, server.service.model.limits
@@ -118,7 +113,7 @@ def test_state_of_the_server(server: Running, http: Http) -> None:
     assert http.get("/version").json["fingerprint"] == server.service.model.fingerprint
 
 
-def test_the_page_is_what_was_there(tmp_path: Path) -> None:
+def test_the_page_is_what_was_there(tmp_path):
     """Files by name and type; a link out of the folder is none of it."""
     (tmp_path / "index.html").write_text("<!doctype html>")
     (tmp_path / "app.js").write_text("1")
@@ -132,13 +127,13 @@ def test_the_page_is_what_was_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/health", "/nowhere", "/v1/models"])
-def test_every_answer_has_the_policy(http: Http, path: str) -> None:
+def test_every_answer_has_the_policy(http, path):
     headers = http.get(path).headers
     assert {name: headers[name] for name in HEADERS} == HEADERS
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 
-def test_a_digest_is_kept_until_the_file_changes(tmp_path: Path) -> None:
+def test_a_digest_is_kept_until_the_file_changes(tmp_path):
     file, kept = tmp_path / "model", tmp_path / "cache" / "digests.json"
     file.write_bytes(b"one")
     assert cached_digest(file, file.stat(), kept, lambda: "first") == "first"
@@ -150,7 +145,7 @@ def test_a_digest_is_kept_until_the_file_changes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["replaced", "removed"])
-def test_digests_are_of_the_files_that_are_open(tmp_path: Path, change: str) -> None:
+def test_digests_are_of_the_files_that_are_open(tmp_path, change):
     """A model takes a minute to load, and its file may have changed hands when its digest is asked
     for: receipts and the disk cache would name another model's file."""
     path, other = tmp_path / "model.gguf", tmp_path / "other.gguf"
@@ -168,7 +163,7 @@ def test_digests_are_of_the_files_that_are_open(tmp_path: Path, change: str) -> 
                 assert cached_digest(path, path.stat(), kept, lambda: "computed") == "computed"
 
 
-def test_a_model_that_was_written_to_has_no_digest(tmp_path: Path) -> None:
+def test_a_model_that_was_written_to_has_no_digest(tmp_path):
     """Neither the bytes of before nor those of now are what it computes with."""
     path = tmp_path / "model.gguf"
     write_synthetic(path, sized_spec("tiny"))
@@ -181,7 +176,7 @@ def test_a_model_that_was_written_to_has_no_digest(tmp_path: Path) -> None:
             file_digests(model, tmp_path / "digests.json")
 
 
-def test_streams_are_of_a_type_of_their_own(http: Http) -> None:
+def test_streams_are_of_a_type_of_their_own(http):
     """Events, named where their clients expect names, or lines of JSON."""
     paths = http.get("/openapi.json").json["paths"]
 

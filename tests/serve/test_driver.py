@@ -1,7 +1,5 @@
 """The thread that owns the engine: commands, streams, stalls, faults, ends."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 import threading
@@ -9,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -17,9 +14,10 @@ import pytest
 
 from contract.errors import DeviceLost, PromptTooLong, QueueFull, RequestError
 from contract.types import LOCAL_TENANT, FinishReason, Request
-from harness.host.driver import EngineDriver, EventStream
+from harness.host.driver import EngineDriver
 from harness.host.engine_thread import EngineThread
 from harness.host.event_queue import EventQueue
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits
@@ -35,14 +33,14 @@ Driven = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
-def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(tiny_model_path) -> Iterator[ModelRunner]:
     model = open_model(tiny_model_path)
     with model.file, quick_tier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
 
 
 @pytest.fixture
-def driven(runner: ModelRunner) -> Driven:
+def driven(runner) -> Driven:
     @contextmanager
     def start(buffered: int = 256, engine: type[Engine] = Engine, **options: Any) -> Iterator[Any]:
         def make(observer: Observer) -> Engine:
@@ -70,9 +68,7 @@ def tokens_of(stream: EventStream) -> list[int]:
                 return tokens
 
 
-def test_refusals_reach_the_caller_and_leave_nothing(
-    driven: Driven, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refusals_reach_the_caller_and_leave_nothing(driven, monkeypatch):
     """Of requests that belong together all are taken, or none."""
     steps = hold_steps(monkeypatch)
     with driven(queue_depth=1) as driver:
@@ -93,7 +89,7 @@ def test_refusals_reach_the_caller_and_leave_nothing(
         assert driver.call(lambda engine: engine.idle)
 
 
-def test_what_the_driver_notes_of_a_request(driven: Driven) -> None:
+def test_what_the_driver_notes_of_a_request(driven):
     with driven() as driver:
         for cached in (0, 32):
             one = request(driver, length=40)
@@ -105,7 +101,7 @@ def test_what_the_driver_notes_of_a_request(driven: Driven) -> None:
             assert facts.cached == cached
 
 
-def test_nothing_is_computed_for_a_stream_nobody_takes_from(driven: Driven) -> None:
+def test_nothing_is_computed_for_a_stream_nobody_takes_from(driven):
     """It holds what fits and little more, another goes on, and when taken from it is whole."""
     with driven(buffered=4, stall_steps=10**6) as driver:
         alone = tokens_of(driver.submit([request(driver, 60)]))
@@ -116,7 +112,7 @@ def test_nothing_is_computed_for_a_stream_nobody_takes_from(driven: Driven) -> N
         assert tokens_of(stalled) == alone
 
 
-def test_who_stalls_too_long_is_ended_though_nobody_else_is_there(driven: Driven) -> None:
+def test_who_stalls_too_long_is_ended_though_nobody_else_is_there(driven):
     with driven(buffered=4, stall_steps=5) as driver:
         stream = driver.submit([request(driver, 60)])
         while not driver.call(lambda engine: engine.idle):
@@ -146,7 +142,7 @@ class TakenMeanwhile(EventQueue):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_stream_emptied_while_it_is_found_full_goes_on(driven: Driven, count: int) -> None:
+def test_a_stream_emptied_while_it_is_found_full_goes_on(driven, count):
     """A reader that takes events when it is called is called again: the engine waits for one that
     has events to take."""
     with driven(buffered=4, stall_steps=10**6) as driver:
@@ -184,7 +180,7 @@ class FailingOnce(Engine):
         return super().step()
 
 
-def test_a_failed_step_is_survived(driven: Driven) -> None:
+def test_a_failed_step_is_survived(driven):
     """The request goes on with the tokens it has, and they are the same."""
     with driven() as driver:
         alone = tokens_of(driver.submit([request(driver, 10)]))
@@ -200,7 +196,7 @@ class Losing(Engine):
         raise DeviceLost("gone")
 
 
-def test_a_lost_device_ends_everybody(driven: Driven) -> None:
+def test_a_lost_device_ends_everybody(driven):
     """Who waits is told, and so is who comes later."""
     with driven(engine=Losing) as driver:
         stream = driver.submit([request(driver)])
@@ -213,7 +209,7 @@ def test_a_lost_device_ends_everybody(driven: Driven) -> None:
         assert "device was lost" in driver.failure
 
 
-def test_one_stream_for_many_submissions(driven: Driven) -> None:
+def test_one_stream_for_many_submissions(driven):
     """What is refused is told apart, and takes nothing from the others; the stream says when there
     is something to take."""
     told = threading.Event()
@@ -239,9 +235,7 @@ def test_one_stream_for_many_submissions(driven: Driven) -> None:
             assert tokens_of(driver.submit([alone])) == tokens[one.id]
 
 
-def test_a_released_request_is_forgotten_and_the_others_go_on(
-    driven: Driven, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_released_request_is_forgotten_and_the_others_go_on(driven, monkeypatch):
     """In the middle of its answer: the engine, which may have events of it, does not stumble."""
     steps = hold_steps(monkeypatch, 5)
     with driven() as driver:
@@ -299,7 +293,7 @@ def still_answers(thread: EngineThread) -> bool:
     return answers == [0, 1, 2]
 
 
-def test_an_interrupt_anywhere_in_a_call_stops_no_later_one() -> None:
+def test_an_interrupt_anywhere_in_a_call_stops_no_later_one():
     """Ctrl-C in the main thread leaves no lock held, and the engine's thread takes more work."""
     number = 0
     interrupted = True
@@ -312,9 +306,7 @@ def test_an_interrupt_anywhere_in_a_call_stops_no_later_one() -> None:
     assert number > 10
 
 
-def test_what_a_removed_tenant_did_not_use_is_taken_from_no_other(
-    driven: Driven, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_removed_tenant_did_not_use_is_taken_from_no_other(driven, monkeypatch):
     """An answer ends early when another tenant has got the id of its own already."""
     held = hold_steps(monkeypatch, 12)
     with driven() as driver:

@@ -1,10 +1,7 @@
 """Vectors of texts, as OpenAI's client asks for them: the same bits in any company."""
 
-from __future__ import annotations
-
 import base64
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +17,6 @@ from harness.serve.caller import Caller
 from harness.serve.embeddings import EmbeddingRequest, embed
 from harness.serve.errors import ApiError
 from harness.serve.keys import new_key
-from harness.serve.run import Running
 from harness.serve.service import FailedWhileRunning
 from harness.serve.streams import CLIENT_LEFT
 from reference.cpu.tier import CpuTier
@@ -29,7 +25,6 @@ from reference.limits import Limits
 from reference.model.open import open_model
 from reference.runner import HIDDEN, ModelRunner
 from tests.held_steps import hold_steps
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -42,7 +37,7 @@ def vectors(http: Http, texts: object, **more: object) -> list[list[float]]:
     return [each["embedding"] for each in data]
 
 
-def test_openais_client(client: OpenAI, server: Running) -> None:
+def test_openais_client(client, server):
     """It asks for base64 unless told otherwise, and gets the numbers that float gives."""
     asked = client.embeddings.create(model="tiny", input=TEXTS)
     plain = client.embeddings.create(model="tiny", input=TEXTS, encoding_format="float")
@@ -56,7 +51,7 @@ def test_openais_client(client: OpenAI, server: Running) -> None:
     assert asked.object == "list"
 
 
-def test_a_vector_is_the_pooled_hidden_states(http: Http, tiny_model_path: Path) -> None:
+def test_a_vector_is_the_pooled_hidden_states(http, tiny_model_path):
     """Computed here from a runner of other sizes."""
     model = open_model(tiny_model_path)
     limits = Limits(
@@ -72,7 +67,7 @@ def test_a_vector_is_the_pooled_hidden_states(http: Http, tiny_model_path: Path)
     assert vectors(http, [tokens], dimensions=5)[0] == pool.vector(5).tolist()
 
 
-def test_texts_and_ids_are_the_same(http: Http, server: Running) -> None:
+def test_texts_and_ids_are_the_same(http, server):
     ids = [server.service.model.tokenizer.encode(text) for text in TEXTS]
     requested = vectors(http, TEXTS)
     assert vectors(http, ids) == requested
@@ -81,7 +76,7 @@ def test_texts_and_ids_are_the_same(http: Http, server: Running) -> None:
     assert np.frombuffer(base64.b64decode(str(coded)), "<f4").tolist() == requested[0]
 
 
-def test_fewer_dimensions_are_normalised_again(http: Http) -> None:
+def test_fewer_dimensions_are_normalised_again(http):
     whole, part = vectors(http, TEXTS[0])[0], vectors(http, TEXTS[0], dimensions=7)[0]
     assert len(part) == 7
     assert math.isclose(math.fsum(x * x for x in part), 1.0, rel_tol=1e-6)
@@ -89,7 +84,7 @@ def test_fewer_dimensions_are_normalised_again(http: Http) -> None:
     assert all(math.isclose(p, w * scale, rel_tol=1e-5) for p, w in zip(part, whole, strict=False))
 
 
-def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_who_leaves_ends_it(server, monkeypatch):
     """Before its vectors are there, and nothing of it is left in the engine."""
     hold_steps(monkeypatch)
     monkeypatch.setattr(readings, "POLL_SECONDS", 0.0)
@@ -103,7 +98,7 @@ def test_a_client_who_leaves_ends_it(server: Running, monkeypatch: pytest.Monkey
     assert service.model.driver.call(lambda engine: engine.idle)
 
 
-def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_half_way_has_failed(server, monkeypatch):
     """It is no refusal any more: something was computed."""
     compute, waves = readings._compute, iter((False, True))
 
@@ -121,16 +116,14 @@ def test_what_fails_half_way_has_failed(server: Running, monkeypatch: pytest.Mon
     assert server.service.ledger.total(LOCAL_TENANT).failed == before + 1
 
 
-def test_as_many_texts_at_a_time_as_may_wait(serve: Serve, http: Http) -> None:
+def test_as_many_texts_at_a_time_as_may_wait(serve, http):
     """However few those are."""
     texts = [f"text {number}" for number in range(5)]
     with serve(queue_depth=2) as server:
         assert vectors(Http(server.url), texts) == vectors(http, texts)
 
 
-def test_a_model_that_fails_makes_no_vector(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_fails_makes_no_vector(server, monkeypatch):
     """Of what it had computed when it failed."""
     pipeline = server.service.model.driver.call(lambda engine: engine._pipeline)
 
@@ -144,9 +137,7 @@ def test_a_model_that_fails_makes_no_vector(
     assert vectors(Http(server.url), "abc")
 
 
-def test_an_end_is_read_where_the_file_says_so(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_is_read_where_the_file_says_so(server, monkeypatch):
     """After texts, not after ids, which are taken as they are."""
     http, model = Http(server.url), server.service.model
     ids = model.tokenizer.encode("abc")
@@ -162,13 +153,13 @@ def test_an_end_is_read_where_the_file_says_so(
         assert vectors(http, ids) == plain
 
 
-def test_the_last_of_many_is_looked_at_before_the_first_is_read(http: Http) -> None:
+def test_the_last_of_many_is_looked_at_before_the_first_is_read(http):
     refused = http.post("/v1/embeddings", {"input": [*["a"] * 5, "b " * 200]})
     assert (refused.status, refused.error["code"]) == (400, "context_length_exceeded")
     assert refused.error["message"].startswith("input[5]: prompt is too long")
 
 
-def test_vectors_are_counted(serve: Serve, tmp_path: Path) -> None:
+def test_vectors_are_counted(serve, tmp_path):
     """And a tenant's context is its limit here, too."""
     key = new_key()
     path = write_tenants(tmp_path, {"a": key}, a={"max_context": 20})

@@ -1,8 +1,6 @@
 """Answers that end while the engine is steps ahead of them: whatever is told of them is of their
 own tokens alone."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,16 +8,14 @@ from typing import Any
 
 import pytest
 
-from harness.host.driver import EventStream
 from harness.host.event_queue import Offer, TimedEvent
+from harness.host.stream_driver import EventStream
 from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.run import Running
 from reference.engine import Engine
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.held_steps import hold_steps
 from tests.patience import wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 from tests.serve.streams import data_of, lines_of
 
@@ -34,9 +30,7 @@ BODY = {
 
 
 @pytest.fixture(scope="module")
-def mixture(
-    serve: Serve, synthetic_model: SyntheticModel, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def mixture(serve, synthetic_model, tmp_path_factory) -> Iterator[Running]:
     path: Path = synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
     receipts = tmp_path_factory.mktemp("receipts") / "folder"
     with serve(path=path, experts=True, receipts=receipts, draft=3) as running:
@@ -44,7 +38,7 @@ def mixture(
 
 
 @pytest.fixture(scope="module")
-def whole(mixture: Running) -> dict[str, Any]:
+def whole(mixture) -> dict[str, Any]:
     """An answer that nothing ends early."""
     answer: dict[str, Any] = Http(mixture.url).post(COMPLETIONS, BODY).json
     return answer
@@ -85,14 +79,7 @@ def logs_of(choices: Sequence[dict[str, Any]]) -> list[list[float]]:
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("ends_by", ["stop", "stop_token_ids"])
-def test_an_answer_has_what_is_its_own(
-    mixture: Running,
-    whole: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
-    ends_by: str,
-    stream: bool,
-    late: bool,
-) -> None:
+def test_an_answer_has_what_is_its_own(mixture, whole, monkeypatch, ends_by, stream, late):
     """Receipts, digests, experts, log-probabilities and counts, of three choices of which one at
     least ends early."""
     http = Http(mixture.url)
@@ -129,9 +116,7 @@ def test_an_answer_has_what_is_its_own(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_text_that_ends_abandons_no_step(
-    mixture: Running, whole: dict[str, Any], stream: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_that_ends_abandons_no_step(mixture, whole, stream, monkeypatch):
     """The next prompt may continue the answer."""
     leaving: list[int] = []
     monkeypatch.setattr(Engine, "will_cancel", lambda self, ids: leaving.extend(ids))
@@ -141,9 +126,7 @@ def test_a_text_that_ends_abandons_no_step(
     assert not leaving
 
 
-def test_a_client_that_leaves_is_charged_for_what_its_answer_had(
-    mixture: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_leaves_is_charged_for_what_its_answer_had(mixture, monkeypatch):
     """In the engine's ledger as in the stored one, though the engine was ahead."""
     http = Http(mixture.url)
     before, left = counted(http), http.get(USAGE).json["total"]["abandoned"]

@@ -1,7 +1,5 @@
 """Events from one thread to another: in order, each once, accepted while one waits, or taken."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter
@@ -11,10 +9,9 @@ from typing import Any
 import pytest
 
 from contract.types import TokenEvent
-from harness.host.driver import EventStream
 from harness.host.event_queue import EventQueue, TimedEvent
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped
-from harness.serve.run import Running
 from tests.patience import PATIENCE_SECONDS
 from tests.serve.test_sent_at_once import (
     ASKED,
@@ -68,7 +65,7 @@ class Taker:
         assert not self._thread.is_alive()
 
 
-def test_what_is_accepted_wakes_nobody() -> None:
+def test_what_is_accepted_wakes_nobody():
     accepted: list[int] = []
     event_queue = EventQueue()
     taker = Taker(event_queue, LONG, lambda given: not accepted.extend(tokens_of(given)))
@@ -80,7 +77,7 @@ def test_what_is_accepted_wakes_nobody() -> None:
     assert isinstance(taker.error, EngineStopped)
 
 
-def test_what_is_refused_is_taken_and_nothing_more_is_offered() -> None:
+def test_what_is_refused_is_taken_and_nothing_more_is_offered():
     offered: list[list[int]] = []
 
     def refuse(given: Sequence[TimedEvent]) -> bool:
@@ -117,7 +114,7 @@ class Meanwhile:
         return self._queue.get(block=False)
 
 
-def test_nothing_is_offered_before_what_waits_is_taken() -> None:
+def test_nothing_is_offered_before_what_waits_is_taken():
     event_queue = EventQueue()
     event_queue.give(events(1))
     Meanwhile(event_queue, lambda: event_queue.give(events(2)))
@@ -126,7 +123,7 @@ def test_nothing_is_offered_before_what_waits_is_taken() -> None:
     assert offered == []
 
 
-def test_nothing_is_offered_when_nobody_waits_any_more() -> None:
+def test_nothing_is_offered_when_nobody_waits_any_more():
     event_queue = EventQueue()
     offered: list[TimedEvent] = []
     assert event_queue.take(0, lambda given: not offered.extend(given)) == []
@@ -134,7 +131,7 @@ def test_nothing_is_offered_when_nobody_waits_any_more() -> None:
     assert (offered, len(event_queue)) == ([], 1)
 
 
-def test_what_an_offer_raises_reaches_who_takes() -> None:
+def test_what_an_offer_raises_reaches_who_takes():
     def fail(given: Sequence[TimedEvent]) -> bool:
         raise ValueError("of the offer")
 
@@ -146,7 +143,7 @@ def test_what_an_offer_raises_reaches_who_takes() -> None:
     assert len(event_queue) == 0
 
 
-def test_an_offer_may_end_the_waiting() -> None:
+def test_an_offer_may_end_the_waiting():
     """And is not asked again, though who takes has not come to it yet."""
     event_queue = EventQueue()
     asked: list[int] = []
@@ -165,7 +162,7 @@ def test_an_offer_may_end_the_waiting() -> None:
     assert taker.taken + tokens_of(event_queue.take(0)) == [2]
 
 
-def test_the_waiting_counts_from_what_was_accepted_last() -> None:
+def test_the_waiting_counts_from_what_was_accepted_last():
     """Who waits is told of silence only, not of the end of its own patience."""
     event_queue = EventQueue()
     queue = Meanwhile(event_queue, lambda: event_queue.give(events(1)), lambda: None)
@@ -174,7 +171,7 @@ def test_the_waiting_counts_from_what_was_accepted_last() -> None:
 
 
 @pytest.mark.parametrize("refuses", [2, 3, 7])
-def test_every_event_comes_once_and_in_order(refuses: int) -> None:
+def test_every_event_comes_once_and_in_order(refuses):
     """By either way, whoever is slow; and never are both at work."""
     event_queue = EventQueue()
     told: list[int] = []
@@ -221,8 +218,8 @@ def test_every_event_comes_once_and_in_order(refuses: int) -> None:
     ],
 )
 def test_a_thread_of_http_is_woken_for_the_answer_and_not_for_its_tokens(
-    server: Running, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], most: int
-) -> None:
+    server, monkeypatch, path, body, most
+):
     """It is woken for the head of a stream, and for the end of an answer. A thread that is woken in
     every step takes the interpreter from the engine's thread."""
     woken, take = Counter[str](), EventStream.take

@@ -1,18 +1,13 @@
 """The experts that every token of a mixture used, as a request asks for them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.serve.run import Running
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.needs import need_device
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 TEXT = {"prompt": [1, 2, 3, 4], "max_tokens": 6, "seed": 5, "temperature": 0.9, "ignore_eos": True}
@@ -20,24 +15,19 @@ COMPLETIONS = "/v1/completions"
 
 
 @pytest.fixture(scope="module")
-def path(synthetic_model: SyntheticModel) -> Path:
+def path(synthetic_model) -> Path:
     return synthetic_model(**FAMILIES["qwen3moe"], quant="q4_k_m")
 
 
 @pytest.fixture(scope="module", params=["cpu", "native", "opencl"])
-def http(
-    request: pytest.FixtureRequest,
-    serve: Serve,
-    path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Http]:
+def http(request, serve, path, tmp_path_factory) -> Iterator[Http]:
     folder = tmp_path_factory.mktemp("receipts") / "folder"
     opening = serve(path=path, tier=request.param, experts=True, receipts=folder, draft=3)
     with need_device(lambda: opening) as server:
         yield Http(server.url)
 
 
-def test_answers_have_those_of_every_token(http: Http) -> None:
+def test_answers_have_those_of_every_token(http):
     """Prompt and answer but the last token; of each choice its own, with receipts and digests; an
     answer of the same tokens has the same, and one that does not ask has none."""
     body = {**TEXT, "experts": True, "n": 2, "return_token_ids": True}
@@ -54,7 +44,7 @@ def test_answers_have_those_of_every_token(http: Http) -> None:
         assert http.post(COMPLETIONS, hashed).json["x_zinc"]["experts"] == [used]
 
 
-def test_the_last_line_of_a_stream_has_them(http: Http) -> None:
+def test_the_last_line_of_a_stream_has_them(http):
     whole = http.post(COMPLETIONS, {**TEXT, "experts": True}).json["x_zinc"]["experts"]
     asked = {"stream": True, "stream_options": {"include_usage": True}, "experts": True}
     lines = http.post(COMPLETIONS, {**TEXT, **asked}).body.split(b"\n\n")
@@ -62,7 +52,7 @@ def test_the_last_line_of_a_stream_has_them(http: Http) -> None:
     assert chunks[-1]["x_zinc"]["experts"] == whole
 
 
-def test_models_and_servers_without_them_refuse(server: Running, serve: Serve, path: Path) -> None:
+def test_models_and_servers_without_them_refuse(server, serve, path):
     refused = Http(server.url).post(COMPLETIONS, {**TEXT, "experts": True})
     assert (refused.status, refused.error["param"]) == (400, "experts")
     assert "the model has none" in refused.error["message"]

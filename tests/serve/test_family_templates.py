@@ -1,8 +1,6 @@
 """Conversations with tools by templates of families: all of it reaches the model, the calls that it
 writes are read, forced calls have the template's own form, and what is not known is said."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,16 +12,15 @@ from harness.host.dialect.calls import CallSyntax
 from harness.host.dialect.json_calls import JsonListCalls, JsonObjectCalls
 from harness.host.dialect.python_calls import OLMO_CALLS, LlamaCalls, PythonAnswer
 from harness.host.reply import ReplyForm, ReplyParser
-from harness.host.structured.grammars import Grammars
 from harness.host.template_dialect import tried_dialect
 from harness.serve.chat import ChatPlan, plan_chat
 from harness.serve.wire import ChatRequest, converted
 from reference.model.chat_template import ChatTemplate
-from reference.model.open import Model
 from tests.serve import chat_templates as templates
 from tests.serve.calling import MESSAGES, TOOLS, check_call
 from tests.serve.test_reply import told
 from tests.serve.test_structured import allowed, walk
+from tests.tables import table
 
 HERMES = JsonObjectCalls("<tool_call>", "</tool_call>", before="\n", after="\n")
 OPENED, CLOSED = "<think>\n", "<think>\n\n</think>\n"
@@ -71,18 +68,18 @@ NOON = {"name": "get_time", "arguments": "{}"}
 
 
 @pytest.fixture(params=FAMILIES, scope="module")
-def family(request: pytest.FixtureRequest) -> Family:
+def family(request) -> Family:
     return FAMILIES[request.param]
 
 
 @pytest.fixture(scope="module")
-def template(family: Family) -> Iterator[ChatTemplate]:
+def template(family) -> Iterator[ChatTemplate]:
     with ChatTemplate(family.template, source="m.gguf", bos_token="<s>") as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def dialect(template: ChatTemplate, model: Model) -> Dialect:
+def dialect(template, model) -> Dialect:
     return tried_dialect(template, model.tokenizer)
 
 
@@ -115,11 +112,11 @@ def parts_of(plan: ChatPlan, text: str) -> Any:
     return told([*pieces, *parser.finish()])
 
 
-def test_the_syntax_is_found(family: Family, dialect: Dialect) -> None:
+def test_the_syntax_is_found(family, dialect):
     assert dialect.calls == family.calls
 
 
-def test_a_whole_conversation_reaches_the_model(template: ChatTemplate, dialect: Dialect) -> None:
+def test_a_whole_conversation_reaches_the_model(template, dialect):
     """System text, tools, calls and results, each once."""
     system = {"role": "system", "content": "Be brief."}
     turns = [system, *MESSAGES, *called(WEATHER), {"role": "user", "content": "And then?"}]
@@ -133,9 +130,7 @@ def test_a_whole_conversation_reaches_the_model(template: ChatTemplate, dialect:
 
 
 @pytest.mark.parametrize("functions", [(WEATHER,), (WEATHER, NOON)])
-def test_what_the_template_writes_is_read(
-    family: Family, template: ChatTemplate, dialect: Dialect, functions: tuple[dict[str, str], ...]
-) -> None:
+def test_what_the_template_writes_is_read(family, template, dialect, functions):
     """In single characters."""
     plan = planned(template, dialect, messages=[*MESSAGES, *called(*functions)])
     _, content, calls = parts_of(plan, written_calls(family, plan))
@@ -145,9 +140,7 @@ def test_what_the_template_writes_is_read(
     assert content == ""
 
 
-def test_a_forced_call_obeys_and_is_read(
-    template: ChatTemplate, dialect: Dialect, model: Model, grammars: Grammars
-) -> None:
+def test_a_forced_call_obeys_and_is_read(template, dialect, model, grammars):
     plan = planned(template, dialect, tool_choice="required", parallel_tool_calls=False)
     assert plan.grammar is not None
     ended = 0
@@ -162,9 +155,7 @@ def test_a_forced_call_obeys_and_is_read(
     assert ended
 
 
-def test_forced_calls_have_the_form_of_the_template(
-    family: Family, template: ChatTemplate, model: Model, grammars: Grammars
-) -> None:
+def test_forced_calls_have_the_form_of_the_template(family, template, model, grammars):
     """The grammar lets through, and may end behind, what the template writes for two calls."""
     many = not isinstance(family.calls, LlamaCalls)
     functions = (WEATHER, NOON) if many else (WEATHER,)
@@ -184,9 +175,7 @@ def test_forced_calls_have_the_form_of_the_template(
 
 
 @pytest.mark.parametrize("switch", [True, False])
-def test_reasoning_is_switched(
-    family: Family, template: ChatTemplate, dialect: Dialect, switch: bool
-) -> None:
+def test_reasoning_is_switched(family, template, dialect, switch):
     end = family.on if switch else family.off
     if end is None:
         return
@@ -201,19 +190,9 @@ def test_reasoning_is_switched(
 @pytest.mark.parametrize("name", ["ernie4_5-moe", "hunyuan-moe"])
 @pytest.mark.parametrize(
     ("text", "answer"),
-    [
-        ("<think>\nhm\n</think>\n\n<{0}>\nyes\n\nno\n</{0}>\n", "yes\n\nno"),
-        ("<think>hm</think>yes", "yes"),
-        ("<think>hm</think><{0}>a </{0}> b", "a </{0}> b"),
-        ("<think>hm</think><{0}>a </{0}> <", "a </{0}> <"),
-        ("<think>hm</think>so <{0}>a</{0}>", "so <{0}>a</{0}>"),
-        ("<think>hm</think>\n<{0}>\na\n</{0}", "a\n</{0}"),
-        ("<think>hm</think>\n<{0}", "<{0}"),
-    ],
+    table(__file__, "test_family_templates")["marks_around_an_answer_are_not_shown"],
 )
-def test_marks_around_an_answer_are_not_shown(
-    name: str, text: str, answer: str, model: Model
-) -> None:
+def test_marks_around_an_answer_are_not_shown(name, text, answer, model):
     """Whole and in two pieces, cut anywhere; other tags stay."""
     tag = "response" if name == "ernie4_5-moe" else "answer"
     with ChatTemplate(FAMILIES[name].template, source="m.gguf") as template:
@@ -225,7 +204,7 @@ def test_marks_around_an_answer_are_not_shown(
         assert told(parts) == ("hm", answer.format(tag), [])
 
 
-def test_calls_within_an_answers_marks_are_read(model: Model) -> None:
+def test_calls_within_an_answers_marks_are_read(model):
     with ChatTemplate(templates.HUNYUAN, source="m.gguf") as template:
         dialect = tried_dialect(template, model.tokenizer)
         plan = planned(template, dialect)
@@ -236,19 +215,9 @@ def test_calls_within_an_answers_marks_are_read(model: Model) -> None:
 
 @pytest.mark.parametrize(
     ("text", "city"),
-    [
-        ("[get_weather(city='Oslo')]", "Oslo"),
-        ('{"name": "get_weather", "parameters": {"city": "Rome"}}', "Rome"),
-        ("[get_weather(city='[Oslo]', days=[1])]", "[Oslo]"),
-        ("[get_weather(city='Oslo'", None),
-        ("[1, 2]", None),
-        ("[get_weather]", None),
-        ("[get_weather(1)]", None),
-        ("[rm(city='Oslo')]", None),
-        ("so: [get_weather(city='Oslo')]", None),
-    ],
+    table(__file__, "test_family_templates")["llama_writes_json_or_a_list_in_python"],
 )
-def test_llama_writes_json_or_a_list_in_python(text: str, city: str | None, model: Model) -> None:
+def test_llama_writes_json_or_a_list_in_python(text, city, model):
     with ChatTemplate(templates.LLAMA4, source="m.gguf", bos_token="<s>") as template:
         plan = planned(template, tried_dialect(template, model.tokenizer))
     _, content, calls = parts_of(plan, text)
@@ -256,7 +225,7 @@ def test_llama_writes_json_or_a_list_in_python(text: str, city: str | None, mode
     assert [json.loads(arguments)["city"] for _, arguments in calls] == ([city] if city else [])
 
 
-def test_calls_as_a_request_has_them_are_read(model: Model) -> None:
+def test_calls_as_a_request_has_them_are_read(model):
     """Falcon H1's template shows earlier calls so."""
     with ChatTemplate(templates.FALCON, source="m.gguf") as template:
         plan = planned(template, tried_dialect(template, model.tokenizer))
@@ -265,7 +234,7 @@ def test_calls_as_a_request_has_them_are_read(model: Model) -> None:
     assert parts_of(plan, f"<tool_call>\n{whole}\n</tool_call>")[2] == [("get_time", "{}")]
 
 
-def test_another_syntax_in_known_tags_is_noticed(model: Model) -> None:
+def test_another_syntax_in_known_tags_is_noticed(model):
     """Then the server describes the tools, and says so."""
     with ChatTemplate(templates.OTHER_SYNTAX, source="m.gguf") as template:
         dialect = tried_dialect(template, model.tokenizer)
@@ -276,7 +245,7 @@ def test_another_syntax_in_known_tags_is_noticed(model: Model) -> None:
         assert tried_dialect(template, model.tokenizer).calls is not None
 
 
-def test_results_stand_in_the_turn_of_apertus_calls() -> None:
+def test_results_stand_in_the_turn_of_apertus_calls():
     """So the answer ends behind its calls."""
     from harness.host.dialect.json_calls import KeyedJsonCalls
     from tests.serve.test_reply import FUNCTIONS

@@ -1,8 +1,6 @@
 """The first bodies of a server come together: msgspec reads a type at its first use, and not safely
 for a second thread."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -44,12 +42,12 @@ def use_types_at_once() -> int:
     return read
 
 
-def test_bodies_that_come_together_are_read() -> None:
+def test_bodies_that_come_together_are_read():
     """The process ended, by a segmentation fault."""
     assert in_a_fork(use_types_at_once) == THREADS * TYPES
 
 
-def test_every_type_is_known_before_it_is_used() -> None:
+def test_every_type_is_known_before_it_is_used():
     """Whatever msgspec reads as a type, it is by ``known_type``."""
     call = re.compile(r"msgspec\.(convert|json\.decode|inspect\.type_info)\((?:[^()]|\(.*?\))*\)")
     sources = Path(harness.__file__).parent.rglob("*.py")

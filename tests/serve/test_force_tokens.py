@@ -1,7 +1,5 @@
 """Answers whose tokens a request gives: what a model says of each, with a receipt that verifies."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +10,6 @@ import pytest
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
-from tests.serve.http import Http
 from tests.serve.receipt_lies import problems
 
 Json = dict[str, Any]
@@ -24,17 +20,17 @@ SAID = [70, 71, 72, 5, 90]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("receipts") / "folder"
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, folder: Path) -> Iterator[Running]:
+def server(serve, folder) -> Iterator[Running]:
     with serve(receipts=folder, draft=3) as server:
         yield server
 
 
-def test_the_answer_of_a_model_forced_on_it_is_the_same_answer(http: Http) -> None:
+def test_the_answer_of_a_model_forced_on_it_is_the_same_answer(http):
     """Texts and log-probabilities to the bit; other seeds and temperatures change nothing."""
     own = http.post(COMPLETIONS, {**TEXT, "logprobs": 3, "return_token_ids": True}).json
     (choice,) = own["choices"]
@@ -48,7 +44,7 @@ def test_the_answer_of_a_model_forced_on_it_is_the_same_answer(http: Http) -> No
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_a_cached_answer_that_differs_is_no_difference_of_prompts(http: Http, path: str) -> None:
+def test_a_cached_answer_that_differs_is_no_difference_of_prompts(http, path):
     """Both answers fill a page, and differ behind the prompt that they share."""
     body = {**(TEXT if path == COMPLETIONS else TALK), "max_tokens": None}
     for last in (71, 72):
@@ -57,7 +53,7 @@ def test_a_cached_answer_that_differs_is_no_difference_of_prompts(http: Http, pa
         assert "first_difference" not in reply.json["x_zinc"]["cached"]
 
 
-def test_a_conversation_and_its_stream(http: Http) -> None:
+def test_a_conversation_and_its_stream(http):
     body = {**TALK, "max_tokens": None, "logprobs": True, "top_logprobs": 2, "force_tokens": SAID}
     (choice,) = http.post(CHAT, body).json["choices"]
     listed = choice["logprobs"]["content"]
@@ -75,7 +71,7 @@ def test_a_conversation_and_its_stream(http: Http) -> None:
     assert streamed == listed
 
 
-def test_scores_are_those_of_the_score_route(http: Http) -> None:
+def test_scores_are_those_of_the_score_route(http):
     body = {**TEXT, "max_tokens": None, "prompt": [8, 9, 10], "force_tokens": SAID, "logprobs": 1}
     (choice,) = http.post(COMPLETIONS, body).json["choices"]
     scored = http.post("/v1/score", {"input": [8, 9, 10, *SAID], "start": 3}).json["data"][0]
@@ -86,9 +82,7 @@ def test_scores_are_those_of_the_score_route(http: Http) -> None:
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
-def test_its_receipt_verifies_and_another_token_is_named(
-    http: Http, server: Running, folder: Path, path: str
-) -> None:
+def test_its_receipt_verifies_and_another_token_is_named(http, server, folder, path):
     body = {**(TEXT if path == COMPLETIONS else TALK), "max_tokens": None, "force_tokens": SAID}
     answer = http.post(path, body).json
     document = http.get(f"/v1/receipts/{answer['id']}").json

@@ -1,7 +1,5 @@
 """Formats of answers with OpenAI's own client, and what of tools and formats cannot be done."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,6 @@ import pytest
 from openai import OpenAI
 
 from harness.serve.chat import INVALID_ARGUMENTS
-from harness.serve.run import Running
 from tests.serve.calling import (
     ASKED,
     CALLING,
@@ -31,12 +28,12 @@ from tests.serve.streams import data_of, lines_of
 
 
 @pytest.fixture
-def client(hermes: Running) -> Iterator[OpenAI]:
+def client(hermes) -> Iterator[OpenAI]:
     with client_of(hermes) as client:
         yield client
 
 
-def test_the_client_parses_answers_and_arguments(client: OpenAI) -> None:
+def test_the_client_parses_answers_and_arguments(client):
     """Its own way from pydantic types to schemas and back."""
     asked = {**ASKED, "seed": 4, "extra_body": UNTHINKING}
     answer = client.chat.completions.parse(**asked, response_format=Weather)
@@ -57,7 +54,7 @@ def test_the_client_parses_answers_and_arguments(client: OpenAI) -> None:
     assert final.function.parsed_arguments == made.function.parsed_arguments
 
 
-def test_formats(client: OpenAI) -> None:
+def test_formats(client):
     """An object, a schema, a regular expression; each of ``n`` choices on its own."""
     short = {**ASKED, "extra_body": UNTHINKING}
     schema = {"type": "object", "properties": {"a": ENUM}, "required": ["a"]}
@@ -79,9 +76,7 @@ def test_formats(client: OpenAI) -> None:
     assert text in ("aaa/", "aaaa/", "aaaaa/")
 
 
-def test_a_format_beside_tools_is_for_answers_that_are_no_call(
-    hermes: Running, client: OpenAI
-) -> None:
+def test_a_format_beside_tools_is_for_answers_that_are_no_call(hermes, client):
     """The model decides which of both it writes, and either is whole."""
     requested = {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}}
     for begin in ('"', "<tool_call>"):
@@ -98,7 +93,7 @@ def test_a_format_beside_tools_is_for_answers_that_are_no_call(
             assert choice.finish_reason == "tool_calls"
 
 
-def test_a_format_that_meets_the_limit_ends_with_length(client: OpenAI) -> None:
+def test_a_format_that_meets_the_limit_ends_with_length(client):
     """Nothing is made up to close it: the text is the beginning of the longer answer."""
     asked = {**ASKED, "seed": 2, "extra_body": UNTHINKING}
     requested = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": "abcdef"}}}
@@ -129,7 +124,7 @@ BAD_REGEXES = [
 
 
 @pytest.mark.parametrize("regex", [*EXPLODING, *BAD_REGEXES])
-def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes: Running, regex: str) -> None:
+def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes, regex):
     """By a regular expression, and by a pattern where that cannot be made either: 400, or an
     answer. Never the server's."""
     requested = {"type": "regex", "regex": regex}
@@ -155,9 +150,7 @@ def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes: Running, reg
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("late", ["[xy](a?){3000}a{3000}"])
-def test_a_grammar_that_fails_late_ends_its_own_request(
-    hermes: Running, late: str, stream: bool, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_grammar_that_fails_late_ends_its_own_request(hermes, late, stream, caplog):
     """With an error of the client's, which is no fault for the log; one that goes on beside it has
     the bytes it has alone."""
     http = Http(hermes.url)
@@ -183,7 +176,7 @@ def test_a_grammar_that_fails_late_ends_its_own_request(
     assert not any(one.exc_info for one in failures)
 
 
-def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
+def test_empty_arguments_of_an_earlier_call_are_none(hermes):
     """As some clients send them back. A call that was cut off comes back, too: its text is there
     for the model to read."""
 
@@ -210,7 +203,7 @@ def test_empty_arguments_of_an_earlier_call_are_none(hermes: Running) -> None:
         assert f'"arguments": {json.dumps({INVALID_ARGUMENTS: text})}' in prompt_of(text)
 
 
-def test_a_template_without_thoughts_has_none(http: Http) -> None:
+def test_a_template_without_thoughts_has_none(http):
     """That of the plain model of the other tests."""
     asked = {"enable_thinking": True}
     for fields in (asked, {"chat_template_kwargs": asked}):

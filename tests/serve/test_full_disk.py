@@ -1,7 +1,5 @@
 """A disk that fills while the server runs: what it refuses, what it keeps, and that it recovers."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -19,7 +17,6 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.responses.store import ResponseStore
 from harness.trace import framing
 from tests.patience import wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
@@ -50,14 +47,12 @@ class FullDisk:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch) -> None:
     """The file is tried with every request."""
     monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 
 
-def test_a_ledger_without_room_refuses_before_anything_is_computed(
-    serve: Serve, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_ledger_without_room_refuses_before_anything_is_computed(serve, caplog):
     """The routes that compute and ``/ready``; then it goes on by itself, and nothing was lost."""
     with serve() as server:
         http = Http(server.url)
@@ -90,9 +85,7 @@ def test_a_ledger_without_room_refuses_before_anything_is_computed(
         assert (total.completed, total.rejected, total.requests) == (2, 5, 7)
 
 
-def test_receipts_without_room_refuse_before_anything_is_computed(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_receipts_without_room_refuse_before_anything_is_computed(serve, tmp_path, caplog):
     """Also where there is room for something and not for a receipt."""
     with serve(receipts=tmp_path) as server:
         http = Http(server.url)
@@ -122,7 +115,7 @@ def test_receipts_without_room_refuse_before_anything_is_computed(
         assert "Traceback" not in caplog.text
 
 
-def test_what_was_computed_when_the_disk_filled_is_answered(serve: Serve) -> None:
+def test_what_was_computed_when_the_disk_filled_is_answered(serve):
     """It is counted as soon as there is room."""
     with serve() as server:
         http = Http(server.url)
@@ -142,7 +135,7 @@ def test_what_was_computed_when_the_disk_filled_is_answered(serve: Serve) -> Non
         assert ledger.total(LOCAL_TENANT).completed == 1
 
 
-def test_counts_that_waited_are_written_at_the_end(tmp_path: Path) -> None:
+def test_counts_that_waited_are_written_at_the_end(tmp_path):
     path = tmp_path / "ledger.sqlite"
     with LedgerStore(path) as ledger:
         disk = ledger._file = FullDisk(ledger._file)  # type: ignore[assignment]
@@ -155,7 +148,7 @@ def test_counts_that_waited_are_written_at_the_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_requests_that_end_together_share_a_transaction(tmp_path: Path, full: bool) -> None:
+def test_requests_that_end_together_share_a_transaction(tmp_path, full):
     """Whether it succeeds or not: 64 streams that end in one step wait for one write."""
     path = tmp_path / "ledger.sqlite"
     with LedgerStore(path) as ledger, ThreadPoolExecutor(16) as threads:
@@ -180,9 +173,7 @@ def test_requests_that_end_together_share_a_transaction(tmp_path: Path, full: bo
         assert ledger.total(EIGHT) == Counts(requests=5, prompt_tokens=25)
 
 
-def test_a_problem_that_goes_on_is_one_line_a_minute(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_problem_that_goes_on_is_one_line_a_minute(monkeypatch, caplog):
     now = 0.0
     monkeypatch.setattr(storage.time, "monotonic", lambda: now)
     noted = storage.ProblemLog()
@@ -208,12 +199,7 @@ class FullFile(io.FileIO):
         return super().write(part)
 
 
-def test_a_trace_without_room_refuses_and_then_goes_on(
-    serve: Serve,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_trace_without_room_refuses_and_then_goes_on(serve, tmp_path, monkeypatch, capsys):
     """The trace is whole in the end: what ran while the disk was full is in it."""
     monkeypatch.setattr(FullFile, "room", 1 << 40)
     monkeypatch.setattr(Path, "open", _opened(Path.open))
@@ -245,9 +231,7 @@ def _opened(real: Any) -> Any:
     return opened
 
 
-def test_a_file_that_waits_too_long_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_waits_too_long_is_an_error(tmp_path, monkeypatch):
     """Memory is bounded, and every byte that was taken is written in order."""
     monkeypatch.setattr(framing, "MAX_WAITING_BYTES", 1 << 17)
     monkeypatch.setattr(Path, "open", _opened(Path.open))
@@ -265,9 +249,7 @@ def test_a_file_that_waits_too_long_is_an_error(
     assert (tmp_path / "t").read_bytes() == written
 
 
-def test_responses_without_room_are_refused_before_anything_is_computed(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_responses_without_room_are_refused_before_anything_is_computed(serve, tmp_path, caplog):
     """Only those that are to be stored; what is stored can be read, and it goes on by itself."""
     body = {"input": "a", "max_output_tokens": 2}
     with serve(state=tmp_path) as server:
@@ -315,7 +297,7 @@ class KeepsRoom(FullDisk):
         return self._connection.cursor()
 
 
-def test_what_is_stored_can_be_deleted_on_a_full_disk(serve: Serve, tmp_path: Path) -> None:
+def test_what_is_stored_can_be_deleted_on_a_full_disk(serve, tmp_path):
     """By the room that is kept for it, which is taken again, and for ever."""
     body = {"input": "a", "max_output_tokens": 2}
     with serve(state=tmp_path) as server:
@@ -336,9 +318,7 @@ def test_what_is_stored_can_be_deleted_on_a_full_disk(serve: Serve, tmp_path: Pa
         assert again._file.execute("SELECT COUNT(*) FROM responses").fetchone() == (0,)
 
 
-def test_a_delete_without_any_room_says_so_and_deletes_nothing(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_a_delete_without_any_room_says_so_and_deletes_nothing(serve, tmp_path):
     with serve(state=tmp_path) as server:
         http = Http(server.url)
         path = (

@@ -1,7 +1,5 @@
 """Grammars of llama.cpp: which texts they let pass, which are refused and where, and answers."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
@@ -23,7 +21,6 @@ from harness.host.structured.gbnf import (
     gbnf_rules,
 )
 from harness.host.structured.grammars import GrammarRefused, Grammars
-from harness.serve.run import Running
 from reference.model.open import Model
 from tests.serve.http import Http
 from tests.tables import table
@@ -48,9 +45,7 @@ CASES: list[tuple[str, list[str], list[str]]] = TABLES["cases"]
 
 
 @pytest.mark.parametrize(("grammar", "good", "bad"), CASES)
-def test_what_passes(
-    model: Model, grammars: Grammars, grammar: str, good: list[str], bad: list[str]
-) -> None:
+def test_what_passes(model, grammars, grammar, good, bad):
     for text in good:
         assert accepts(model, grammars, grammar, text), text
     for text in bad:
@@ -61,14 +56,14 @@ REFUSED: list[tuple[str, int, int, str]] = TABLES["refused"]
 
 
 @pytest.mark.parametrize(("grammar", "line", "column", "says"), REFUSED)
-def test_what_is_refused_and_where(grammar: str, line: int, column: int, says: str) -> None:
+def test_what_is_refused_and_where(grammar, line, column, says):
     with pytest.raises(GrammarRefused) as refused:
         gbnf_rules(grammar)
     assert str(refused.value).startswith(f"line {line}, column {column}: ")
     assert says in str(refused.value)
 
 
-def test_the_deepest_grammar_is_read() -> None:
+def test_the_deepest_grammar_is_read():
     """The recursion that reads it is within Python's limit, from within a server's stack too."""
     inner = '"x"'
     for _ in range(99):
@@ -77,7 +72,7 @@ def test_the_deepest_grammar_is_read() -> None:
     assert len(gbnf_rules(f'root ::= {inner} | "(" root ")"')) > 99
 
 
-def test_a_short_grammar_does_not_become_a_long_expression() -> None:
+def test_a_short_grammar_does_not_become_a_long_expression():
     """A rule of thousands of characters that is named a thousand times stays one rule."""
     rules = 'a ::= "' + "a" * 10_000 + '"\nroot ::= ' + "a " * 1000
     tracemalloc.start()
@@ -148,9 +143,7 @@ def texts() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("seed", range(4, 12))
-def test_random_grammars_mean_what_their_definition_says(
-    model: Model, grammars: Grammars, seed: int
-) -> None:
+def test_random_grammars_mean_what_their_definition_says(model, grammars, seed):
     """Every text of up to three letters passes exactly where the definition lets it."""
     grammar = random_grammar(random.Random(seed))
     rules = _GbnfReader(grammar).rules()
@@ -159,18 +152,15 @@ def test_random_grammars_mean_what_their_definition_says(
         assert accepts(model, grammars, grammar, text) == expected, (grammar, text)
 
 
-def test_answers_obey(hermes: Running) -> None:
+def test_answers_obey(hermes):
     """Of chat completions, with thoughts before them or not, and of completions."""
     http = Http(hermes.url)
     grammar = 'root ::= "{" pair ("," pair)? "}"\npair ::= "\\"" [a-c]{2} "\\":" ("1" | "2")'
     for fields in ({"enable_thinking": False}, {"temperature": 1.5}):
         body = {
-            "messages": [{"role": "user", "content": "a"}],
-            "grammar": grammar,
-            "max_tokens": 400,
-            "seed": 8,
-            **fields,
-        }
+            "messages": [{"role": "user", "content": "a"}], "grammar": grammar, "max_tokens": 400,
+            "seed": 8, **fields,
+        }  # fmt: skip
         choice = http.post("/v1/chat/completions", body).json["choices"][0]
         if choice["finish_reason"] == "stop":
             assert all(len(key) == 2 for key in json.loads(choice["message"]["content"]))
@@ -189,7 +179,7 @@ def test_answers_obey(hermes: Running) -> None:
         + '\nr60 ::= "x"\nroot ::= r0',
     ],
 )
-def test_a_grammar_that_explodes_is_refused_or_works(hermes: Running, grammar: str) -> None:
+def test_a_grammar_that_explodes_is_refused_or_works(hermes, grammar):
     """Within its limits, and nobody else's request fails."""
     http = Http(hermes.url)
     body = {"prompt": "a", "grammar": grammar, "max_tokens": 2}

@@ -1,16 +1,12 @@
 """Tools on models whose chat template knows none, and templates on a server that serves any."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
-from openai import OpenAI
 
 from harness.host.harmony_reply import content_of, reply_parser
 from harness.host.reply_parts import CallBegin
@@ -27,7 +23,6 @@ from tests.serve.calling import (
     check_call,
     token_of,
 )
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, templated_model
 from tests.serve.streams import data_of, lines_of
@@ -50,9 +45,7 @@ TEMPLATES = {"alternating": ALTERNATING, "plain": PLAIN, "unknown syntax": UNKNO
 
 
 @pytest.fixture(scope="module", params=TEMPLATES)
-def server(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def server(request, serve, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("generic")
     marks = ("<tool_call>", "</tool_call>")
     path = templated_model(folder, "generic", TEMPLATES[request.param], marks)
@@ -66,7 +59,7 @@ def prompt_of(http: Http, messages: list[dict[str, Any]], **more: Any) -> str:
     return prompt
 
 
-def test_tools_are_described(http: Http) -> None:
+def test_tools_are_described(http):
     """Each with its name, description and parameters; not at all without tools."""
     system = [{"role": "system", "content": "Be brief."}, *MESSAGES]
     prompt = prompt_of(http, MESSAGES, tools=TOOLS)
@@ -82,7 +75,7 @@ def test_tools_are_described(http: Http) -> None:
         assert both.count("<system>") == 1
 
 
-def test_a_system_message_reaches_the_model(http: Http) -> None:
+def test_a_system_message_reaches_the_model(http):
     """By way of the user where the template takes none; whole and streamed, and counted once."""
     system = {"role": "system", "content": "Be brief."}
     prompt = prompt_of(http, [system, *MESSAGES])
@@ -105,7 +98,7 @@ def test_a_system_message_reaches_the_model(http: Http) -> None:
     assert counted["input_tokens"] == whole["usage"]["prompt_tokens"]
 
 
-def test_a_required_call_obeys_its_schema(client: OpenAI) -> None:
+def test_a_required_call_obeys_its_schema(client):
     answer = client.chat.completions.create(**CALLING, seed=1)
     (choice,) = answer.choices
     assert answer.x_zinc["tools"] == "described"
@@ -115,9 +108,7 @@ def test_a_required_call_obeys_its_schema(client: OpenAI) -> None:
     check_call(call.function.name, call.function.arguments)
 
 
-def test_a_call_the_model_decides_on_is_held_by_the_grammar(
-    server: Running, client: OpenAI
-) -> None:
+def test_a_call_the_model_decides_on_is_held_by_the_grammar(server, client):
     """Though nothing is strict: a bias makes it begin calls, and the grammar makes them whole."""
     bias = {token_of(server, "<tool_call>"): 7}
     asked = {**ASKED, "max_tokens": 100, "logit_bias": bias, "seed": 1}
@@ -130,7 +121,7 @@ def test_a_call_the_model_decides_on_is_held_by_the_grammar(
     assert "<tool_call>" in plain.content
 
 
-def test_parameters_no_grammar_holds_are_any_object_unless_strict(http: Http) -> None:
+def test_parameters_no_grammar_holds_are_any_object_unless_strict(http):
     odd = {"name": "f", "parameters": {"type": "object", "not": {"required": ["a"]}}}
     for strict, status in ((False, 200), (True, 400)):
         tool = {"type": "function", "function": {**odd, "strict": strict}}
@@ -140,7 +131,7 @@ def test_parameters_no_grammar_holds_are_any_object_unless_strict(http: Http) ->
             assert reply.error["code"] == "unsupported_schema"
 
 
-def test_calls_and_results_are_told_as_text(http: Http) -> None:
+def test_calls_and_results_are_told_as_text(http):
     """Results and what follows them are one turn of the user: roles go on alternating."""
     calls = [
         {"id": f"call_{n}", "type": "function", "function": {"name": "get_time", "arguments": text}}
@@ -171,7 +162,7 @@ def test_calls_and_results_are_told_as_text(http: Http) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 14, 30])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_required_call_that_is_cut_has_no_content(http: Http, most: int, stream: bool) -> None:
+def test_a_required_call_that_is_cut_has_no_content(http, most, stream):
     body = {**CALLING, "seed": 1, "max_completion_tokens": most, "stream": stream}
     del body["max_tokens"]
     reply = http.post("/v1/chat/completions", body)
@@ -186,7 +177,7 @@ def test_a_required_call_that_is_cut_has_no_content(http: Http, most: int, strea
     assert not choice["message"]["content"]
 
 
-def test_the_schema_of_each_tool_is_enforced(http: Http) -> None:
+def test_the_schema_of_each_tool_is_enforced(http):
     for name in PARAMETERS:
         chosen = {"type": "function", "function": {"name": name}}
         body = {**CALLING, "tool_choice": chosen, "seed": 2}
@@ -197,9 +188,7 @@ def test_the_schema_of_each_tool_is_enforced(http: Http) -> None:
         jsonschema.validate(json.loads(call["function"]["arguments"]), PARAMETERS[name])
 
 
-def test_a_refusal_has_the_templates_own_words(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_refusal_has_the_templates_own_words(serve, tmp_path, caplog):
     """And a broken template is named with its line, in the log alone and without the messages."""
     path = templated_model(tmp_path, "alternating", ALTERNATING)
     twice = {"messages": [*MESSAGES, {"role": "user", "content": "SECRET"}], "max_tokens": 1}
@@ -234,7 +223,7 @@ def named(message: str, words: str) -> bool:
     return re.search(f"gguf: chat template {words}", message) is not None
 
 
-def test_the_other_template_of_a_file_is_for_tools(serve: Serve, tmp_path: Path) -> None:
+def test_the_other_template_of_a_file_is_for_tools(serve, tmp_path):
     """Which shows how calls are written, too."""
     other = (
         "{% if tools %}TOOLS {{ tools | tojson }}\n{% endif %}"
@@ -255,7 +244,7 @@ def test_the_other_template_of_a_file_is_for_tools(serve: Serve, tmp_path: Path)
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_fenced_calls_are_read_unless_a_tool_is_strict(server: Running, strict: bool) -> None:
+def test_fenced_calls_are_read_unless_a_tool_is_strict(server, strict):
     """The grammar of an answer holds no fenced call to its schema."""
     tools = [{"type": "function", "function": {**WEATHER, "strict": strict}}]
     body = converted({"messages": MESSAGES, "tools": tools}, ChatRequest)

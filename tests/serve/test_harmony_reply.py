@@ -1,7 +1,5 @@
 """Answers of gpt-oss taken apart: its messages, in any pieces, and what is none of its format."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Sequence
@@ -43,7 +41,7 @@ def read(pieces: Sequence[str], **options: Any) -> Told:
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_every_cut_gives_the_same_parts(name: str) -> None:
+def test_every_cut_gives_the_same_parts(name):
     """Two pieces, cut at every place, and one piece a character."""
     text, expected = WHOLE[name]
     for place in range(len(text) + 1):
@@ -59,23 +57,21 @@ SNIPPETS = [
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.lists(st.sampled_from(SNIPPETS), max_size=12), st.booleans(), st.booleans())
-def test_whatever_is_written_is_read_alike_in_any_pieces(
-    snippets: list[str], enforced: bool, thinking: bool
-) -> None:
+def test_whatever_is_written_is_read_alike_in_any_pieces(snippets, enforced, thinking):
     text = "".join(snippets)
     whole = read([text], enforced=enforced, thinking=thinking)
     assert read(snippets, enforced=enforced, thinking=thinking) == whole
     assert read(list(text), enforced=enforced, thinking=thinking) == whole
 
 
-def test_the_beginning_of_a_mark_is_no_argument() -> None:
+def test_the_beginning_of_a_mark_is_no_argument():
     """A limit of a grammar's answer may cut it there, character by character."""
     text = f"<|channel|>{TO_WEATHER}<|message|><|call|>"
     assert read([text], enforced=True) == read(list(text), enforced=True)
     assert read(list(text), enforced=True) == ("", "", [("get_weather", "")])
 
 
-def test_arguments_come_as_they_are_written_where_a_grammar_writes_them() -> None:
+def test_arguments_come_as_they_are_written_where_a_grammar_writes_them():
     form = ReplyForm(HarmonyDialect(), FUNCTIONS, enforced=True)
     parser = reply_parser(form)
     parts = [
@@ -88,13 +84,13 @@ def test_arguments_come_as_they_are_written_where_a_grammar_writes_them() -> Non
     assert parser.calls == 1
 
 
-def test_one_call_is_enough_where_one_may_be_made() -> None:
+def test_one_call_is_enough_where_one_may_be_made():
     call = f"<|channel|>{TO_WEATHER}<|message|>{OSLO}<|call|>"
     assert read([call + call], many=False) == ("", "", [("get_weather", OSLO)])
     assert len(read([call + call])[2]) == 2
 
 
-def test_thoughts_are_counted_while_they_come() -> None:
+def test_thoughts_are_counted_while_they_come():
     parser = reply_parser(ReplyForm(HarmonyDialect()))
     parser.feed("<|channel|>analysis<|message|>Hm")
     assert parser.thinking
@@ -102,11 +98,11 @@ def test_thoughts_are_counted_while_they_come() -> None:
     assert not parser.thinking
 
 
-def test_a_prompt_may_have_begun_the_thoughts() -> None:
+def test_a_prompt_may_have_begun_the_thoughts():
     assert read([f"on.<|end|><|start|>assistant{FINAL}So."], thinking=True) == ("on.", "So.", [])
 
 
-def test_a_terminal_shows_thoughts_and_then_the_text() -> None:
+def test_a_terminal_shows_thoughts_and_then_the_text():
     answer = FramedAnswer.of(HarmonyDialect())
     parts = [*answer.parser.feed(f"{THOUGHT}{FINAL}Hel"), *answer.parser.feed("lo.")]
     assert answer.take(parts) + answer.take(answer.parser.finish()) == "Hm. 2 < 3?\n\nHello."
@@ -114,7 +110,7 @@ def test_a_terminal_shows_thoughts_and_then_the_text() -> None:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call["name"])
-def test_what_the_template_writes_is_read_back(call: dict[str, Any]) -> None:
+def test_what_the_template_writes_is_read_back(call):
     """A call in an earlier turn looks as the model writes it."""
     turn = {
         "role": "assistant", "content": None, "reasoning_content": "Hm.",
@@ -133,7 +129,7 @@ def test_what_the_template_writes_is_read_back(call: dict[str, Any]) -> None:
     ]
 
 
-def test_a_template_gets_thoughts_under_its_own_name() -> None:
+def test_a_template_gets_thoughts_under_its_own_name():
     """None beside the text of a message with calls, which OpenAI's template refuses."""
     call = {"type": "function", "function": CALLS[0]}
     with ChatTemplate(TEMPLATE, source="m.gguf") as template:
@@ -155,9 +151,7 @@ def test_a_template_gets_thoughts_under_its_own_name() -> None:
     ("switch", "level", "told"),
     [(None, None, "medium"), (True, None, "medium"), (False, None, "low"), (None, "high", "high")],
 )
-def test_a_model_that_always_thinks_is_told_how_much(
-    switch: bool | None, level: str | None, told: str
-) -> None:
+def test_a_model_that_always_thinks_is_told_how_much(switch, level, told):
     """Switched off, it thinks least: its template has no other way."""
     messages = [{"role": "user", "content": "hi"}]
     with ChatTemplate(TEMPLATE, source="m.gguf") as template:
@@ -165,7 +159,7 @@ def test_a_model_that_always_thinks_is_told_how_much(
         assert f"Reasoning: {told}<|end|>" in template.render(messages, **arguments).text
 
 
-def test_a_model_without_levels_refuses_one() -> None:
+def test_a_model_without_levels_refuses_one():
     with ChatTemplate("{{ messages[0].content }}", source="m.gguf") as template:
         with pytest.raises(RequestError, match=r"thinking: tiny has no level high; give on or off"):
             thinking_arguments(template, "tiny", None, "high")
@@ -174,14 +168,14 @@ def test_a_model_without_levels_refuses_one() -> None:
         assert thinking_arguments(template, "tiny", False) == {"enable_thinking": False}
 
 
-def test_reasoning_may_be_left_out_of_a_terminal() -> None:
+def test_reasoning_may_be_left_out_of_a_terminal():
     parser = reply_parser(ReplyForm(HarmonyDialect()))
     answer = FramedAnswer(parser, frozenset(), shows_reasoning=False)
     assert answer.take([ReasoningText("because"), Content("ye"), Content("s")]) == "yes"
     assert answer.content == "yes"
 
 
-def test_marks_in_a_string_are_looked_at_once() -> None:
+def test_marks_in_a_string_are_looked_at_once():
     """Each time from the beginning of the call, this took minutes."""
     city = "<|end|>" * 20_000
     began = time.process_time()

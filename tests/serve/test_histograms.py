@@ -1,7 +1,5 @@
 """Histograms against those of Prometheus' own client."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
@@ -14,7 +12,7 @@ VALUES = st.lists(st.sampled_from(BOUNDS) | st.integers(0, 80).map(lambda n: n /
 
 
 @given(st.lists(VALUES))
-def test_they_tell_what_prometheus_own_would(batches: list[list[float]]) -> None:
+def test_they_tell_what_prometheus_own_would(batches):
     """Of values one by one and many at once, on the bounds too."""
     told = []
     ours, theirs = Histogram("one:seconds", "What.", BOUNDS), CollectorRegistry()

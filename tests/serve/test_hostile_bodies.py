@@ -1,11 +1,8 @@
 """Bodies and names made to cost much, to lead elsewhere, or to learn what is others'."""
 
-from __future__ import annotations
-
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -13,10 +10,9 @@ from contract.types import Request
 from harness.host.structured.schema_tree import referenced
 from harness.serve import strict_json, wire
 from harness.serve.keys import key_digest, new_key
-from harness.serve.run import Running
 from reference.model.tokenizer import Tokenizer
 from tests.patience import PATIENCE_SECONDS
-from tests.serve.conftest import CONTEXT, Cancellations, Serve
+from tests.serve.conftest import CONTEXT
 from tests.serve.http import JSON, Http, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS, LONG
@@ -48,9 +44,7 @@ def never(*_: object, **__: object) -> None:
         ("/tokenize", chat_of),
     ],
 )
-def test_a_text_no_context_holds_is_not_tokenized(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, path: str, body: object
-) -> None:
+def test_a_text_no_context_holds_is_not_tokenized(server, http, monkeypatch, path, body):
     """Its bytes are more than the longest tokens of a whole context have."""
     longest = server.service.model.tokenizer.longest_token
     text = "a" * (CONTEXT * longest + 1)
@@ -60,22 +54,20 @@ def test_a_text_no_context_holds_is_not_tokenized(
     assert reply.error["code"] == "context_length_exceeded"
 
 
-def test_no_token_stands_for_more_than_the_longest(server: Running) -> None:
+def test_no_token_stands_for_more_than_the_longest(server):
     tokenizer = server.service.model.tokenizer
     lengths = [len(tokenizer.token_bytes(n, special=True)) for n in range(tokenizer.vocab_size)]
     assert max(lengths) <= tokenizer.longest_token
     assert tokenizer.longest_token < 4 * max(lengths)
 
 
-def test_too_many_prompts_are_refused_before_the_first_is_read(
-    http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_prompts_are_refused_before_the_first_is_read(http, monkeypatch):
     monkeypatch.setattr(Tokenizer, "encode", never)
     for body in ({"prompt": ["a"] * 100_000}, {"prompt": [[1]] * 100_000}):
         assert http.post(COMPLETIONS, body).error["param"] == "prompt"
 
 
-def test_many_biases_are_refused(http: Http) -> None:
+def test_many_biases_are_refused(http):
     body = {"prompt": "a", "logit_bias": {str(number): 1 for number in range(60_000)}}
     assert http.post(COMPLETIONS, body).error["param"] == "logit_bias"
 
@@ -92,7 +84,7 @@ class ComparedName(str):
     __hash__ = str.__hash__
 
 
-def test_a_name_that_stands_twice_is_found_in_linear_time() -> None:
+def test_a_name_that_stands_twice_is_found_in_linear_time():
     """The two last names of an object are the same one."""
     numbers = [*range(2000), 1999]
     with pytest.raises(strict_json.BadJson, match="'a1999' twice"):
@@ -100,7 +92,7 @@ def test_a_name_that_stands_twice_is_found_in_linear_time() -> None:
     assert 0 < ComparedName.compared < 10 * len(numbers)
 
 
-def test_a_reference_to_a_number_of_thousands_of_digits_leads_nowhere() -> None:
+def test_a_reference_to_a_number_of_thousands_of_digits_leads_nowhere():
     """Python does not read such a number; a shorter one names an entry."""
     root = {"anyOf": [{"const": 1}, {"const": 2}]}
     assert referenced("#/anyOf/" + "1" * 5000, root) is True
@@ -108,7 +100,7 @@ def test_a_reference_to_a_number_of_thousands_of_digits_leads_nowhere() -> None:
     assert referenced("#/anyOf/1", root) == {"const": 2}
 
 
-def test_long_bodies_are_parsed_one_at_a_time(http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_bodies_are_parsed_one_at_a_time(http, monkeypatch):
     """Objects of a body take many times its bytes; short ones pass meanwhile."""
     now, most = 0, 0
     counting, two = threading.Lock(), threading.Event()
@@ -143,7 +135,7 @@ def test_long_bodies_are_parsed_one_at_a_time(http: Http, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", TRAVERSALS)
-def test_no_name_leads_out_of_where_it_belongs(http: Http, name: str, tmp_path: Path) -> None:
+def test_no_name_leads_out_of_where_it_belongs(http, name, tmp_path):
     """Neither of a model, nor a tenant, nor a file of the page; as it is and in a body."""
     for path in (f"/v1/models/{name}", f"/v1/tenants/{name}/usage", f"/page/{name}", f"/{name}"):
         request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
@@ -155,15 +147,13 @@ def test_no_name_leads_out_of_where_it_belongs(http: Http, name: str, tmp_path: 
         assert reply.error["code"] == "model_not_found"
 
 
-def test_control_characters_of_a_name_make_no_header(http: Http) -> None:
+def test_control_characters_of_a_name_make_no_header(http):
     reply = http.send("GET", "/v1/models/a%0d%0aSet-Cookie:%20x=y", None, {})
     assert reply.status == 404
     assert "Set-Cookie" not in reply.headers
 
 
-def test_one_learns_from_the_prefix_cache_only_what_is_ones_own(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_one_learns_from_the_prefix_cache_only_what_is_ones_own(serve, tmp_path):
     """A tenant finds its own prompt again; to another the same prompt is new, and says so."""
     keys = [new_key(), new_key()]
     path = write_tenants(tmp_path, {"one": keys[0], "other": keys[1]})
@@ -179,9 +169,7 @@ def test_one_learns_from_the_prefix_cache_only_what_is_ones_own(
     assert counts[1] == counts[3] > 0
 
 
-def test_no_refusal_tells_where_anything_lies(
-    serve: Serve, tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_refusal_tells_where_anything_lies(serve, tiny_model_path, tmp_path, caplog):
     """No path, no address of an object, no key: neither to the client nor in the log."""
     key = new_key()
     path = write_tenants(tmp_path, {"a": key})
@@ -207,9 +195,7 @@ def test_no_refusal_tells_where_anything_lies(
         assert hidden not in told + caplog.text
 
 
-def test_whenever_it_is_cancelled_its_pages_come_back_at_once(
-    server: Running, cancellations: Cancellations
-) -> None:
+def test_whenever_it_is_cancelled_its_pages_come_back_at_once(server, cancellations):
     """While it waits for its slot, reads its prompt, and at each of its tokens."""
     driver = server.service.model.driver
     for taken in range(-1, 12):
@@ -226,7 +212,7 @@ def test_whenever_it_is_cancelled_its_pages_come_back_at_once(
         assert now.free_pages + now.cached_pages == now.pages
 
 
-def test_text_is_answered_while_a_long_one_is_refused(http: Http) -> None:
+def test_text_is_answered_while_a_long_one_is_refused(http):
     """Negative control of the bound on length: a text within it is read as ever."""
     assert http.post("/tokenize", {"prompt": "a" * 300}).json["count"] > CONTEXT / 4
     assert http.post(COMPLETIONS, {**LONG, "max_tokens": 1}).status == 200

@@ -1,7 +1,5 @@
 """Sockets that lie about their bodies, crowd out others, or whose owners vanished."""
 
-from __future__ import annotations
-
 import ctypes
 import itertools
 import json
@@ -13,7 +11,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 
 import pytest
 from waitress.utilities import Error
@@ -28,7 +25,6 @@ from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.needs import machine_lacks
 from tests.patience import wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, closing_after, posted, slow_reader
 from tests.serve.test_connections import COMPLETIONS, LONG, heard_until, running
 
@@ -62,7 +58,7 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_a_body_of_chunks_without_end(http: Http) -> None:
+def test_a_body_of_chunks_without_end(http):
     """Refused once it is longer than any body may be."""
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     answer = b""
@@ -94,14 +90,14 @@ def test_a_body_of_chunks_without_end(http: Http) -> None:
         ("Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked", b"400"),
     ],
 )
-def test_headers_that_lie_about_the_body(http: Http, lines: str, status: bytes) -> None:
+def test_headers_that_lie_about_the_body(http, lines, status):
     answer = http.raw(f"{HEAD}{lines}\r\nConnection: close\r\n\r\n{{}}".encode())
     assert status_of(answer) == status
 
 
 @pytest.mark.parametrize("version", ["1.0", "1.2", "2.0", "0.9"])
 @pytest.mark.parametrize("length", ["", "Content-Length: 4\r\n"])
-def test_a_body_of_chunks_of_another_version(http: Http, version: str, length: str) -> None:
+def test_a_body_of_chunks_of_another_version(http, version, length):
     """Its chunks are not read, so what follows the head must not be the next request."""
     head = HEAD.replace("HTTP/1.1", f"HTTP/{version}") + "Connection: keep-alive\r\n" + length
     smuggled = b"GET /health HTTP/1.0\r\n\r\n"
@@ -112,9 +108,7 @@ def test_a_body_of_chunks_of_another_version(http: Http, version: str, length: s
 
 
 @pytest.mark.parametrize("address", ["http://[", "http://[/health", "http://a]b/", "x://[::1/"])
-def test_an_address_that_is_none(
-    http: Http, address: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_address_that_is_none(http, address, caplog):
     assert (
         status_of(http.raw(f"GET {address} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())) == b"400"
     )
@@ -122,7 +116,7 @@ def test_an_address_that_is_none(
 
 
 @pytest.mark.parametrize("begun", [b"", b"5;a=", b"0\r\nX: "])
-def test_a_line_without_end_between_chunks(http: Http, begun: bytes) -> None:
+def test_a_line_without_end_between_chunks(http, begun):
     """To join what arrived of it with each part takes a time that grows with its square."""
     answer = b""
     with http.connected() as connection, suppress(ConnectionError):
@@ -132,7 +126,7 @@ def test_a_line_without_end_between_chunks(http: Http, begun: bytes) -> None:
     assert status_of(answer) == b"400"
 
 
-def test_urgent_data_wakes_nobody(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+def test_urgent_data_wakes_nobody(http, caplog):
     """It is no part of the request, and no reason to look at the connection again and again."""
     with http.connected() as connection:
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n")
@@ -144,9 +138,7 @@ def test_urgent_data_wakes_nobody(http: Http, caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
 
 
-def test_bodies_and_answers_need_no_disk(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_bodies_and_answers_need_no_disk(serve, monkeypatch, tmp_path):
     """A large one of either is kept in memory: a full disk for temporary files refuses nothing, and
     no text of a client is written there."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no such folder"))
@@ -171,7 +163,7 @@ def unsent(server: Running) -> int:
     return sum(one.total_outbufs_len for one in server.http._server.active_channels.values())
 
 
-def test_a_body_shorter_than_it_says_begins_nothing(server: Running, http: Http) -> None:
+def test_a_body_shorter_than_it_says_begins_nothing(server, http):
     before = server.service.ledger.total(LOCAL_TENANT)
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, LONG)[:-1])
@@ -179,7 +171,7 @@ def test_a_body_shorter_than_it_says_begins_nothing(server: Running, http: Http)
     assert server.service.ledger.total(LOCAL_TENANT) == before
 
 
-def test_what_follows_a_body_is_a_request_of_its_own(http: Http) -> None:
+def test_what_follows_a_body_is_a_request_of_its_own(http):
     """Never a part of the one before it."""
     first = posted(COMPLETIONS, {"prompt": "abc", "max_tokens": 1})
     answer = http.raw(first + b"{}\r\n\r\n")
@@ -187,7 +179,7 @@ def test_what_follows_a_body_is_a_request_of_its_own(http: Http) -> None:
     assert b"HTTP/1.1 400" in answer or b"HTTP/1.0 400" in answer
 
 
-def test_forwarded_headers_are_not_believed(http: Http) -> None:
+def test_forwarded_headers_are_not_believed(http):
     """Nobody becomes another by saying so."""
     told = {
         "X-Forwarded-Host": "evil.example",
@@ -198,7 +190,7 @@ def test_forwarded_headers_are_not_believed(http: Http) -> None:
     assert http.get("/v1/models", Host="evil.example", X_Forwarded_Host="localhost").status == 403
 
 
-def test_nor_by_the_application_under_another_server(server: Running, tmp_path: Path) -> None:
+def test_nor_by_the_application_under_another_server(server, tmp_path):
     """Waitress takes them away before; whatever else is in front may not."""
     options = AppOptions(HostCheck(), {}, 1 << 20, "0", tmp_path)
     with closing(Pulls(tmp_path)) as pulls:
@@ -212,9 +204,7 @@ def test_nor_by_the_application_under_another_server(server: Running, tmp_path: 
         assert asked.get("/health", headers={"Host": "localhost"}).status_code == 200
 
 
-def test_a_request_that_arrives_too_slowly_is_told_so(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_that_arrives_too_slowly_is_told_so(serve, monkeypatch):
     """In its head and in its body."""
     monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
     with serve() as server:
@@ -225,9 +215,7 @@ def test_a_request_that_arrives_too_slowly_is_told_so(
             assert b'"type":"timeout_error"' in answer
 
 
-def test_a_request_behind_a_running_one_may_be_slow(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_request_behind_a_running_one_may_be_slow(serve, monkeypatch):
     """Being slow with the next one ends nothing that runs."""
     monkeypatch.setattr(listen, "RECEIVE_SECONDS", 1)
     steps = hold_steps(monkeypatch, 5)
@@ -246,7 +234,7 @@ def test_a_request_behind_a_running_one_may_be_slow(
         assert b" 408 " in answer
 
 
-def test_idle_connections_crowd_out_nobody(serve: Serve) -> None:
+def test_idle_connections_crowd_out_nobody(serve):
     """Twice as many as are kept, all silent: the oldest go, and who asks is answered."""
     with serve(slots=1, queue_depth=1, tier="null") as server, ExitStack() as opened:
         http = Http(server.url)
@@ -259,9 +247,7 @@ def test_idle_connections_crowd_out_nobody(serve: Serve) -> None:
         assert silent[-1].recv(65536).startswith(b"HTTP/1.1 200 OK")
 
 
-def test_a_crowd_never_closes_who_is_being_answered(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crowd_never_closes_who_is_being_answered(serve, monkeypatch):
     steps = hold_steps(monkeypatch, 5)
     with serve(slots=1, queue_depth=1, tier="null") as server, ExitStack() as opened:
         http = Http(server.url)
@@ -280,9 +266,7 @@ def open_channels(server: Running) -> int:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_reset_frees_the_slot(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+def test_a_reset_frees_the_slot(server, http, monkeypatch, stream):
     hold_steps(monkeypatch, 5)
     with http.connected() as connection:
         connection.sendall(posted(COMPLETIONS, {**LONG, "stream": stream}))
@@ -293,9 +277,7 @@ def test_a_reset_frees_the_slot(
     wait_until(lambda: running(server) == 0)
 
 
-def test_a_client_that_vanished_frees_its_slot(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_vanished_frees_its_slot(serve, monkeypatch):
     """Nothing comes from it, neither an end nor a reset: what is sent stays unacknowledged."""
     if sys.platform != "linux":
         machine_lacks("packet filter that makes a peer vanish: it is not Linux")
@@ -316,9 +298,7 @@ def test_a_client_that_vanished_frees_its_slot(
 
 
 @pytest.mark.parametrize("jump", [-3600.0, 3600.0])
-def test_the_time_of_day_may_jump(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, jump: float
-) -> None:
+def test_the_time_of_day_may_jump(serve, monkeypatch, jump):
     """Who reads is not cut off, however far it jumps; who does not read, or asks nothing, is."""
     of_day, ends, rounds = time.time, listen.HttpServer._end_slow_clients, itertools.count()
     monkeypatch.setattr(listen, "MAINTENANCE_SECONDS", 0.02)
@@ -350,7 +330,7 @@ def test_the_time_of_day_may_jump(
             wait_until(lambda: open_channels(server) == 0)
 
 
-def test_a_storm_of_clients_that_come_and_go_leaves_nothing(serve: Serve) -> None:
+def test_a_storm_of_clients_that_come_and_go_leaves_nothing(serve):
     """No slot, no page, no connection and no file."""
     with serve(tier="null") as server:
         http = Http(server.url)

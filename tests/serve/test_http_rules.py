@@ -1,15 +1,11 @@
 """What HTTP itself asks of a server: methods, paths with a slash, old clients, silence."""
 
-from __future__ import annotations
-
 import re
 
 import pytest
 
 from harness.serve import streams
 from harness.serve.keys import key_digest, new_key
-from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import JSON, Http
 from tests.serve.test_connections import COMPLETIONS
 from tests.serve.test_hostile_connections import HEAD, status_of
@@ -26,15 +22,13 @@ TENANTS = f'[tenant.alice]\nid = 1\nkeys = ["{key_digest(KEY)}"]\n'
         ("PUT", "/v1/models/tiny", "DELETE, GET, HEAD"),
     ],
 )
-def test_a_wrong_method_names_the_right_ones(
-    http: Http, method: str, path: str, allowed: str
-) -> None:
+def test_a_wrong_method_names_the_right_ones(http, method, path, allowed):
     reply = http.send(method, path, None, {})
     assert reply.status == 405
     assert reply.headers["Allow"] == allowed
 
 
-def test_probes_need_no_key_however_they_are_written(serve: Serve, tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_probes_need_no_key_however_they_are_written(serve, tmp_path):  # type: ignore[no-untyped-def]
     """The other routes do, with a slash too. Without a key a probe says no names."""
     file = tmp_path / "tenants.toml"
     file.write_text(TENANTS)
@@ -47,14 +41,14 @@ def test_probes_need_no_key_however_they_are_written(serve: Serve, tmp_path) -> 
             assert http.get(path).status == 401
 
 
-def test_metrics_have_the_type_that_prometheus_reads(http: Http) -> None:
+def test_metrics_have_the_type_that_prometheus_reads(http):
     """A parameter that is there twice makes a type that Go's parser may refuse."""
     kind = http.get("/metrics").headers["Content-Type"]
     assert [part.strip() for part in kind.split(";")] == [
         "text/plain", "version=0.0.4", "charset=utf-8"]  # fmt: skip
 
 
-def test_http_1_0_names_no_host(http: Http) -> None:
+def test_http_1_0_names_no_host(http):
     """A page's request names one in every version, and HTTP/1.1 has to."""
     assert http.raw(b"GET /health HTTP/1.0\r\n\r\n").startswith(b"HTTP/1.0 200")
     foreign = b"GET /health HTTP/1.0\r\nHost: evil.example\r\n\r\n"
@@ -65,7 +59,7 @@ def test_http_1_0_names_no_host(http: Http) -> None:
     assert http.raw(nameless).startswith(b"HTTP/1.1 403")
 
 
-def test_a_stream_that_says_something_has_no_comments(http: Http) -> None:
+def test_a_stream_that_says_something_has_no_comments(http):
     """Neither while tokens come whose text is not certain yet."""
     biased = {"prompt": "a", "stream": True, "max_tokens": 40, "ignore_eos": True}
     for body in (biased, {**biased, "logit_bias": {"240": 100}}):
@@ -74,7 +68,7 @@ def test_a_stream_that_says_something_has_no_comments(http: Http) -> None:
         assert all(line.startswith(b"data: ") for line in answer.split(b"\n") if line)
 
 
-def test_silence_is_counted_from_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silence_is_counted_from_what_was_sent(monkeypatch):
     now = 0.0
     monkeypatch.setattr(streams.time, "monotonic", lambda: now)
     silence = streams.Silence()
@@ -88,7 +82,7 @@ def test_silence_is_counted_from_what_was_sent(monkeypatch: pytest.MonkeyPatch) 
     assert silence.broken_by(b"") == b""
 
 
-def test_pages_of_named_origins_may_ask(serve: Serve) -> None:
+def test_pages_of_named_origins_may_ask(serve):
     """They may ask before, and read the answer; others are refused as ever."""
     friend, foreign = "https://chat.example.org", "https://evil.example"
     asks = {"Access_Control_Request_Method": "POST", "Access_Control_Request_Headers": "x-api-key"}
@@ -112,7 +106,7 @@ def test_pages_of_named_origins_may_ask(serve: Serve) -> None:
         assert answer.headers["Access-Control-Allow-Origin"] == foreign
 
 
-def test_routes_are_there_without_their_version(http: Http) -> None:
+def test_routes_are_there_without_their_version(http):
     """Those that clients ask, with the same answers and refusals."""
     asked = {"prompt": "a", "max_tokens": 2, "seed": 1}
     short, long = (http.post(path, asked).json for path in ("/completions", COMPLETIONS))
@@ -127,7 +121,7 @@ def test_routes_are_there_without_their_version(http: Http) -> None:
     assert http.get("/tenants").status == 404
 
 
-def test_a_path_that_is_no_route_is_told_what_to_ask(http: Http) -> None:
+def test_a_path_that_is_no_route_is_told_what_to_ask(http):
     """The route that was meant; for files and batches the command that answers them."""
     for path, says in (
         ("/v1/chat/completion", "did you mean /v1/chat/completions?"),
@@ -143,7 +137,7 @@ def test_a_path_that_is_no_route_is_told_what_to_ask(http: Http) -> None:
         assert len(reply.body) < 500
 
 
-def test_an_answer_has_an_id(http: Http) -> None:
+def test_an_answer_has_an_id(http):
     """The client's own where it is a plain word."""
     assert http.get("/health", X_Request_Id="a-1:b.c").headers["X-Request-Id"] == "a-1:b.c"
     for bad in ("", "a b", "x" * 200, "\xe4"):
@@ -152,7 +146,7 @@ def test_an_answer_has_an_id(http: Http) -> None:
         assert told["Request-Id"] == told["X-Request-Id"]
 
 
-def test_expectations_that_cannot_be_met(http: Http) -> None:
+def test_expectations_that_cannot_be_met(http):
     """The only one there is is met, unless its body is not wanted."""
     body = b'{"prompt": "a", "max_tokens": 1}'
     post = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -182,7 +176,7 @@ def test_expectations_that_cannot_be_met(http: Http) -> None:
 
 
 @pytest.mark.parametrize("value", ["close", "TE, close", "keep-alive ,Close", ",close"])
-def test_a_connection_ends_by_any_of_its_options(http: Http, value: str) -> None:
+def test_a_connection_ends_by_any_of_its_options(http, value):
     """Perl's LWP names two. ``raw`` reads until the server closes."""
     asked = "GET /health HTTP/{}\r\nHost: localhost\r\nConnection: {}\r\n\r\n"
     for version in ("1.0", "1.1"):
@@ -196,7 +190,7 @@ def test_a_connection_ends_by_any_of_its_options(http: Http, value: str) -> None
 
 
 @pytest.mark.parametrize("body", [b"{}", b'{"id": 0}', b"[{}]", b"[[]]", b"null", b"7", b'"a"'])
-def test_a_body_of_another_kind_is_refused_on_every_route(server: Running, body: bytes) -> None:
+def test_a_body_of_another_kind_is_refused_on_every_route(server, body):
     """A list where an object is due, and the other way round."""
     http = Http(server.url)
     for path, methods in http.get("/openapi.json").json["paths"].items():
@@ -221,9 +215,7 @@ def test_a_body_of_another_kind_is_refused_on_every_route(server: Running, body:
         (b"{}", {**JSON, "X-Request-Id": "mine"}),
     ],
 )
-def test_a_route_answers_with_and_without_a_slash_alike(
-    http: Http, path: str, body: bytes, headers: dict[str, str]
-) -> None:
+def test_a_route_answers_with_and_without_a_slash_alike(http, path, body, headers):
     own = ("date", "request-id", "x-request-id")
     told = []
     for asked in (path, f"{path}/"):
@@ -248,7 +240,7 @@ def test_a_route_answers_with_and_without_a_slash_alike(
         (b"%x", b"0\r\nX: a\n\nGET / HTTP/1.1\r\n\r\n"),
     ],
 )
-def test_a_chunk_that_is_no_chunk(http: Http, line: bytes, end: bytes) -> None:
+def test_a_chunk_that_is_no_chunk(http, line, end):
     """Nor one whose line ends in a bare line feed, for which a proxy may find other data."""
     body = b'{"prompt": "a", "max_tokens": 1}'
     chunked = b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"

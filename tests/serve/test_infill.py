@@ -1,7 +1,5 @@
 """Text between a prefix and a suffix: by completions, llama.cpp's route and Ollama's."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +11,6 @@ from harness.serve.run import Running
 from reference.model.tokenizer import load_tokenizer
 from tests.model.tokenizer_data import byte_level_metadata, shared_tokenizer
 from tests.serve.calling import client_of
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import templated_model
 
@@ -22,7 +19,7 @@ PREFIX, SUFFIX = "def add(a, b):\n    return ", "\n\nprint(add(1, 2))<|im_end|>"
 
 
 @pytest.fixture(scope="module")
-def coder(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def coder(serve, tmp_path_factory) -> Iterator[Running]:
     """A server of a model with the marks of Qwen's coders."""
     folder = tmp_path_factory.mktemp("coder")
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -40,7 +37,7 @@ def ids_of(server: Running, *parts: str) -> list[int]:
     ]
 
 
-def test_a_completion_with_a_suffix(coder: Running) -> None:
+def test_a_completion_with_a_suffix(coder):
     """The tokens of the texts after their marks; the end of a turn in a file is its text."""
     http = Http(coder.url)
     body = {"prompt": PREFIX, "max_tokens": 6, "seed": 2, "return_token_ids": True}
@@ -54,7 +51,7 @@ def test_a_completion_with_a_suffix(coder: Running) -> None:
     assert none["prompt_token_ids"] == ids_of(coder, PREFIX)
 
 
-def test_llama_cpps_route(coder: Running) -> None:
+def test_llama_cpps_route(coder):
     """Its answer is the same completion, whole or streamed; other files come first."""
     http = Http(coder.url)
     more = {"seed": 2, "n_predict": 6}
@@ -75,7 +72,7 @@ def test_llama_cpps_route(coder: Running) -> None:
     assert with_file["tokens_evaluated"] == told["tokens_evaluated"] + len(file)
 
 
-def test_clients_of_other_apis(coder: Running) -> None:
+def test_clients_of_other_apis(coder):
     client: OpenAI = client_of(coder)
     seed: dict[str, Any] = {"seed": 2, "max_tokens": 6}
     told = client.completions.create(model="tiny", prompt=PREFIX, suffix=SUFFIX, **seed)
@@ -85,7 +82,7 @@ def test_clients_of_other_apis(coder: Running) -> None:
     assert ollama["response"] == told.choices[0].text
 
 
-def test_what_is_refused(coder: Running, http: Http) -> None:
+def test_what_is_refused(coder, http):
     """A model without the marks, prompts that are tokens, and a prompt in front of the answer."""
     own = Http(coder.url)
     for more in ({"prompt": [1, 2]}, {"prompt": "a", "echo": True}, {"prompt": [[1], [2]]}):
@@ -100,7 +97,7 @@ def test_what_is_refused(coder: Running, http: Http) -> None:
     assert own.post("/infill", {"input_prefix": "a", "input_suffix": "b", "n": 2}).status == 400
 
 
-def test_a_file_may_name_the_marks_by_id() -> None:
+def test_a_file_may_name_the_marks_by_id():
     """Then their texts say nothing; where one of three is missing there are none."""
     names = ("fim_pre", "fim_suf", "fim_mid")
     keys = byte_level_metadata([], ["<a>", "<b>", "<c>", *MARKS[:3]])

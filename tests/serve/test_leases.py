@@ -1,17 +1,12 @@
 """However a request ends, its model can be unloaded afterwards."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from harness.named_adapters import NamedAdapter
 from harness.serve.run import Running
 from tests.adapters import write_adapter
 from tests.patience import wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, posted
 
 TURNS = [{"role": "user", "content": "a"}]
@@ -53,7 +48,7 @@ def leave(server: Running, model: str, stream: bool) -> None:
             wait_until(lambda: all(server.models.others.values()))
 
 
-def test_a_model_can_be_unloaded(serve: Serve, synthetic_model: Callable[..., Path]) -> None:
+def test_a_model_can_be_unloaded(serve, synthetic_model):
     path = synthetic_model(architecture="llama", quant="q8_0")
     with serve(beside={"llama": path}) as server:
         ends = [partial(end, server, "llama", way) for way in WAYS]
@@ -65,9 +60,7 @@ def test_a_model_can_be_unloaded(serve: Serve, synthetic_model: Callable[..., Pa
             assert server.models.others["llama"] is None, one
 
 
-def test_a_model_with_adapters_can_be_unloaded(
-    serve: Serve, tiny_model_path: Path, synthetic_model: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_a_model_with_adapters_can_be_unloaded(serve, tiny_model_path, synthetic_model, tmp_path):
     """Requests by the name of an adapter, of the model that answered before another was chosen."""
     other = synthetic_model(architecture="llama", quant="q8_0")
     lora = (NamedAdapter("style", write_adapter(tmp_path / "a.gguf", tiny_model_path)),)

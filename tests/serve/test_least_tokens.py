@@ -1,14 +1,11 @@
 """Answers of a least number of tokens: ``min_tokens`` of vLLM, and ``ignore_eos``."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
 from contract.types import Request
-from harness.serve.replicas.work import Work
-from harness.serve.run import Running
+from harness.host.remote.work import Work
 from tests.serve.http import Http
 
 A = 65
@@ -32,9 +29,7 @@ def tokens_of(http: Http, path: str, **more: Any) -> tuple[list[int], str, str]:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_ends_an_answer_before_its_least_number_of_tokens(
-    hermes: Running, path: str
-) -> None:
+def test_nothing_ends_an_answer_before_its_least_number_of_tokens(hermes, path):
     http = Http(hermes.url)
     end = min(hermes.service.model.tokenizer.eog_ids)
     eager = {"logit_bias": {str(end): 100.0}}
@@ -53,13 +48,13 @@ def test_nothing_ends_an_answer_before_its_least_number_of_tokens(
     assert "A" not in text
 
 
-def test_a_format_that_allows_nothing_else_ends_the_answer(hermes: Running) -> None:
+def test_a_format_that_allows_nothing_else_ends_the_answer(hermes):
     more = {"guided_regex": "ab", "min_tokens": 8}
     tokens, text, why = tokens_of(Http(hermes.url), "/v1/completions", **more)
     assert (text, why) == ("ab", "stop")
     assert len(tokens) < 8
 
 
-def test_a_replica_goes_on_with_what_is_left() -> None:
+def test_a_replica_goes_on_with_what_is_left():
     request = Request(1, (1, 2), 9, min_tokens=4, stop_tokens=(7,))
     assert [Work(request, tuple(range(n))).left.min_tokens for n in (0, 3, 6)] == [4, 1, 0]

@@ -1,18 +1,15 @@
 """A client that leaves, or a server that closes, while the engine's thread is within a step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
 from contract.cancel_token import CancelToken
 from contract.types import Request
-from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
@@ -29,7 +26,7 @@ Leave = Callable[[EngineThread, ThreadedDriver, EventStream], None]
 
 
 @pytest.fixture(scope="module")
-def runner(tiny_model_path: Path) -> Iterator[ModelRunner]:
+def runner(tiny_model_path) -> Iterator[ModelRunner]:
     model = open_model(tiny_model_path)
     with model.file, CpuTier() as tier, ModelRunner(model, tier, LIMITS) as runner:
         yield runner
@@ -88,7 +85,7 @@ def submitted(driver: ThreadedDriver, *requests: Request) -> EventStream:
 @pytest.mark.parametrize(
     "leave", [a_client_leaves, it_leaves_after_some_tokens, the_model_is_closed, the_process_ends]
 )
-def test_the_step_ends(runner: ModelRunner, leave: Leave, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_ends(runner, leave, monkeypatch):
     """At its next op, and no other step of the prompt begins."""
     with EngineThread() as thread:
         driver, held = driver_on(thread, runner), Held(monkeypatch)
@@ -106,7 +103,7 @@ def test_the_step_ends(runner: ModelRunner, leave: Leave, monkeypatch: pytest.Mo
     driver.engine.memory.check([])
 
 
-def test_the_step_goes_on_for_others(runner: ModelRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_goes_on_for_others(runner, monkeypatch):
     """Who stays gets the answer of one who is alone."""
     leaves, stays = (Request(number, PROMPT[number : number + 12], 4) for number in (1, 2))
     alone = Engine(runner)
@@ -126,9 +123,7 @@ def test_the_step_goes_on_for_others(runner: ModelRunner, monkeypatch: pytest.Mo
     assert held.ops > 10 * HELD
 
 
-def test_a_complete_answer_abandons_nothing(
-    runner: ModelRunner, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_answer_abandons_nothing(runner, monkeypatch):
     """Its text ended it, and whoever read it leaves then: the next prompt may continue it."""
     with EngineThread() as thread:
         driver, held = driver_on(thread, runner), Held(monkeypatch)

@@ -1,7 +1,5 @@
 """Lists of models while models come and go."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +8,6 @@ import pytest
 
 from harness.serve.run import Running
 from harness.serve.server_models import ServerModels
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply
 
 NAMES = ("llama", "qwen2")
@@ -19,12 +16,12 @@ LISTS = ("/v1/models", "/api/tags", "/api/ps", "/metrics", "/health")
 
 
 @pytest.fixture(scope="module")
-def background(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
+def background(synthetic_model) -> dict[str, Path]:
     return {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES}
 
 
 @pytest.fixture
-def server(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
+def server(serve, background) -> Iterator[Running]:
     with serve(beside=background) as server:
         yield server
 
@@ -33,9 +30,7 @@ def ask(http: Http, name: str) -> Reply:
     return http.post("/v1/completions", {**BODY, "model": name})
 
 
-def test_a_model_whose_file_is_gone_breaks_no_list(
-    serve: Serve, background: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_model_whose_file_is_gone_breaks_no_list(serve, background, tmp_path):
     """It answers on where it is in memory, and is listed; else it is no model that answers."""
     path = tmp_path / "llama.gguf"
     shutil.copyfile(background["llama"], path)
@@ -57,9 +52,7 @@ def test_a_model_whose_file_is_gone_breaks_no_list(
 
 
 @pytest.mark.parametrize("route", ["/v1/models", "/v1/models/llama", "/api/tags", "/api/ps"])
-def test_what_is_listed_is_not_unloaded_meanwhile(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, route: str
-) -> None:
+def test_what_is_listed_is_not_unloaded_meanwhile(server, http, monkeypatch, route):
     ask(http, "llama")
     listed = ServerModels.others.fget
     assert listed is not None
@@ -80,8 +73,8 @@ def test_what_is_listed_is_not_unloaded_meanwhile(
 
 
 def test_where_a_request_names_the_model_meanwhile_the_next_one_is_unloaded(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    server, http, monkeypatch
+):
     for name in NAMES:
         ask(http, name)
     thread, leases = server.models._thread, []

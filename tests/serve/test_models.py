@@ -1,7 +1,5 @@
 """Models that are listed, fetched, chosen and deleted while the server answers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -20,7 +18,6 @@ from harness.serve.run import Running
 from tests.harness.hub_server import Hub, send_file, serving_hub
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
 from tests.serve.tenants import write_tenants
@@ -33,14 +30,14 @@ BODY = {"prompt": "abc", "max_tokens": 8, "seed": 3, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def content(synthetic_model: object) -> bytes:
+def content(synthetic_model) -> bytes:
     """A model that is not the one the server begins with."""
     path: Path = synthetic_model(architecture="llama", quant="q8_0")  # type: ignore[operator]
     return path.read_bytes()
 
 
 @pytest.fixture
-def hub(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+def hub(content, monkeypatch) -> Iterator[Hub]:
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
     with serving_hub() as server:
@@ -51,7 +48,7 @@ def hub(content: bytes, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 
 @pytest.fixture
-def server(serve: Serve, hub: Hub, tmp_path: Path) -> Iterator[Running]:
+def server(serve, hub, tmp_path) -> Iterator[Running]:
     with serve(cache_dir=tmp_path) as server:
         yield server
 
@@ -68,7 +65,7 @@ def activate(http: Http, name: str) -> Reply:
     return http.post("/v1/models/activate", {"model": name})
 
 
-def test_pulled_chosen_asked_and_deleted(server: Running, http: Http, content: bytes) -> None:
+def test_pulled_chosen_asked_and_deleted(server, http, content):
     """The whole way, as OpenAI's client sees it too."""
     lines = lines_of(pull(http).body)
     assert lines[-1] == b"data: [DONE]"
@@ -105,9 +102,7 @@ def wait_for_one_model(server: Running) -> None:
     wait_until(lambda: len(server.models.paths) == 1)
 
 
-def test_what_the_old_model_began_it_ends(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_old_model_began_it_ends(server, http, monkeypatch):
     """Streamed and whole answers under way while the other model takes over are what they would
     have been; then the old one is gone."""
     pull(http)
@@ -142,7 +137,7 @@ def test_what_the_old_model_began_it_ends(
     assert server.service.model.name == NAME
 
 
-def test_a_model_that_cannot_be_loaded_changes_nothing(server: Running, http: Http) -> None:
+def test_a_model_that_cannot_be_loaded_changes_nothing(server, http):
     pull(http, OTHER)
     refused = activate(http, OTHER)
     assert (refused.status, refused.error["code"]) == (422, "model_unusable")
@@ -150,9 +145,7 @@ def test_a_model_that_cannot_be_loaded_changes_nothing(server: Running, http: Ht
     assert http.post("/v1/completions", BODY).status == 200
 
 
-def test_what_was_activated_answers_after_a_restart(
-    serve: Serve, hub: Hub, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_was_activated_answers_after_a_restart(serve, hub, tmp_path, caplog):
     """Of servers that are started with the same model and ledger, as long as it can; the model they
     are started with comes back by being activated."""
     kept: dict[str, object] = {"cache_dir": tmp_path / "cache", "ledger": tmp_path / "l.sqlite"}
@@ -189,9 +182,7 @@ def test_what_was_activated_answers_after_a_restart(
     assert "activated" not in caplog.text
 
 
-def test_what_the_server_is_started_with_is_not_deleted(
-    serve: Serve, hub: Hub, content: bytes, tmp_path: Path
-) -> None:
+def test_what_the_server_is_started_with_is_not_deleted(serve, hub, content, tmp_path):
     """Also while another model answers: a restart would fetch it again."""
     second = "hf.co/org/Second-GGUF:Q8_0"
     hub.files["org/Second-GGUF"] = {"Second-Q8_0.gguf": content}
@@ -221,9 +212,7 @@ def test_what_the_server_is_started_with_is_not_deleted(
         assert found.path.exists()
 
 
-def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(server, http, monkeypatch):
     pull(http)
     entered, go_on = threading.Event(), threading.Event()
 
@@ -250,7 +239,7 @@ def test_one_model_is_loaded_at_a_time_and_only_where_it_fits(
     assert len(server.models.paths) == 1
 
 
-def test_names_that_are_none(server: Running, http: Http, tmp_path: Path) -> None:
+def test_names_that_are_none(server, http, tmp_path):
     """No name is a path, and none leads out of the cache."""
     for name in (
         "../../etc/passwd", "/etc/passwd", "nonsense", "hf.co/../..", "hf.co/org/../Tiny-GGUF",
@@ -270,7 +259,7 @@ def test_names_that_are_none(server: Running, http: Http, tmp_path: Path) -> Non
     assert not (tmp_path / "models").exists()
 
 
-def test_a_pull_that_fails_says_why(server: Running, http: Http, hub: Hub) -> None:
+def test_a_pull_that_fails_says_why(server, http, hub):
     """In the stream, and as an answer; nothing of it is visible."""
     hub.digests[FILE] = "0" * 64
     last = data_of(lines_of(pull(http).body))[-1]
@@ -285,9 +274,7 @@ def test_a_pull_that_fails_says_why(server: Running, http: Http, hub: Hub) -> No
     assert done["status"] == "done"
 
 
-def test_a_pull_under_way_is_joined_bounded_and_given_up(
-    server: Running, http: Http, hub: Hub, content: bytes, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pull_under_way_is_joined_bounded_and_given_up(server, http, hub, content, monkeypatch):
     """Who leaves does not end it; deleting the model does, and it can be pulled again."""
     monkeypatch.setattr(pulls, "MAX_PULLS", 1)
     asked, held, given_up = threading.Event(), threading.Event(), threading.Event()
@@ -329,7 +316,7 @@ def test_a_pull_under_way_is_joined_bounded_and_given_up(
     assert lines_of(pull(http).body)[-1] == b"data: [DONE]"
 
 
-def test_only_admins_change_models(serve: Serve, hub: Hub, tmp_path: Path) -> None:
+def test_only_admins_change_models(serve, hub, tmp_path):
     keys = {name: new_key() for name in ("user", "operator", "admin")}
     rights = {"operator": {"operator": True}, "admin": {"admin": True}}
     path = write_tenants(tmp_path, keys, **rights)

@@ -1,25 +1,22 @@
 """Several models of one server: named by requests, loaded on demand, unloaded for others."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from contract.errors import ConfigError, DoesNotFit
-from harness.serve import heap
+from harness.host import heap
 from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from reference.engine.models import Models
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.streams import data_of, lines_of
 from tests.serve.tenants import write_tenants
@@ -29,12 +26,12 @@ NAMES = ("tiny", "llama", "qwen2")
 
 
 @pytest.fixture(scope="module")
-def background(synthetic_model: Callable[..., Path]) -> dict[str, Path]:
+def background(synthetic_model) -> dict[str, Path]:
     return {name: synthetic_model(architecture=name, quant="q8_0") for name in NAMES[1:]}
 
 
 @pytest.fixture(scope="module")
-def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
+def alone(serve, background) -> dict[str, list[object]]:
     """What each model answers on a server of its own."""
     answers = {}
     for name in NAMES:
@@ -44,7 +41,7 @@ def alone(serve: Serve, background: dict[str, Path]) -> dict[str, list[object]]:
 
 
 @pytest.fixture
-def server(serve: Serve, background: dict[str, Path]) -> Iterator[Running]:
+def server(serve, background) -> Iterator[Running]:
     with serve(beside=background) as server:
         yield server
 
@@ -71,9 +68,7 @@ def room_for(server: Running, most: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(server.models, "_open", crowded)
 
 
-def test_each_request_is_answered_by_the_model_it_names(
-    http: Http, alone: dict[str, list[object]]
-) -> None:
+def test_each_request_is_answered_by_the_model_it_names(http, alone):
     """All at once, whole and as streams, each as on a server of its own; without a name the one the
     server was started with."""
     replies: dict[tuple[str, bool], Reply] = {}
@@ -101,7 +96,7 @@ def test_each_request_is_answered_by_the_model_it_names(
     assert len(prints) == len(NAMES)
 
 
-def test_what_may_be_named_is_listed(server: Running, http: Http) -> None:
+def test_what_may_be_named_is_listed(server, http):
     def listed() -> dict[str, bool]:
         data = http.get("/v1/models").json["data"]
         return {model["id"]: "fingerprint" in model["x_zinc"] for model in data}
@@ -118,9 +113,7 @@ def test_what_may_be_named_is_listed(server: Running, http: Http) -> None:
     assert server.service.model.name == "tiny"
 
 
-def test_the_one_unused_for_longest_makes_room_and_comes_back(
-    server: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_one_unused_for_longest_makes_room_and_comes_back(server, http, alone, monkeypatch):
     """The model the server was started with stays."""
     room_for(server, 2, monkeypatch)
     for name in ("llama", "qwen2", "llama"):
@@ -132,9 +125,7 @@ def test_the_one_unused_for_longest_makes_room_and_comes_back(
     assert 'model_name="qwen2"' not in told
 
 
-def test_of_two_the_one_used_last_stays(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_two_the_one_used_last_stays(server, http, monkeypatch):
     ask(http, "llama")
     ask(http, "qwen2")
     ask(http, "llama")
@@ -145,9 +136,7 @@ def test_of_two_the_one_used_last_stays(
     assert ask(http, None).status == 200
 
 
-def test_one_in_use_makes_no_room(
-    server: Running, http: Http, alone: dict[str, list[object]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_in_use_makes_no_room(server, http, alone, monkeypatch):
     """Whoever asks for another is told to come again, and what is under way ends as it would."""
     room_for(server, 2, monkeypatch)
     ask(http, "llama")
@@ -160,9 +149,7 @@ def test_one_in_use_makes_no_room(
     assert ask(http, "qwen2").json["choices"] == alone["qwen2"]
 
 
-def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
-    serve: Serve, background: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_model_that_is_damaged_is_refused_and_the_others_answer(serve, background, tmp_path):
     bad = tmp_path / "bad.gguf"
     shutil.copyfile(background["llama"], bad)
     with serve(beside={"bad": bad, "llama": background["llama"]}) as server:
@@ -175,9 +162,7 @@ def test_a_model_that_is_damaged_is_refused_and_the_others_answer(
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", None])
-def test_a_file_that_is_no_model_is_named_at_the_start(
-    serve: Serve, background: dict[str, Path], tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_file_that_is_no_model_is_named_at_the_start(serve, background, tmp_path, content):
     """Before any model is loaded: not by the first request for it."""
     bad = tmp_path / "bad.gguf"
     bad.write_bytes(background["llama"].read_bytes()[:-1000] if content is None else content)
@@ -188,9 +173,7 @@ def test_a_file_that_is_no_model_is_named_at_the_start(
         raise AssertionError("it started")
 
 
-def test_a_model_whose_file_is_written_to_ends_alone(
-    serve: Serve, background: dict[str, Path], alone: dict[str, list[object]], tmp_path: Path
-) -> None:
+def test_a_model_whose_file_is_written_to_ends_alone(serve, background, alone, tmp_path):
     """Who waits for it is told; the others answer on, and the next request loads it anew."""
     path = tmp_path / "llama.gguf"
     shutil.copyfile(background["llama"], path)
@@ -209,8 +192,8 @@ def test_a_model_whose_file_is_written_to_ends_alone(
 
 
 def test_where_the_first_model_ended_by_its_file_the_others_are_loaded_and_activated(
-    serve: Serve, background: dict[str, Path], tiny_model_path: Path, tmp_path: Path
-) -> None:
+    serve, background, tiny_model_path, tmp_path
+):
     """Requests for the first one are told what helps."""
     path = tmp_path / "first.gguf"
     shutil.copyfile(tiny_model_path, path)
@@ -227,9 +210,7 @@ def test_where_the_first_model_ended_by_its_file_the_others_are_loaded_and_activ
         assert ask(http, None).json["model"] == "qwen2"
 
 
-def test_one_of_them_may_be_activated(
-    server: Running, http: Http, alone: dict[str, list[object]]
-) -> None:
+def test_one_of_them_may_be_activated(server, http, alone):
     """It then answers who names none; the one before it may still be named."""
     ask(http, "llama")
     models = server.models
@@ -240,9 +221,7 @@ def test_one_of_them_may_be_activated(
     assert len(models.paths) == 2
 
 
-def test_quotas_are_those_of_all_models_together(
-    serve: Serve, background: dict[str, Path], tmp_path: Path
-) -> None:
+def test_quotas_are_those_of_all_models_together(serve, background, tmp_path):
     """A tenant with one slot has it on one model at a time, and one that is gone is gone from
     all."""
     keys = {"one": new_key(), "other": new_key()}
@@ -276,9 +255,7 @@ def test_quotas_are_those_of_all_models_together(
             assert not model.driver.call(lambda engine: engine.memory.cached)
 
 
-def test_a_budget_is_that_of_all_together(
-    serve: Serve, background: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_is_that_of_all_together(serve, background, monkeypatch):
     """The bytes of those in memory are taken from it before another is planned."""
     with serve(beside=background) as server:
         opened, taken = server.models._open, []
@@ -297,9 +274,7 @@ def test_a_budget_is_that_of_all_together(
             plans.append(here.plan.total)
 
 
-def test_what_is_unloaded_is_garbage_that_goes(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_unloaded_is_garbage_that_goes(server, http, monkeypatch):
     """In a server's own process the collector does not look at what stays; a model that left is not
     among that, nor what refers to itself beside it."""
 
@@ -328,7 +303,7 @@ KEYS = {name: new_key() for name in ("two", "none", "all")}
 
 
 @pytest.fixture
-def pinned(serve: Serve, background: dict[str, Path], tmp_path: Path) -> Iterator[Running]:
+def pinned(serve, background, tmp_path) -> Iterator[Running]:
     """A server of three models with a tenant for two of them, one for none of them and one for
     all."""
     may = {"two": {"models": ["llama", "qwen2"]}, "none": {"models": ["gone"]}}
@@ -337,7 +312,7 @@ def pinned(serve: Serve, background: dict[str, Path], tmp_path: Path) -> Iterato
         yield server
 
 
-def test_a_tenant_sees_and_uses_its_models_alone(pinned: Running) -> None:
+def test_a_tenant_sees_and_uses_its_models_alone(pinned):
     """By any route; a model that is not allowed is not loaded."""
     http = Http(pinned.url)
     for tenant, names in (

@@ -1,7 +1,5 @@
 """What a model may be called, and what it samples with where a request names nothing."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil
@@ -21,7 +19,7 @@ from harness.cli.sessions import model_name
 from harness.sampling_defaults import GGUF_KEYS, SamplingDefaults, sampling_defaults
 from harness.settings import resolve
 from tests.harness.catalog_tools import wheel_entry
-from tests.serve.conftest import CONTEXT, Serve
+from tests.serve.conftest import CONTEXT
 from tests.serve.http import Http
 
 CHAT = "/v1/chat/completions"
@@ -30,7 +28,7 @@ ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 6, "seed": 1}
 
 
 @pytest.fixture
-def catalogued(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def catalogued(tiny_model_path, tmp_path, monkeypatch) -> Path:
     """A file of the catalog, under the name that it has there."""
     path = tmp_path / "tiny.gguf"
     shutil.copy(tiny_model_path, path)
@@ -39,7 +37,7 @@ def catalogued(tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     return path
 
 
-def test_a_file_whose_name_is_no_utf_8(serve: Serve, tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_file_whose_name_is_no_utf_8(serve, tiny_model_path, tmp_path):
     """Its bytes are escaped in every text; the server starts, and answers to that name."""
     path = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.gguf"))
     path.symlink_to(tiny_model_path)
@@ -54,7 +52,7 @@ def test_a_file_whose_name_is_no_utf_8(serve: Serve, tiny_model_path: Path, tmp_
         server.models.activate("other", path)
 
 
-def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: Path) -> None:
+def test_one_model_has_several_names(serve, catalogued, tmp_path):
     """Its own, the file's stem, the catalog's and any alias; no other, and one answer for all."""
     path = catalogued.rename(tmp_path / "tiny.gguf")
     with serve(path=path, sampling={}, aliases=("gpt-4o", "org/model")) as server:
@@ -76,9 +74,7 @@ def test_one_model_has_several_names(serve: Serve, catalogued: Path, tmp_path: P
         assert card["x_zinc"]["sampling"]["sources"]["top_k"] == "catalog"
 
 
-def test_models_beside_have_their_files_names(
-    serve: Serve, tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_models_beside_have_their_files_names(serve, tiny_model_path, tmp_path):
     other = tmp_path / "other.gguf"
     shutil.copy(tiny_model_path, other)
     with serve(beside={"second": other}, aliases=("*",)) as server:
@@ -88,7 +84,7 @@ def test_models_beside_have_their_files_names(
             assert http.get(f"/v1/models/{asked}").json["id"] == answers
 
 
-def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:
+def test_requests_sample_with_what_they_leave_out(serve):
     """An answer is the one to a request that names the values in force, and says which they are."""
     values = {"temperature": 0.9, "top_k": 3, "top_p": 0.8, "min_p": 0.0, "repeat_penalty": 1.5}
     with serve(sampling={**values, "max_tokens": 5}) as server:
@@ -107,21 +103,16 @@ def test_requests_sample_with_what_they_leave_out(serve: Serve) -> None:
         assert other["choices"] != bare["choices"]
 
 
-def test_defaults_are_mild(serve: Serve) -> None:
+def test_defaults_are_mild(serve):
     with serve(sampling={}) as server:
         told = Http(server.url).get("/v1/models/tiny").json["x_zinc"]["sampling"]
     assert told == {
-        "temperature": 0.7,
-        "top_k": 40,
-        "top_p": 0.95,
-        "min_p": 0.05,
-        "repeat_penalty": 1.0,
-        "max_tokens": 4096,
-        "sources": dict.fromkeys(SamplingDefaults().values, "default"),
-    }
+        "temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "repeat_penalty": 1.0,
+        "max_tokens": 4096, "sources": dict.fromkeys(SamplingDefaults().values, "default"),
+    }  # fmt: skip
 
 
-def test_who_says_what_a_model_samples_with() -> None:
+def test_who_says_what_a_model_samples_with():
     """A setting before the file, the file before the catalog, value by value."""
     file = {"general.sampling.temp": 1.5, "general.sampling.top_k": 9, "general.name": "x"}
     found = sampling_defaults(file, {"top_k": 5, "top_p": 0.5}, {"temperature": 0.1})
@@ -139,7 +130,7 @@ def test_who_says_what_a_model_samples_with() -> None:
         st.floats() | st.integers() | st.booleans() | st.text() | st.none(),
     )
 )
-def test_a_file_cannot_break_its_server(metadata: dict[str, Any]) -> None:
+def test_a_file_cannot_break_its_server(metadata):
     """Whatever it says, requests that name nothing are valid."""
     found = sampling_defaults(metadata).values
     SamplingParams(
@@ -148,14 +139,14 @@ def test_a_file_cannot_break_its_server(metadata: dict[str, Any]) -> None:
     assert 0 <= found["top_p"] <= 1
 
 
-def test_the_catalogs_values_are_valid() -> None:
+def test_the_catalogs_values_are_valid():
     for entry in ENTRIES.values():
         assert entry.sampling
         found = sampling_defaults({}, dict(entry.sampling))
         assert dict(entry.sampling).items() <= found.values.items()
 
 
-def test_a_catalogued_file_is_known_wherever_it_lies(catalogued: Path, tmp_path: Path) -> None:
+def test_a_catalogued_file_is_known_wherever_it_lies(catalogued, tmp_path):
     """By name and size."""
     entry = entry_of_file(catalogued)
     assert entry is not None
@@ -168,7 +159,7 @@ def test_a_catalogued_file_is_known_wherever_it_lies(catalogued: Path, tmp_path:
     assert entry_of_file(tmp_path / "absent.gguf") is None
 
 
-def test_flags_name_aliases_and_sampling(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_flags_name_aliases_and_sampling(tiny_model_path, tmp_path):
     """Only what was given, wherever: other values are the model's."""
     words = ["serve", "--model", str(tiny_model_path), "--alias", "a", "--alias", "b/c"]
     env = {"ZINC_RT_TOP_K": "5", "ZINC_RT_CONFIG": str(tmp_path / "config.toml")}

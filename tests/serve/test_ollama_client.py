@@ -1,10 +1,7 @@
 """Ollama's own client against ``/api``: what it reads is what the engine computed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -14,9 +11,7 @@ from ollama import Client
 
 from harness.serve.keys import new_key
 from harness.serve.ollama.parse import plain_schemas
-from harness.serve.run import Running
 from tests.serve.calling import TOOLS
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.speaking_models import CONTEXT, speaking_model
 from tests.serve.tenants import write_tenants
@@ -28,28 +23,28 @@ SAME = {"seed": 11, "max_tokens": 12, "temperature": 0.9}
 
 
 @pytest.fixture
-def llama(server: Running) -> Iterator[Client]:
+def llama(server) -> Iterator[Client]:
     """Ollama's client for the plain model."""
     with Client(server.url) as client:
         yield client
 
 
 @pytest.fixture
-def agent(hermes: Running) -> Iterator[Client]:
+def agent(hermes) -> Iterator[Client]:
     """Ollama's client for a model that calls tools."""
     with Client(hermes.url) as client:
         yield client
 
 
 @pytest.fixture
-def thinker(serve: Serve, tmp_path: Path) -> Iterator[Client]:
+def thinker(serve, tmp_path) -> Iterator[Client]:
     """Ollama's client for a model whose prompts begin its thoughts."""
     path = speaking_model(tmp_path, "Qwen3.5-4B")
     with serve(path=path, context=CONTEXT) as server, Client(server.url) as client:
         yield client
 
 
-def test_a_chat_is_what_a_chat_completion_says(llama: Client, http: Http) -> None:
+def test_a_chat_is_what_a_chat_completion_says(llama, http):
     answer = llama.chat("tiny", MESSAGES, options=OPTIONS)
     chat = http.post(CHAT, {"messages": MESSAGES, **SAME}).json
     assert answer.message.content == chat["choices"][0]["message"]["content"]
@@ -63,7 +58,7 @@ def test_a_chat_is_what_a_chat_completion_says(llama: Client, http: Http) -> Non
     assert answer.total_duration >= answer.eval_duration > 0  # type: ignore[operator]
 
 
-def test_a_stream_says_what_the_whole_answer_says(llama: Client) -> None:
+def test_a_stream_says_what_the_whole_answer_says(llama):
     whole = llama.chat("tiny:latest", MESSAGES, options=OPTIONS)
     parts = list(llama.chat("tiny", MESSAGES, options=OPTIONS, stream=True))
     assert "".join(part.message.content or "" for part in parts) == whole.message.content
@@ -74,7 +69,7 @@ def test_a_stream_says_what_the_whole_answer_says(llama: Client) -> None:
     assert "".join(part.response or "" for part in generated) == one.response
 
 
-def test_lines_are_json_and_a_stream_is_the_default(http: Http) -> None:
+def test_lines_are_json_and_a_stream_is_the_default(http):
     reply = http.post("/api/chat", {"model": "tiny", "messages": MESSAGES, "options": OPTIONS})
     assert reply.headers["Content-Type"] == "application/x-ndjson"
     lines = [json.loads(line) for line in reply.body.splitlines()]
@@ -84,7 +79,7 @@ def test_lines_are_json_and_a_stream_is_the_default(http: Http) -> None:
     assert silent.headers["Content-Type"] == "application/json"
 
 
-def test_a_prompt_is_a_conversation_or_a_text(llama: Client, http: Http) -> None:
+def test_a_prompt_is_a_conversation_or_a_text(llama, http):
     """Of one turn, with a system prompt if there is one; raw, the text goes on."""
     system = {"role": "system", "content": "Be brief."}
     user = {"role": "user", "content": "Why?"}
@@ -99,7 +94,7 @@ def test_a_prompt_is_a_conversation_or_a_text(llama: Client, http: Http) -> None
     assert llama.generate("tiny", "abc", raw=True, options=endless).eval_count > 100  # type: ignore[operator]
 
 
-def test_a_call_is_made_and_answered(agent: Client, hermes: Running) -> None:
+def test_a_call_is_made_and_answered(agent, hermes):
     """The schemas that the client writes have nulls, which say nothing. Calls are whole; results
     are those of the calls before them."""
     http = Http(hermes.url)
@@ -129,7 +124,7 @@ def test_a_call_is_made_and_answered(agent: Client, hermes: Running) -> None:
     assert told["prompt_eval_count"] == used
 
 
-def test_calls_are_told_whole(agent: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_told_whole(agent, monkeypatch):
     """As the model writes them: a grammar makes it write some."""
     from harness.serve.ollama import routes
 
@@ -155,7 +150,7 @@ def test_calls_are_told_whole(agent: Client, monkeypatch: pytest.MonkeyPatch) ->
     assert streamed == calls
 
 
-def test_thoughts_are_apart(thinker: Client) -> None:
+def test_thoughts_are_apart(thinker):
     """By default as the model's template has it, and as the client asks."""
     reasoning = thinker.chat("tiny", MESSAGES, options=OPTIONS, think=True)
     assert reasoning.message.thinking
@@ -165,7 +160,7 @@ def test_thoughts_are_apart(thinker: Client) -> None:
     assert thinker.generate("tiny", "Why?", options=OPTIONS, think=True).thinking
 
 
-def test_a_format_is_kept(agent: Client) -> None:
+def test_a_format_is_kept(agent):
     schema: dict[str, Any] = {
         "type": "object",
         "properties": {"a": {"enum": [1, 2]}},
@@ -177,7 +172,7 @@ def test_a_format_is_kept(agent: Client) -> None:
     jsonschema.validate(json.loads(answer.message.content or ""), schema)
 
 
-def test_models_are_listed_and_shown(llama: Client, server: Running) -> None:
+def test_models_are_listed_and_shown(llama, server):
     model = server.service.model
     (listed,) = llama.list().models
     assert listed.model == "tiny"
@@ -195,7 +190,7 @@ def test_models_are_listed_and_shown(llama: Client, server: Running) -> None:
     assert Http(server.url).get("/api/version").json["version"]
 
 
-def test_vectors_are_those_of_the_other_route(llama: Client, http: Http) -> None:
+def test_vectors_are_those_of_the_other_route(llama, http):
     answer = llama.embed("tiny", ["hello", "you"], keep_alive="5m")
     expected = http.post("/v1/embeddings", {"input": ["hello", "you"]}).json
     assert list(map(list, answer.embeddings)) == [one["embedding"] for one in expected["data"]]
@@ -204,12 +199,12 @@ def test_vectors_are_those_of_the_other_route(llama: Client, http: Http) -> None
     assert list(old.embedding) == expected["data"][0]["embedding"]
 
 
-def test_a_request_without_a_turn_loads_the_model(llama: Client) -> None:
+def test_a_request_without_a_turn_loads_the_model(llama):
     assert llama.chat("tiny").done_reason == "load"
     assert llama.generate("tiny", "", keep_alive=-1).done_reason == "load"
 
 
-def test_errors_are_the_clients_own_class(llama: Client) -> None:
+def test_errors_are_the_clients_own_class(llama):
     with pytest.raises(ollama.ResponseError, match="nobody") as refused:
         llama.chat("nobody", MESSAGES)
     assert refused.value.status_code == 404
@@ -219,7 +214,7 @@ def test_errors_are_the_clients_own_class(llama: Client) -> None:
         llama.pull("nobody")
 
 
-def test_a_key_is_asked_for(serve: Serve, tmp_path: Path) -> None:
+def test_a_key_is_asked_for(serve, tmp_path):
     key = new_key()
     with (
         serve(tenants=write_tenants(tmp_path, {"alice": key})) as server,
@@ -235,7 +230,7 @@ def test_a_key_is_asked_for(serve: Serve, tmp_path: Path) -> None:
         assert refused.value.status_code == 403
 
 
-def test_a_null_that_a_schema_demands_is_no_null_that_says_nothing() -> None:
+def test_a_null_that_a_schema_demands_is_no_null_that_says_nothing():
     schema = {"properties": {"a": {"const": None, "description": None}, "b": {"enum": [None]}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
     plain = plain_schemas({"tools": [tool]}, [])["tools"][0]["function"]["parameters"]

@@ -1,18 +1,13 @@
 """OpenAI's own client against the routes it knows: what it reads is what the engine computed."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import openai
 import pytest
-from openai import OpenAI
 
 MESSAGES = [{"role": "user", "content": "Why is the sky blue?"}]
 SAMPLED = {"model": "tiny", "messages": MESSAGES, "seed": 11, "max_tokens": 12}
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
+def test_a_stream_says_what_the_whole_answer_says(client):
     """Text, finish reason and usage, for two choices of one request."""
     whole = client.chat.completions.create(**SAMPLED, n=2)
     texts, finishes = ["", ""], [None, None]
@@ -34,7 +29,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
     assert usage.total_tokens == whole.usage.total_tokens
 
 
-def test_a_seed_that_was_drawn_is_named_and_reproduces_the_answer(client: OpenAI) -> None:
+def test_a_seed_that_was_drawn_is_named_and_reproduces_the_answer(client):
     drawn = client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=12)
     assert drawn.model_extra is not None
     seed = drawn.model_extra["x_zinc"]["seed"]
@@ -48,7 +43,7 @@ def test_a_seed_that_was_drawn_is_named_and_reproduces_the_answer(client: OpenAI
     assert other.choices[0].message.content != drawn.choices[0].message.content
 
 
-def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
+def test_log_probabilities_come_with_every_token(client):
     """Greedy: the token is the first of the likeliest in its place, and streamed ones are equal."""
     asked = {**SAMPLED, "temperature": 0, "logprobs": True, "top_logprobs": 3}
     whole = client.chat.completions.create(**asked)
@@ -66,7 +61,7 @@ def test_log_probabilities_come_with_every_token(client: OpenAI) -> None:
     assert streamed == content
 
 
-def test_listed_tokens_of_a_text_have_the_one_that_was_taken(client: OpenAI) -> None:
+def test_listed_tokens_of_a_text_have_the_one_that_was_taken(client):
     """Also where it is none of the likeliest: then there is one more."""
     for listed in (0, 1, 3):
         answer = client.completions.create(
@@ -84,7 +79,7 @@ def test_listed_tokens_of_a_text_have_the_one_that_was_taken(client: OpenAI) -> 
         assert more
 
 
-def test_a_bias_decides_a_token(client: OpenAI) -> None:
+def test_a_bias_decides_a_token(client):
     answer = client.completions.create(
         model="tiny", prompt="abc", max_tokens=3, temperature=0, logit_bias={"65": 100}
     )
@@ -93,7 +88,7 @@ def test_a_bias_decides_a_token(client: OpenAI) -> None:
     assert answer.choices[0].text != text.choices[0].text
 
 
-def test_a_stop_string_ends_the_text_before_it(client: OpenAI) -> None:
+def test_a_stop_string_ends_the_text_before_it(client):
     asked = {"model": "tiny", "prompt": "abc", "max_tokens": 24, "seed": 3}
     whole = client.completions.create(**asked).choices[0].text
     stop = whole[3:5]
@@ -102,7 +97,7 @@ def test_a_stop_string_ends_the_text_before_it(client: OpenAI) -> None:
     assert cut.finish_reason == "stop"
 
 
-def test_errors_arrive_as_the_clients_own_classes(client: OpenAI) -> None:
+def test_errors_arrive_as_the_clients_own_classes(client):
     with pytest.raises(openai.NotFoundError) as unknown:
         client.chat.completions.create(**{**SAMPLED, "model": "gpt-9"})
     assert unknown.value.code == "model_not_found"
@@ -114,7 +109,7 @@ def test_errors_arrive_as_the_clients_own_classes(client: OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
 
 
-def test_fields_not_served_are_refused_by_name(client: OpenAI) -> None:
+def test_fields_not_served_are_refused_by_name(client):
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(**SAMPLED, modalities=["audio"])
     assert refused.value.param == "modalities"
@@ -127,21 +122,17 @@ def test_fields_not_served_are_refused_by_name(client: OpenAI) -> None:
     ("asked", "served"),
     [("priority", "default"), ("auto", "default"), ("default", "default"), ("flex", "flex")],
 )
-def test_the_service_tier_is_the_tenants_or_lower(client: OpenAI, asked: Any, served: str) -> None:
+def test_the_service_tier_is_the_tenants_or_lower(client, asked, served):
     """The answer names the class that served it."""
     answer = client.chat.completions.create(**SAMPLED, service_tier=asked)
     assert answer.service_tier == served
 
 
-def test_an_echoed_prompt_comes_before_its_answer(client: OpenAI) -> None:
+def test_an_echoed_prompt_comes_before_its_answer(client):
     """Of every choice, streamed or not, given as text or as ids."""
     asked = {
-        "model": "tiny",
-        "max_tokens": 6,
-        "seed": 5,
-        "n": 2,
-        "extra_body": {"ignore_eos": True},
-    }
+        "model": "tiny", "max_tokens": 6, "seed": 5, "n": 2, "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
     for prompts in (["hello ", "abc"], [[104, 105], [97, 98, 99]]):
         texts = ["hello ", "abc"] if isinstance(prompts[0], str) else ["hi", "abc"]
         plain = client.completions.create(prompt=prompts, **asked).choices
@@ -154,7 +145,7 @@ def test_an_echoed_prompt_comes_before_its_answer(client: OpenAI) -> None:
         assert streamed == requested
 
 
-def test_what_completions_do_not_do_is_refused(client: OpenAI) -> None:
+def test_what_completions_do_not_do_is_refused(client):
     for field, value in (("suffix", "end"), ("best_of", 2)):
         with pytest.raises(openai.BadRequestError, match=field):
             client.completions.create(model="tiny", prompt="a", **{field: value})

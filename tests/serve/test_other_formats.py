@@ -1,8 +1,6 @@
 """Forms of an answer as vLLM and llama.cpp name them: the same answers as by this server's own
 fields."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -39,19 +37,14 @@ LATELY: dict[str, dict[str, Any]] = {
     TEXT: {"prompt": "Well?", "max_tokens": 30, "seed": 1},
     "/v1/messages": {"model": "tiny", "messages": TURNS, "max_tokens": 30, "seed": 1},
     "/v1/responses": {
-        "input": "Well?",
-        "max_output_tokens": 30,
-        "seed": 1,
-        "reasoning": {"effort": "none"},
+        "input": "Well?", "max_output_tokens": 30, "seed": 1, "reasoning": {"effort": "none"},
     },
     "/api/generate": {
-        "model": "tiny",
-        "prompt": "Well?",
-        "think": False,
+        "model": "tiny", "prompt": "Well?", "think": False,
         "options": {"num_predict": 30, "seed": 1},
     },
     "/completion": {"prompt": "Well?", "n_predict": 30, "seed": 1},
-}
+}  # fmt: skip
 OPENAI, LLAMA_CPP = (CHAT, TEXT), "/completion"
 FORMS: dict[str, tuple[object, tuple[str, ...]]] = {
     "response_format": ({"type": "json_object"}, OPENAI),
@@ -93,7 +86,7 @@ def said(server: Running, path: str, fields: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-def test_every_way_to_say_a_form_means_the_same(hermes: Running, path: str) -> None:
+def test_every_way_to_say_a_form_means_the_same(hermes, path):
     for own, others in SAME:
         expected = said(hermes, path, own)
         for other in others:
@@ -115,16 +108,14 @@ def test_every_way_to_say_a_form_means_the_same(hermes: Running, path: str) -> N
     ("/api/generate", {"format": LATE_SCHEMA}, "format"),
     ("/completion", {"json_schema": LATE_SCHEMA}, "json_schema"),
 ], ids=lambda value: str(value)[:20])  # fmt: skip
-def test_a_form_that_fails_late_has_the_clients_name(
-    hermes: Running, path: str, fields: dict[str, Any], name: str, stream: bool
-) -> None:
+def test_a_form_that_fails_late_has_the_clients_name(hermes, path, fields, name, stream):
     reply = Http(hermes.url).post(path, LATELY[path] | fields | {"stream": stream})
     assert f"{name} cannot be held to any longer" in reply.body.decode(), reply.body
     assert "response_format" not in reply.body.decode()
 
 
 @pytest.mark.parametrize("path", sorted(LATELY))
-def test_no_form_is_left_out_without_a_word(hermes: Running, path: str) -> None:
+def test_no_form_is_left_out_without_a_word(hermes, path):
     """Of another API: an answer of any form is none of the form that was asked for."""
     for name, (form, routes) in FORMS.items():
         reply = Http(hermes.url).post(path, LATELY[path] | {name: form})
@@ -136,7 +127,7 @@ def test_no_form_is_left_out_without_a_word(hermes: Running, path: str) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_messages_takes_the_form_under_its_name_in_the_beta(hermes: Running, stream: bool) -> None:
+def test_messages_takes_the_form_under_its_name_in_the_beta(hermes, stream):
     """As ``output_config.format``, beside the effort of ``output_config``, and not beside it."""
     http, form = Http(hermes.url), {"type": "json_schema", "schema": SCHEMA}
     asked = {**LATELY["/v1/messages"], "stream": stream}

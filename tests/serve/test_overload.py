@@ -2,8 +2,6 @@
 
 Waiting is counted in steps of the engine, which are the same on a busy machine."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
@@ -12,7 +10,6 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +21,6 @@ from harness.serve.run import Running
 from reference.engine import Engine
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer, posted
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
@@ -43,13 +39,9 @@ URGENT, EQUAL, FLOODER = new_key(), new_key(), new_key()
 def asked(kind: int) -> dict[str, object]:
     """What a client of a kind asks."""
     return {
-        "prompt": "a stream among many"[: 8 + kind],
-        "max_tokens": 2 + kind,
-        "temperature": 0.9,
-        "seed": kind,
-        "ignore_eos": True,
-        "stream": True,
-    }
+        "prompt": "a stream among many"[: 8 + kind], "max_tokens": 2 + kind, "temperature": 0.9,
+        "seed": kind, "ignore_eos": True, "stream": True,
+    }  # fmt: skip
 
 
 def text_of(answer: bytes) -> str:
@@ -70,7 +62,7 @@ async def heard(address: tuple[str, int], kind: int) -> bytes:
     return answer
 
 
-def test_two_hundred_streams_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_hundred_streams_at_once(serve, monkeypatch):
     """All are taken, none is cut, and each says what it says when it is alone."""
     begin = threading.Event()
     step = Engine.step
@@ -162,9 +154,7 @@ class Steps:
         return taken
 
 
-def test_ten_times_the_load_of_one_costs_others_little(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ten_times_the_load_of_one_costs_others_little(serve, tmp_path, monkeypatch):
     """The crowd waits, and beyond its places is told when to come back: some are left for others,
     so never 503. Others are never refused, and the slowest of their requests takes at most twice
     the steps of the slowest without."""

@@ -1,17 +1,12 @@
 """The pages on the real server: what the double of their own tests is held to."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from harness.serve.keys import new_key
-from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.tenants import write_tenants
 
 SEED = 1081735943
@@ -19,7 +14,7 @@ pytestmark = pytest.mark.browser
 
 
 @pytest.fixture
-def page(browser: Browser, server: Running) -> Iterator[Page]:
+def page(browser, server) -> Iterator[Page]:
     """The chat page; fails where the server or the policy refuses something."""
     context = browser.new_context()
     page = context.new_page()
@@ -43,7 +38,7 @@ def ask(page: Page) -> None:
     page.keyboard.press("Enter")
 
 
-def test_an_answer_is_replayed_to_the_same_bits(page: Page) -> None:
+def test_an_answer_is_replayed_to_the_same_bits(page):
     expect(page.get_by_role("combobox", name="Model")).to_have_value("tiny")
     ask(page)
     page.get_by_role("button", name="Replay: same bits").click()
@@ -53,7 +48,7 @@ def test_an_answer_is_replayed_to_the_same_bits(page: Page) -> None:
     expect(page.locator("#context-text")).to_contain_text("/ 256")
 
 
-def test_the_operator_sees_the_tenant(page: Page, server: Running) -> None:
+def test_the_operator_sees_the_tenant(page, server):
     ask(page)
     expect(page.get_by_role("button", name="Replay: same bits")).to_be_visible()
     page.goto(f"{server.url}/operator")
@@ -65,7 +60,7 @@ def test_the_operator_sees_the_tenant(page: Page, server: Running) -> None:
     expect(pages).to_contain_text("% used")
 
 
-def test_the_page_asks_for_the_key_itself(browser: Browser, serve: Serve, tmp_path: Path) -> None:
+def test_the_page_asks_for_the_key_itself(browser, serve, tmp_path):
     """The browser never does, and the key stays in the storage of the tab."""
     key = new_key()
     with serve(tenants=write_tenants(tmp_path, {"a": key})) as server:

@@ -1,8 +1,6 @@
 """The server tests of llama.cpp, vLLM and Ollama as requests: each passes, is refused by design, or
 is about something that is not there. Other requests with what is right, and refusals by route."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -55,7 +53,7 @@ def check(server: Running, row: Row) -> None:
 
 
 @pytest.mark.parametrize("peer", ["llama", "vllm", "ollama", "others", "refusals"])
-def test_what_becomes_of_the_tests_of_peers(hermes: Running, peer: str) -> None:
+def test_what_becomes_of_the_tests_of_peers(hermes, peer):
     problems = []
     for row in rows_of(peer):
         try:
@@ -77,7 +75,7 @@ def test_what_becomes_of_the_tests_of_peers(hermes: Running, peer: str) -> None:
     ],
     ids=str,
 )
-def test_a_row_that_is_wrong_is_noticed(hermes: Running, row: Row) -> None:
+def test_a_row_that_is_wrong_is_noticed(hermes, row):
     """Negative control."""
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         check(hermes, row)

@@ -1,7 +1,5 @@
 """Heads of requests that are parsed without the library: as the library parses them."""
 
-from __future__ import annotations
-
 import random
 from itertools import product
 from typing import Any
@@ -15,11 +13,8 @@ from harness.serve.request_parser import RequestParser
 PLAIN = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\n\r\n"
 STARTS = (b"POST /v1/completions", b"GET /", b"GET /v1/models/a~b-c_d.e", b"DELETE /v1//x/")
 CONNECTIONS = (
-    b"",
-    b"Connection: close\r\n",
-    b"connection: CLOSE\r\n",
-    b"Connection:Keep-Alive\r\n",
-)
+    b"", b"Connection: close\r\n", b"connection: CLOSE\r\n", b"Connection:Keep-Alive\r\n",
+)  # fmt: skip
 LENGTHS = (b"", b"Content-Length: 0\r\n", b"CONTENT-LENGTH:  0012\t\r\n")
 OTHERS = (b"", b'A-b: x\r\nA-B:\r\nAccept: */*, a="b c"\r\n', b"X-Forwarded-For: 10.0.0.1\r\n")
 CHANGES = (
@@ -71,7 +66,7 @@ def is_plain(head: bytes) -> bool:
 
 
 @pytest.mark.parametrize("start", STARTS)
-def test_a_plain_head_is_parsed_as_by_the_library(start: bytes) -> None:
+def test_a_plain_head_is_parsed_as_by_the_library(start):
     for connection, length, others in product(CONNECTIONS, LENGTHS, OTHERS):
         head = start + b" HTTP/1.1\r\nHost: x\r\n" + connection + others + length + b"\r\n"
         assert is_plain(head)
@@ -79,12 +74,12 @@ def test_a_plain_head_is_parsed_as_by_the_library(start: bytes) -> None:
 
 
 @pytest.mark.parametrize("head", NOT_PLAIN)
-def test_any_other_head_is_left_to_the_library(head: bytes) -> None:
+def test_any_other_head_is_left_to_the_library(head):
     assert not is_plain(head)
     assert facts(head, plain=True) == facts(head, plain=False)
 
 
-def test_damaged_heads_are_parsed_alike() -> None:
+def test_damaged_heads_are_parsed_alike():
     """Bytes changed, doubled and left out anywhere: whichever way parses them says the same."""
     draw, plain = random.Random(7), 0
     for _ in range(3000):

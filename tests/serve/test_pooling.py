@@ -1,7 +1,5 @@
 """The arithmetic of embeddings: exact, and whatever the chunks, the same."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 from itertools import pairwise
@@ -59,9 +57,7 @@ def by_definition(rows: Rows, pooling: Pooling, dimensions: int | None) -> list[
     st.lists(st.integers(1, 11)),
     st.sampled_from([None, 1, 4]),
 )
-def test_chunks_change_nothing(
-    tokens: int, seed: int, pooling: Pooling, cuts: list[int], dimensions: int | None
-) -> None:
+def test_chunks_change_nothing(tokens, seed, pooling, cuts, dimensions):
     rows = states(tokens, seed)
     cuts = [cut for cut in cuts if cut < tokens]
     vector = pooled(rows, pooling, cuts, dimensions)
@@ -69,7 +65,7 @@ def test_chunks_change_nothing(
     assert vector.tolist() == by_definition(rows, pooling, dimensions)
 
 
-def test_other_additions_give_other_bits() -> None:
+def test_other_additions_give_other_bits():
     """The control: a mean in binary32 is another one somewhere."""
     different = 0
     for seed in range(50):
@@ -80,7 +76,7 @@ def test_other_additions_give_other_bits() -> None:
     assert different
 
 
-def test_additions_are_by_position_and_squares_are_summed_exactly() -> None:
+def test_additions_are_by_position_and_squares_are_summed_exactly():
     """Numbers of which another order, or sums that round on the way, would make others."""
     rows = np.array([[2.0**60, 1], [1, 1], [-(2.0**60), 1]], np.float32)
     assert pooled(rows, Pooling.MEAN, []).tolist() == [0, 1]
@@ -93,11 +89,11 @@ def test_additions_are_by_position_and_squares_are_summed_exactly() -> None:
     assert rounded.astype(np.float32)[-1] == 2.0**-30 * (1 + 2.0**-23)
 
 
-def test_only_rows_that_are_wanted_need_be_computed() -> None:
+def test_only_rows_that_are_wanted_need_be_computed():
     assert [Pool(pooling, 7).rows_from for pooling in Pooling] == [0, 0, 6]
 
 
-def test_nothing_and_too_much() -> None:
+def test_nothing_and_too_much():
     assert pooled(np.zeros((3, 4), np.float32), Pooling.MEAN, []).tolist() == [0.0] * 4
     broken = np.ones((2, 3), np.float32)
     broken[1, 1] = np.inf
@@ -115,7 +111,7 @@ def test_nothing_and_too_much() -> None:
     [(None, Pooling.MEAN), (1, Pooling.MEAN), (2, Pooling.FIRST), (3, Pooling.LAST), (4, None),
      (True, None), ("last", None)],
 )  # fmt: skip
-def test_the_file_says_how(kind: object, pooling: Pooling | None) -> None:
+def test_the_file_says_how(kind, pooling):
     metadata = {} if kind is None else {"qwen3.pooling_type": kind}
     model = SimpleNamespace(
         config=SimpleNamespace(architecture="qwen3"),

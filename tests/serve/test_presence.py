@@ -1,7 +1,5 @@
 """``zinc-rt ps`` and ``zinc-rt stop``, with servers in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -26,14 +24,14 @@ Zinc = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
-def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_folder(tmp_path, monkeypatch) -> Path:
     """No server of the user is seen."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return presence_folder()
 
 
 @pytest.fixture
-def zinc(capsys: pytest.CaptureFixture[str]) -> Zinc:
+def zinc(capsys) -> Zinc:
     def run(*words: object) -> tuple[int, str, str]:
         code = main([str(word) for word in words])
         captured = capsys.readouterr()
@@ -58,9 +56,7 @@ def answering(http: Any) -> tuple[threading.Thread, list[Reply]]:
     return thread, replies
 
 
-def test_a_server_is_listed_while_it_runs(
-    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, own_folder: Path, hold: Path
-) -> None:
+def test_a_server_is_listed_while_it_runs(tiny_model_path, tmp_path, zinc, own_folder, hold):
     """With how busy it is; killed, it is gone from the list and so is its file."""
     assert zinc("ps") == (0, "ADDRESS  MODEL  TIER  BUSY  WAITING  UP  PROCESS  STATE\n", "")
     with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
@@ -80,9 +76,7 @@ def test_a_server_is_listed_while_it_runs(
         assert list(own_folder.iterdir()) == []
 
 
-def test_stop_lets_answers_end(
-    tiny_model_path: Path, tmp_path: Path, zinc: Zinc, hold: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_lets_answers_end(tiny_model_path, tmp_path, zinc, hold, monkeypatch):
     """It says how many are left, and the engine goes on once it has said so."""
     note = servers_command.note
 
@@ -104,7 +98,7 @@ def test_stop_lets_answers_end(
     assert zinc("stop")[::2] == (2, "error: no server of this user is running\n")
 
 
-def test_stop_now_cuts_them(tiny_model_path: Path, tmp_path: Path, zinc: Zinc, hold: Path) -> None:
+def test_stop_now_cuts_them(tiny_model_path, tmp_path, zinc, hold):
     """After a stop that gave up waiting, which says what to do."""
     with (
         process(tiny_model_path, tmp_path, hold=hold) as (server, http),
@@ -122,7 +116,7 @@ def test_stop_now_cuts_them(tiny_model_path: Path, tmp_path: Path, zinc: Zinc, h
         assert server.wait(PATIENCE_SECONDS) == 130
 
 
-def test_one_of_several_has_to_be_named(tiny_model_path: Path, tmp_path: Path, zinc: Zinc) -> None:
+def test_one_of_several_has_to_be_named(tiny_model_path, tmp_path, zinc):
     with (
         process(tiny_model_path, tmp_path) as (first, _),
         process(tiny_model_path, tmp_path) as (second, _),
@@ -133,7 +127,7 @@ def test_one_of_several_has_to_be_named(tiny_model_path: Path, tmp_path: Path, z
         assert [server.pid for server in present()] == [first.pid]
 
 
-def test_another_process_with_its_number_is_left_alone(own_folder: Path, zinc: Zinc) -> None:
+def test_another_process_with_its_number_is_left_alone(own_folder, zinc):
     """A file from before a restart names this very process: it is removed, and nobody is ended."""
     own_folder.mkdir(parents=True)
     about = {"url": "http://127.0.0.1:1", "model": "m", "tier": "cpu", "slots": 1}

@@ -1,7 +1,5 @@
 """``zinc-rt serve`` as a process: it says where it listens, and ends as it is told."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -62,9 +60,7 @@ def process(
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_it(
-    tiny_model_path: Path, tmp_path: Path, hold: Path, number: signal.Signals, code: int
-) -> None:
+def test_a_signal_ends_it(tiny_model_path, tmp_path, hold, number, code):
     """SIGTERM lets what runs end and refuses new work, Ctrl-C cuts it, and says so; neither leaves
     a traceback."""
     with process(tiny_model_path, tmp_path, hold=hold) as (server, http):
@@ -96,7 +92,7 @@ def test_a_signal_ends_it(
         assert error["code"] == "engine_stopped"
 
 
-def test_a_signal_right_after_it_is_ready_drains(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_a_signal_right_after_it_is_ready_drains(tiny_model_path, tmp_path):
     """What asks for ``/ready`` and then has it stop may do so at once."""
     line = server_command(tiny_model_path, "--port", "0")
     with subprocess.Popen(line, env=server_environment(tmp_path), stderr=subprocess.PIPE) as server:
@@ -156,9 +152,7 @@ def script_that_serves(
         (signal.SIGINT, 130, ""),
     ],
 )
-def test_a_signal_while_it_loads_ends_it(
-    tiny_model_path: Path, tmp_path: Path, number: signal.Signals, code: int, said: str
-) -> None:
+def test_a_signal_while_it_loads_ends_it(tiny_model_path, tmp_path, number, code, said):
     """Nobody is connected yet, so nothing is waited for."""
     with script_that_serves(LOADING, tiny_model_path, tmp_path) as (server, errors):
         while (line := errors.readline()) != "loaded\n":
@@ -182,9 +176,7 @@ runpy.run_module("harness", run_name="__main__")
 """
 
 
-def test_a_third_signal_ends_a_server_that_does_not_stop(
-    tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_a_third_signal_ends_a_server_that_does_not_stop(tiny_model_path, tmp_path):
     """At once and without a traceback, whatever its threads do."""
     number = signal.SIGINT
     with script_that_serves(CLOSING, tiny_model_path, tmp_path) as (server, errors):
@@ -196,7 +188,7 @@ def test_a_third_signal_ends_a_server_that_does_not_stop(
         assert "Traceback" not in errors.read()
 
 
-def test_sighup_reads_the_tenants_again(tiny_model_path: Path, tmp_path: Path) -> None:
+def test_sighup_reads_the_tenants_again(tiny_model_path, tmp_path):
     """At once, whether or not anybody asks, and what runs goes on."""
     tenants = tmp_path / "tenants.toml"
     tenants.write_text(ALICE)
@@ -211,9 +203,7 @@ def test_sighup_reads_the_tenants_again(tiny_model_path: Path, tmp_path: Path) -
         assert server.wait(PATIENCE_SECONDS) == 0
 
 
-def test_it_says_how_to_ask_and_tells_its_supervisor(
-    tiny_model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_how_to_ask_and_tells_its_supervisor(tiny_model_path, tmp_path, monkeypatch):
     """The curl line, as a shell reads it, is a request that is answered."""
     address = tmp_path / "notify"
     monkeypatch.setenv("NOTIFY_SOCKET", str(address))
@@ -236,9 +226,7 @@ def test_it_says_how_to_ask_and_tells_its_supervisor(
             assert server.wait(PATIENCE_SECONDS) == 0
 
 
-def test_a_log_that_cannot_be_written_holds_up_nothing(
-    tiny_model_path: Path, tmp_path: Path
-) -> None:
+def test_a_log_that_cannot_be_written_holds_up_nothing(tiny_model_path, tmp_path):
     """What read it has ended: from the first line on."""
     line = server_command(tiny_model_path, "--port", "0", "--context", "256")
     reading, writing = os.pipe()

@@ -1,8 +1,6 @@
 """``echo`` with ``logprobs``: how likely the tokens of a prompt are, by the definition, to the bit,
 whatever was cached and whoever else asks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from openai import OpenAI
 
 from contract.types import Request
 from harness.host.collectors import PromptScores
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from harness.serve.run import Running
 from reference.ops.log_probabilities import log_probabilities
 from reference.sched.scores import TokenScores
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
 
@@ -48,9 +43,7 @@ def by_definition(path: Path, tokens: Sequence[int]) -> list[float]:
     return found
 
 
-def test_the_values_are_those_of_the_definition(
-    server: Running, http: Http, tiny_model_path: Path
-) -> None:
+def test_the_values_are_those_of_the_definition(server, http, tiny_model_path):
     tokens = server.service.model.tokenizer.encode(PROMPT)
     told = logprobs(http, PROMPT)
     assert told["token_logprobs"] == [None, *by_definition(tiny_model_path, tokens)]
@@ -66,7 +59,7 @@ def test_the_values_are_those_of_the_definition(
     assert other["token_logprobs"] != told["token_logprobs"]
 
 
-def test_what_is_cached_changes_nothing(server: Running, http: Http) -> None:
+def test_what_is_cached_changes_nothing(server, http):
     """Every logit is computed, though the prefix is known and was found for the request before."""
     first = scored(http, PROMPT)
     plain = {"prompt": PROMPT, "max_tokens": 1, "seed": 1}
@@ -77,7 +70,7 @@ def test_what_is_cached_changes_nothing(server: Running, http: Http) -> None:
     assert again["choices"] == first["choices"]
 
 
-def test_generated_tokens_are_as_likely_as_the_same_ones_given(http: Http) -> None:
+def test_generated_tokens_are_as_likely_as_the_same_ones_given(http):
     """What an answer says of its tokens and what scoring says of them is one thing; and a greedy
     answer is the likeliest everywhere, as evaluation harnesses look at it."""
     greedy = {"max_tokens": 8, "temperature": 0, "logprobs": 3, "ignore_eos": True}
@@ -96,7 +89,7 @@ def test_generated_tokens_are_as_likely_as_the_same_ones_given(http: Http) -> No
         assert listed["token_logprobs"][1] == max(listed["top_logprobs"][1].values())
 
 
-def test_an_end_is_a_token_too(server: Running, http: Http) -> None:
+def test_an_end_is_a_token_too(server, http):
     """As many are listed as are counted, so that a prompt's are those before an answer's; a message
     has only those that say something."""
     (end, *_) = server.service.model.tokenizer.eog_ids
@@ -120,7 +113,7 @@ def test_an_end_is_a_token_too(server: Running, http: Http) -> None:
     assert not any(choice["logprobs"] for choice in choices)
 
 
-def test_streams_choices_and_digests(client: OpenAI, http: Http) -> None:
+def test_streams_choices_and_digests(client, http):
     """A stream says the same as a whole answer, of every choice; the digest is of what was sampled
     from, as without the prompt's tokens."""
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 4, "seed": 5, "n": 2}
@@ -148,7 +141,7 @@ def test_streams_choices_and_digests(client: OpenAI, http: Http) -> None:
         assert choice.logprobs.text_offset == offsets[number]
 
 
-def test_a_prompt_of_one_token_and_answers_of_none(http: Http) -> None:
+def test_a_prompt_of_one_token_and_answers_of_none(http):
     told = scored(http, [104])["choices"][0]
     assert told["logprobs"]["token_logprobs"] == [None]
     assert (told["text"], told["finish_reason"]) == ("h", "length")
@@ -159,7 +152,7 @@ def test_a_prompt_of_one_token_and_answers_of_none(http: Http) -> None:
     assert http.post("/v1/chat/completions", chat).error["param"] == "max_tokens"
 
 
-def test_scores_that_come_again_are_taken_once() -> None:
+def test_scores_that_come_again_are_taken_once():
     """As of a request that goes on elsewhere, after tokens of its answer."""
     request = Request(1, (5, 6, 7, 8), 4, score_from=1, score_top=2)
     logs = np.arange(6, dtype=np.float32)
@@ -174,7 +167,7 @@ def test_scores_that_come_again_are_taken_once() -> None:
     assert scores.tokens[3].top == ((6, 6.0), (7, 7.0))
 
 
-def test_logits_that_are_not_finite_are_an_error(tmp_path: Path, serve: Serve) -> None:
+def test_logits_that_are_not_finite_are_an_error(tmp_path, serve):
     """A model that fails is no list of numbers that are none."""
     with serve(slots=1) as server:
         runner = server.service.model.driver.call(lambda engine: engine.runner)

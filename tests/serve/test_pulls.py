@@ -1,11 +1,5 @@
 """A pull that is given up while it ends."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
-import pytest
-
 from harness import catalog
 from harness.serve import pulls
 from tests.patience import PATIENCE_SECONDS
@@ -20,9 +14,7 @@ class GivenUpAtItsEnd(pulls.Pull):
         super()._note(status, completed, total)
 
 
-def test_who_follows_a_pull_hears_of_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_follows_a_pull_hears_of_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "find_model", lambda name: name)
     monkeypatch.setattr(catalog, "pull", lambda *arguments: None)
     pull = GivenUpAtItsEnd("a model", tmp_path)

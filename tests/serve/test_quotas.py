@@ -1,7 +1,5 @@
 """Who asks for more than is theirs gets 429, while others are served; 503 is for all."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 
@@ -14,7 +12,7 @@ from harness.serve.run import Running
 from reference.engine import Engine
 from tests.patience import wait_until
 from tests.serve.calling import client_waits
-from tests.serve.conftest import Serve
+from tests.serve.engine_child import statistics_of
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
@@ -25,7 +23,7 @@ BODY = {"model": "tiny", "prompt": "abc", "max_tokens": 2, "seed": 1}
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def keyed(serve, tmp_path_factory) -> Iterator[Running]:
     keys = {"greedy": GREEDY, "other": OTHER, "third": THIRD}
     path = write_tenants(tmp_path_factory.mktemp("quotas"), keys, greedy={"max_waiting": 1})
     with serve(queue_depth=DEPTH, tenants=path) as server:
@@ -33,7 +31,7 @@ def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
 
 
 @pytest.fixture
-def held(keyed: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def held(keyed, monkeypatch) -> Iterator[threading.Event]:
     """Nobody is admitted before the event is set."""
     begin, step = threading.Event(), Engine.step
 
@@ -47,7 +45,7 @@ def held(keyed: Running, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.
 
 
 def waiting(server: Running) -> int:
-    return server.service.model.driver.call(lambda engine: engine.statistics.waiting)
+    return server.service.model.driver.call(statistics_of).waiting
 
 
 def asking(server: Running, key: str) -> Callable[[], Reply]:
@@ -67,9 +65,7 @@ def asking(server: Running, key: str) -> Callable[[], Reply]:
     return answer
 
 
-def test_beyond_ones_own_line_is_429_and_beyond_all_places_503(
-    keyed: Running, held: threading.Event
-) -> None:
+def test_beyond_ones_own_line_is_429_and_beyond_all_places_503(keyed, held):
     http = Http(keyed.url)
     before = rejected(http)
     answers = [asking(keyed, GREEDY)]
@@ -96,9 +92,7 @@ def rejected(http: Http) -> int:
     return http.get("/v1/tenants/1/usage", **bearer(GREEDY)).json["total"]["rejected"]
 
 
-def test_openais_client_waits_and_asks_again(
-    keyed: Running, held: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_openais_client_waits_and_asks_again(keyed, held, monkeypatch):
     """As long as it is told to, and then it is answered; without retries it has its own error."""
     first = asking(keyed, GREEDY)
     with OpenAI(base_url=f"{keyed.url}/v1", api_key=GREEDY, max_retries=0) as client:
@@ -119,7 +113,7 @@ def test_openais_client_waits_and_asks_again(
     assert waited == [1.0]
 
 
-def test_what_could_never_wait_at_once_is_a_bad_request(keyed: Running) -> None:
+def test_what_could_never_wait_at_once_is_a_bad_request(keyed):
     """Asking again would not help, so nobody is told to."""
     http = Http(keyed.url)
     for key, n, most in ((GREEDY, 2, 1), (OTHER, 3, 2)):

@@ -1,7 +1,5 @@
 """Keys, chains, trees and the canonical form of receipts."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -37,7 +35,7 @@ from tests.patience import PATIENCE_SECONDS
 
 
 @pytest.fixture(autouse=True)
-def a_slow_disk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def a_slow_disk_is_waited_for(monkeypatch) -> None:
     """By whoever waits for a lock."""
     monkeypatch.setattr("harness.serve.receipts.keys.LOCK_SECONDS", 2 * PATIENCE_SECONDS)
     monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
@@ -55,7 +53,7 @@ def payload(number: int) -> dict[str, Any]:
     return base_payload(f"cmpl-{number}", "completion") | FACTS
 
 
-def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_key_is_its_owners_alone(tmp_path):
     key = open_key(tmp_path / "folder")
     path = tmp_path / "folder" / PRIVATE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -73,7 +71,7 @@ def test_a_key_is_its_owners_alone(tmp_path: Path) -> None:
         open_key(tmp_path / "folder")
 
 
-def test_a_rotated_key_is_signed_by_the_one_before(tmp_path: Path) -> None:
+def test_a_rotated_key_is_signed_by_the_one_before(tmp_path):
     first, second = open_key(tmp_path), rotate_receipt_key(tmp_path)
     third = rotate_receipt_key(tmp_path)
     keys = [first.public, second.public, third.public]
@@ -89,7 +87,7 @@ def test_a_rotated_key_is_signed_by_the_one_before(tmp_path: Path) -> None:
             public_keys(path)
 
 
-def test_all_who_open_a_new_folder_at_once_have_one_key(tmp_path: Path) -> None:
+def test_all_who_open_a_new_folder_at_once_have_one_key(tmp_path):
     """As two servers do that start together."""
     for number in range(10):
         folder, begin = tmp_path / str(number), threading.Barrier(4)
@@ -103,7 +101,7 @@ def test_all_who_open_a_new_folder_at_once_have_one_key(tmp_path: Path) -> None:
         assert keys == set(public_keys(folder)) == {open_key(folder).public}
 
 
-def test_rotations_at_once_follow_each_other(tmp_path: Path) -> None:
+def test_rotations_at_once_follow_each_other(tmp_path):
     first = open_key(tmp_path)
     with ThreadPoolExecutor(4) as threads:
         rotated = [threads.submit(rotate_receipt_key, tmp_path) for _ in range(8)]
@@ -116,9 +114,7 @@ def test_rotations_at_once_follow_each_other(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [PRIVATE, HISTORY])
-def test_a_rotation_without_room_on_the_disk_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_rotation_without_room_on_the_disk_changes_nothing(tmp_path, monkeypatch, name):
     """The old key signs, and the next rotation follows it."""
     first, replace = open_key(tmp_path), os.replace
 
@@ -137,7 +133,7 @@ def test_a_rotation_without_room_on_the_disk_changes_nothing(
     assert {path.name for path in tmp_path.iterdir()} == {PRIVATE, HISTORY, LOCK}
 
 
-def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path: Path) -> None:
+def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path):
     """It may be a private key; a copy of the owner's stays."""
     key = open_key(tmp_path)
     killed = [tmp_path / f".{name}.{number:016x}.partial" for name in (PRIVATE, HISTORY)
@@ -152,9 +148,7 @@ def test_what_a_killed_process_wrote_of_a_key_goes(tmp_path: Path) -> None:
     assert all(path.exists() for path in kept)
 
 
-def test_what_another_process_writes_of_a_key_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_another_process_writes_of_a_key_stays(tmp_path, monkeypatch):
     """Who opens the folder meanwhile waits for it, and has the key that it made."""
     open_key(tmp_path)
     replace, opened = os.replace, []
@@ -173,7 +167,7 @@ def test_what_another_process_writes_of_a_key_stays(
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted((LOCK, PRIVATE, HISTORY))
 
 
-def test_a_key_without_its_public_half_gets_it_again(tmp_path: Path) -> None:
+def test_a_key_without_its_public_half_gets_it_again(tmp_path):
     """A process that ended between the two files; without the private key nothing is made."""
     key = open_key(tmp_path)
     (tmp_path / HISTORY).unlink()
@@ -185,7 +179,7 @@ def test_a_key_without_its_public_half_gets_it_again(tmp_path: Path) -> None:
     assert public_keys(tmp_path) == [key.public]
 
 
-def test_a_key_that_goes_while_a_store_is_open_is_a_problem_of_storage(tmp_path: Path) -> None:
+def test_a_key_that_goes_while_a_store_is_open_is_a_problem_of_storage(tmp_path):
     """Gone, readable by others, or no key at all; then it is back, and the chain goes on."""
     with ReceiptStore(tmp_path) as store:
         store.add(7, payload(1), [])
@@ -205,7 +199,7 @@ def test_a_key_that_goes_while_a_store_is_open_is_a_problem_of_storage(tmp_path:
         assert store.add(7, payload(2), [])["payload"]["number"] == 2
 
 
-def test_a_running_store_signs_with_a_rotated_key(tmp_path: Path) -> None:
+def test_a_running_store_signs_with_a_rotated_key(tmp_path):
     with ReceiptStore(tmp_path) as store:
         before = store.add(7, payload(1), [])
         rotated = rotate_receipt_key(tmp_path)
@@ -217,7 +211,7 @@ def test_a_running_store_signs_with_a_rotated_key(tmp_path: Path) -> None:
     assert chain_verdict(receipts) == []
 
 
-def test_a_chain_stays_one_with_many_writers(tmp_path: Path) -> None:
+def test_a_chain_stays_one_with_many_writers(tmp_path):
     """Two stores of one folder, as two processes have, and several threads each."""
     with ReceiptStore(tmp_path) as first, ReceiptStore(tmp_path) as second:
 
@@ -242,7 +236,7 @@ def test_a_chain_stays_one_with_many_writers(tmp_path: Path) -> None:
     assert chain_verdict(chain) == []
 
 
-def test_files_of_a_store_are_its_owners_alone(tmp_path: Path) -> None:
+def test_files_of_a_store_are_its_owners_alone(tmp_path):
     before = os.umask(0)
     try:
         with ReceiptStore(tmp_path / "folder") as store:
@@ -257,7 +251,7 @@ def test_files_of_a_store_are_its_owners_alone(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}
 
 
-def test_the_tree_is_that_of_rfc_9162() -> None:
+def test_the_tree_is_that_of_rfc_9162():
     """The roots that Certificate Transparency's own tests have for these leaves."""
     leaves = [bytes.fromhex(text) for text in (
         "", "00", "10", "2021", "3031", "40414243", "5051525354555657",
@@ -276,7 +270,7 @@ def test_the_tree_is_that_of_rfc_9162() -> None:
     assert tree_root([b"x"]) == one
 
 
-def test_the_canonical_form_is_that_of_rfc_8785() -> None:
+def test_the_canonical_form_is_that_of_rfc_8785():
     """The example of the standard, and its table of numbers."""
     value = {
         "numbers": [333333333.33333329, 1e30, 4.50, 2e-3, 0.000000000000000000000000001],
@@ -306,9 +300,7 @@ def test_the_canonical_form_is_that_of_rfc_8785() -> None:
             canonical(wrong)
 
 
-def test_the_command_makes_rotates_and_exports(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_makes_rotates_and_exports(tmp_path, capsys):
     flags = ["--receipts", str(tmp_path)]
     assert main(["receipts", "list", *flags]) == 2
     assert main(["receipts", "key", *flags]) == 0

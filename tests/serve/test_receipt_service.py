@@ -1,10 +1,7 @@
 """Receipts of a server with tenants, and of one whose disk is full."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +10,6 @@ from harness.serve.receipts.document import Receipt, parse_receipt
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.receipts.verify import chain_verdict
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
 from tests.serve.test_full_disk import FullDisk
@@ -25,7 +21,7 @@ COMPLETIONS, EMBEDDINGS = "/v1/completions", "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def keyed(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def keyed(serve, tmp_path_factory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("tenants")
     with serve(tenants=tenants_file(folder), receipts=folder / "receipts") as server:
         yield server
@@ -38,7 +34,7 @@ def fetched(http: Http, key: str) -> list[Receipt]:
     return [parse_receipt(document.body, "receipt") for document in documents]
 
 
-def test_who_gets_an_id_later_reads_no_receipt_of_before(serve: Serve, tmp_path: Path) -> None:
+def test_who_gets_an_id_later_reads_no_receipt_of_before(serve, tmp_path):
     """Nor who it was before that. The chain of the id goes on, for who exports it."""
     path = write_tenants(tmp_path, {"alice": ALICE})
     with serve(tenants=path, receipts=tmp_path / "receipts") as server:
@@ -58,7 +54,7 @@ def test_who_gets_an_id_later_reads_no_receipt_of_before(serve: Serve, tmp_path:
         assert http.get("/v1/receipts/latest", **bearer(ALICE)).json["payload"]["number"] == 3
 
 
-def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
+def test_every_tenant_has_a_chain_of_its_own(keyed):
     http = Http(keyed.url)
     for key in (ALICE, BOB, ALICE, ALICE, BOB):
         assert http.post(COMPLETIONS, BODY, **bearer(key)).status == 200
@@ -81,9 +77,7 @@ def test_every_tenant_has_a_chain_of_its_own(keyed: Running) -> None:
     assert http.get("/v1/receipts/latest", **bearer(OPERATOR)).status == 404
 
 
-def test_a_receipt_that_cannot_be_stored_fails_its_answer(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_receipt_that_cannot_be_stored_fails_its_answer(serve, tmp_path, monkeypatch):
     """Whole answers, streams and vectors that had begun when the disk filled; then all goes on, and
     the chain has no gap."""
     monkeypatch.setattr(ReceiptStore, "check", lambda store: None)

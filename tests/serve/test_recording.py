@@ -1,22 +1,16 @@
 """What a server computed for many at once, done again from its trace."""
 
-from __future__ import annotations
-
 import stat
 import threading
-from pathlib import Path
 
 import pytest
 
 from contract.errors import ConfigError
 from harness import replay
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 
-def test_a_server_leaves_a_trace_that_replays(
-    serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_leaves_a_trace_that_replays(serve, tmp_path, capsys):
     """Of requests that came together; one byte of it changed is noticed."""
     folder = tmp_path / "traces"
     with serve(record=folder) as server:
@@ -47,7 +41,7 @@ def test_a_server_leaves_a_trace_that_replays(
     assert replay.main([str(trace), "--tier", "cpu"]) != 0
 
 
-def test_a_folder_that_cannot_be_made(serve: Serve, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made(serve, tmp_path):
     file = tmp_path / "file"
     file.write_text("")
     with pytest.raises(ConfigError, match="cannot record there"), serve(record=file / "traces"):

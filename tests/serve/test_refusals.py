@@ -1,7 +1,5 @@
 """What is refused, how it is told, and that nothing else comes of it."""
 
-from __future__ import annotations
-
 import json
 from socket import gethostname
 
@@ -11,9 +9,8 @@ from hypothesis import strategies as st
 
 from contract.errors import DoesNotFit, QueueFull, TemplateError, TenantQueueFull
 from harness.serve.errors import as_api_error
-from harness.serve.run import Running
 from harness.serve.strict_json import MAX_DEPTH, BadJson, loads
-from tests.serve.http import JSON, Http
+from tests.serve.http import JSON
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hello"}]
@@ -22,7 +19,7 @@ STOPS = list(range(32, 96))
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
-def test_a_limit_of_minus_one_is_none(http: Http, field: str) -> None:
+def test_a_limit_of_minus_one_is_none(http, field):
     """As LM Studio's clients send it: the answer is that without the field and llama.cpp's -1."""
     paths = [(CHAT, {"messages": MESSAGES})]
     if field == "max_tokens":
@@ -50,14 +47,14 @@ def test_a_limit_of_minus_one_is_none(http: Http, field: str) -> None:
         (b"{} {}", "not JSON"),
     ],
 )
-def test_json_that_is_refused(http: Http, body: bytes, says: str) -> None:
+def test_json_that_is_refused(http, body, says):
     reply = http.send("POST", CHAT, body, JSON)
     assert reply.status == 400
     assert reply.error["code"] == "invalid_json"
     assert says in reply.error["message"]
 
 
-def test_more_than_there_may_be_is_refused(http: Http) -> None:
+def test_more_than_there_may_be_is_refused(http):
     for path, body, param in (
         (CHAT, {"messages": MESSAGES, "stop": ["x"] * 1000}, "stop"),
         ("/v1/embeddings", {"input": ["a"] * 2049}, "input"),
@@ -67,7 +64,7 @@ def test_more_than_there_may_be_is_refused(http: Http) -> None:
         assert (refused.status, refused.error["param"]) == (400, param)
 
 
-def test_a_hundred_thousand_messages_are_refused(http: Http) -> None:
+def test_a_hundred_thousand_messages_are_refused(http):
     body = b'{"messages": [' + b",".join([b"{}"] * 100_000) + b"]}"
     assert http.send("POST", CHAT, body, JSON).error["param"] == "messages"
 
@@ -82,7 +79,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES)
-def test_whatever_is_json_is_read_as_it_is(value: object) -> None:
+def test_whatever_is_json_is_read_as_it_is(value):
     """With escapes, surrogate pairs among them, and without."""
     for ascii_only in (True, False):
         assert loads(json.dumps(value, ensure_ascii=ascii_only).encode()) == value
@@ -90,7 +87,7 @@ def test_whatever_is_json_is_read_as_it_is(value: object) -> None:
 
 @settings(max_examples=300)
 @given(st.binary(max_size=40))
-def test_bytes_are_a_value_or_refused(body: bytes) -> None:
+def test_bytes_are_a_value_or_refused(body):
     try:
         value = loads(body)
     except BadJson:
@@ -98,7 +95,7 @@ def test_bytes_are_a_value_or_refused(body: bytes) -> None:
     assert json.loads(body) == value
 
 
-def test_a_body_that_is_not_plain_json(http: Http) -> None:
+def test_a_body_that_is_not_plain_json(http):
     """A page of another site can send text and forms, but not JSON. Its browser says that it is
     one; ``curl -d`` sends the type of a form, and none of a browser's headers."""
     body = json.dumps({"messages": MESSAGES, "max_tokens": 1}).encode()
@@ -129,7 +126,7 @@ def test_a_body_that_is_not_plain_json(http: Http) -> None:
     ["evil.example", "evil.example:80", "", "a@localhost", "::", "[x", "evil.localhost",
      "localhost.evil.example"],
 )  # fmt: skip
-def test_a_foreign_name_is_refused(http: Http, host: str) -> None:
+def test_a_foreign_name_is_refused(http, host):
     """DNS rebinding: a page's own name that resolves to this machine."""
     for path in ("/health", "/v1/models"):
         reply = http.get(path, Host=host)
@@ -139,11 +136,11 @@ def test_a_foreign_name_is_refused(http: Http, host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["localhost:1", "127.0.0.1", "LOCALHOST", "[::1]:8080", "10.1.2.3", gethostname()]
 )
-def test_addresses_and_own_names_are_not(http: Http, host: str) -> None:
+def test_addresses_and_own_names_are_not(http, host):
     assert http.get("/health", Host=host).status == 200
 
 
-def test_pages_of_other_origins_are_refused(http: Http) -> None:
+def test_pages_of_other_origins_are_refused(http):
     for origin in ("http://evil.example", "null", "http://127.0.0.1:1"):
         assert http.get("/v1/models", Origin=origin).error["code"] == "origin_not_allowed"
     own = f"http://{http.address[0]}:{http.address[1]}"
@@ -152,7 +149,7 @@ def test_pages_of_other_origins_are_refused(http: Http) -> None:
     assert not [name for name in reply.headers if name.startswith("Access-Control")]
 
 
-def test_headers_the_client_decides_by() -> None:
+def test_headers_the_client_decides_by():
     """A full queue says when to come back; what cannot be mended by waiting says so."""
     full = as_api_error(QueueFull(4, 2.3))
     assert full is not None
@@ -169,9 +166,7 @@ def test_headers_the_client_decides_by() -> None:
     assert "secret" not in json.dumps(template.body)
 
 
-def test_a_fault_of_ours_tells_nothing(
-    server: Running, http: Http, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_fault_of_ours_tells_nothing(server, http, monkeypatch, caplog):
     """Neither the client nor the log gets the message, which may hold a prompt."""
 
     def fail(*arguments: object) -> None:
@@ -185,9 +180,7 @@ def test_a_fault_of_ours_tells_nothing(
     assert "SECRET" not in caplog.text
 
 
-def test_requests_are_logged_without_what_was_written(
-    http: Http, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_requests_are_logged_without_what_was_written(http, caplog):
     with caplog.at_level("INFO", "zinc_rt.serve"):
         message = {"role": "user", "content": "SECRET"}
         assert http.post(CHAT + "?q=SECRET", {"messages": [message], "max_tokens": 1}).status == 200

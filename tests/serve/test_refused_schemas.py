@@ -1,7 +1,5 @@
 """Schemas that no grammar holds exactly: every route answers 400 and names the keyword."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -108,9 +106,7 @@ def words_of(body: Any) -> str:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
-def test_every_route_refuses_what_no_grammar_holds(
-    hermes: Running, route: Any, stream: bool
-) -> None:
+def test_every_route_refuses_what_no_grammar_holds(hermes, route, stream):
     """Before a stream begins, in the dialect's form, with the keyword and where it stands."""
     http = Http(hermes.url)
     for keyword, schema in INEXACT.items():
@@ -124,7 +120,7 @@ def test_every_route_refuses_what_no_grammar_holds(
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
-def test_a_number_that_would_be_rounded_is_refused(hermes: Running, route: Any) -> None:
+def test_a_number_that_would_be_rounded_is_refused(hermes, route):
     """Reading the body rounds nothing that a grammar would be made of."""
     for keyword, values in ROUNDED.items():
         for value in values:
@@ -134,7 +130,7 @@ def test_a_number_that_would_be_rounded_is_refused(hermes: Running, route: Any) 
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
-def test_a_number_that_nothing_is_made_of_may_be_rounded(hermes: Running, route: Any) -> None:
+def test_a_number_that_nothing_is_made_of_may_be_rounded(hermes, route):
     """The control: in an annotation, and where binary64 has the number however it is written."""
     for keyword, value in (
         ("default", "0.12345678901234567891"),
@@ -158,7 +154,7 @@ def posted_exactly(hermes: Running, route: Any, keyword: str, value: str) -> Rep
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: route.__name__)
-def test_the_largest_exact_number_is_written_exactly(hermes: Running, route: Any) -> None:
+def test_the_largest_exact_number_is_written_exactly(hermes, route):
     """The control: the same bodies with 2^53 are answered, and the number has all its digits."""
     path, body = route(in_property({"const": 2**53}))
     limits = {"max_tokens": 200, "stream": False}

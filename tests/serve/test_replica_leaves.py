@@ -1,10 +1,8 @@
 """Leaves of receipts that replicas make: those of one engine, also where a request moves."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
@@ -12,21 +10,20 @@ from contract.types import Request, SamplingParams
 from harness.digest import RowDigests, RunningDigest
 from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
+from harness.host.remote.receivers import Receivers
+from harness.host.remote.work import Job, submission_of
 from harness.host.submissions import BothSinks, Submission
 from harness.leaves import leaves_of_rows
 from harness.serve.generation import Generation
 from harness.serve.model import ModelOptions, ServedModel, open_model
 from harness.serve.receipts.document import VERSION
-from harness.serve.replicas.replica import _Job
-from harness.serve.replicas.requested import ReplicaRequest
-from harness.serve.replicas.work import RequestUpdate
 
 TOKENS = 12
 REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, seed=4))
 
 
 @pytest.fixture(scope="module")
-def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+def model(tiny_model_path, tmp_path_factory) -> Iterator[ServedModel]:
     with ExitStack() as owned:
         session = SessionOptions(tier="cpu", context=256, slots=2, digests=True)
         digests = tmp_path_factory.mktemp("digests") / "digests.json"
@@ -35,7 +32,7 @@ def model(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.fixture(scope="module")
-def expected(model: ServedModel) -> tuple[list[int], list[str]]:
+def expected(model) -> tuple[list[int], list[str]]:
     """The tokens and leaves of one engine's answer."""
     generation = Generation(model, [REQUEST], leaves=VERSION)
     for events in generation.taken(1.0):
@@ -43,47 +40,29 @@ def expected(model: ServedModel) -> tuple[list[int], list[str]]:
     return generation.tokens[0], generation.step_digests[0]
 
 
-def follow(model: ServedModel, requested: ReplicaRequest, tokens: tuple[int, ...]) -> None:
+def follow(model: ServedModel, receivers: Receivers, tokens: tuple[int, ...]) -> None:
     """A replica's part of a request that has come to ``tokens``, batch by batch."""
-    job = _Job(requested.work(tokens), model)
+    job = Job(replace(receivers.work, tokens=tokens), model.grammars)
     stream = model.driver.open_stream()
-    (refused,) = model.driver.submit_to(stream, [job.submission])
+    (refused,) = model.driver.submit_to(stream, [submission_of([job])])
     assert refused is None
     ended = False
     while not ended:
         events = tuple(one.event for one in stream.take(1.0))
         ended = any(event.finish_reason is not None for event in events)
-        digested, digests = job.new_digests()
-        leaves_from, leaves = job.new_leaves()
-        requested.receive(
-            RequestUpdate(
-                "r",
-                events,
-                0,
-                0,
-                True,
-                model.driver.statistics,
-                digested=digested,
-                digests=digests,
-                leaves_from=leaves_from,
-                leaves=leaves,
-            )
-        )
+        receivers.receive(job.results(ended))
 
 
 @pytest.mark.parametrize("moved", [0, 5])
 @pytest.mark.parametrize("hashed", [False, True])
-def test_leaves_are_those_of_one_engine(
-    model: ServedModel, expected: tuple[list[int], list[str]], moved: int, hashed: bool
-) -> None:
+def test_leaves_are_those_of_one_engine(model, expected, moved, hashed):
     """From the beginning, after tokens of another replica, and beside a hash of whole rows."""
     tokens, leaves = expected
     sink: RowDigests | BothSinks
-    sink = receiver = leaves_of_rows(VERSION, digests=True)[0]
+    receiver, output = leaves_of_rows(VERSION, digests=not hashed)
     running = RunningDigest()
-    if hashed:
-        sink = BothSinks(running, receiver)
-    requested = ReplicaRequest.of(REQUEST, Submission([REQUEST], {REQUEST.id: sink}))
-    follow(model, requested, tuple(tokens[:moved]))
+    sink = BothSinks(running, receiver) if hashed else receiver
+    submission = Submission([REQUEST], {REQUEST.id: sink}, output=output)
+    follow(model, Receivers.of(REQUEST, submission), tuple(tokens[:moved]))
     assert receiver.first(TOKENS) == leaves
     assert len(running.digests) == (TOKENS if hashed else 0)

@@ -1,14 +1,11 @@
 """Several engines as one, under Ray Serve: a stream outlives the replica it began on."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,12 +13,12 @@ import psutil
 import pytest
 
 from contract.types import Request
+from harness.host.remote.receivers import Receivers
+from harness.host.remote.work import Work
 from harness.host.watch import RequestFacts
 from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
-from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.work import AnswerEnd, RequestUpdate
-from harness.serve.run import Running
 from tests.needs import need_installed
 from tests.patience import wait_until
 from tests.serve.dialect_streams import EVENTS, NAMED, OTHER_DIALECTS, TOKENS, streamed_of, whole_of
@@ -38,19 +35,12 @@ STREAMS = 8
 def asked(number: int, stream: bool) -> dict[str, object]:
     """What client ``number`` asks: sampled, penalized, with digests, some with the prompt."""
     return {
-        "echo": number % 4 == 3,
-        "logits_digest": True,
+        "echo": number % 4 == 3, "logits_digest": True,
         "stream_options": {"include_usage": True} if stream else None,
-        "prompt": "the quick brown fox"[: 10 + number],
-        "max_tokens": TOKENS,
-        "temperature": 0.9,
-        "repetition_penalty": 1.2 if number % 2 else 1.0,
-        "logprobs": 2,
-        **NAMED,
-        "seed": number,
-        "ignore_eos": True,
-        "stream": stream,
-    }
+        "prompt": "the quick brown fox"[: 10 + number], "max_tokens": TOKENS, "temperature": 0.9,
+        "repetition_penalty": 1.2 if number % 2 else 1.0, "logprobs": 2, **NAMED, "seed": number,
+        "ignore_eos": True, "stream": stream,
+    }  # fmt: skip
 
 
 class Listener:
@@ -105,7 +95,7 @@ class Listener:
 
 
 @pytest.fixture(scope="module")
-def served(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(tiny_model_path, tmp_path_factory) -> Iterator[Served]:
     """A server on two replicas, the processes of the replicas, and what it logs."""
     need_installed("ray", "ray")
     folder = tmp_path_factory.mktemp("ray")
@@ -149,7 +139,7 @@ def busiest(server: psutil.Process) -> tuple[psutil.Process, psutil.Process]:
     return (both[0], both[1]) if first > second else (both[1], both[0])
 
 
-def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
+def test_streams_go_on_where_a_replica_dies(served):
     """Without a seam: the same text, tokens and log-probabilities as when nothing happens."""
     server, http, logged = served
     victim, _ = replicas(server)
@@ -173,7 +163,7 @@ def test_streams_go_on_where_a_replica_dies(served: Served) -> None:
     assert all(0 < tokens < TOKENS for tokens in moved), moved
 
 
-def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
+def test_what_is_asked_of_all_engines_is_summed(served):
     """Slots of both, and of a tenant what it was given by any; refusals are as ever."""
     server, http, _ = served
     wait_until(lambda: len(replicas(server)) == 2)
@@ -185,7 +175,7 @@ def test_what_is_asked_of_all_engines_is_summed(served: Served) -> None:
     assert b"zinc_rt:num_requests_running" in http.get("/metrics").body
 
 
-def test_tokens_behind_the_end_of_an_answer_count_on_no_replica(served: Served) -> None:
+def test_tokens_behind_the_end_of_an_answer_count_on_no_replica(served):
     """Behind a stop string, and of a client that leaves: the replicas' ledgers are the server's."""
     _, http, _ = served
 
@@ -226,17 +216,12 @@ FORMAT = {"type": "regex", "regex": "([ab]{2} ){60}"}
 def chat(seed: int, stream: bool) -> dict[str, object]:
     """An answer of a form, which takes a while."""
     return {
-        "messages": [{"role": "user", "content": "go"}],
-        "response_format": FORMAT,
-        "max_tokens": 190,
-        "temperature": 1.0,
-        **NAMED,
-        "seed": seed,
-        "stream": stream,
-    }
+        "messages": [{"role": "user", "content": "go"}], "response_format": FORMAT,
+        "max_tokens": 190, "temperature": 1.0, **NAMED, "seed": seed, "stream": stream,
+    }  # fmt: skip
 
 
-def test_replicas_answer_as_one_engine_does(served: Served, server: Running) -> None:
+def test_replicas_answer_as_one_engine_does(served, server):
     """To the byte: formats, prompts' log-probabilities, digests and vectors."""
     _, http, _ = served
     alone = Http(server.url)
@@ -259,7 +244,7 @@ def test_replicas_answer_as_one_engine_does(served: Served, server: Running) -> 
     assert http.post("/v1/embeddings", long).error["param"] == "input"
 
 
-def test_answers_of_replicas_have_receipts(served: Served, server: Running) -> None:
+def test_answers_of_replicas_have_receipts(served, server):
     """Which verify, with whole rows hashed and without, of streams, texts and results."""
     _, http, _ = served
     model = server.service.model
@@ -276,7 +261,7 @@ def test_answers_of_replicas_have_receipts(served: Served, server: Running) -> N
         assert verdict.problems == []
 
 
-def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
+def test_a_format_holds_where_a_replica_dies(served):
     """The masks go on from where the answer has come to."""
     server, http, _ = served
     wait_until(lambda: len(replicas(server)) == 2)
@@ -297,7 +282,7 @@ def test_a_format_holds_where_a_replica_dies(served: Served) -> None:
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["the idle one", "theirs"])
-def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served, dies: bool) -> None:
+def test_streams_of_other_dialects_go_on_where_a_replica_dies(served, dies):
     """Their replica is the one that dies: all of them move, and have the text, tokens and events of
     an answer that nothing happens to. Where the other replica dies, none of them moves."""
     server, http, logged = served
@@ -324,7 +309,7 @@ def test_streams_of_other_dialects_go_on_where_a_replica_dies(served: Served, di
     assert all(0 < tokens < 200 for tokens in moved), moved
 
 
-def test_who_leaves_frees_the_slot_of_the_replica(served: Served) -> None:
+def test_who_leaves_frees_the_slot_of_the_replica(served):
     _, http, _ = served
     with http.connected() as connection:
         body = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True}
@@ -341,7 +326,7 @@ def live(http: Http) -> int:
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_request_cancelled_before_its_replica_is_known_counts_no_tokens() -> None:
+def test_a_request_cancelled_before_its_replica_is_known_counts_no_tokens():
     """Its first update comes after the client has left: the replica hears how long the answer
     is."""
     from harness.serve.replicas.driver import _Pump
@@ -365,6 +350,6 @@ def test_a_request_cancelled_before_its_replica_is_known_counts_no_tokens() -> N
         forget=lambda pump: None,
     )
     facts = RequestFacts(0.0)
-    pump = _Pump(driver, ReplicaRequest(request), facts)  # type: ignore[arg-type]
+    pump = _Pump(driver, Receivers(Work(request)), facts)  # type: ignore[arg-type]
     pump.run()
     assert ends == [AnswerEnd("a replica", 7, 0)]

@@ -1,7 +1,5 @@
 """Answers taken apart: the calls that real templates write, in any pieces, and nothing is lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -82,7 +80,7 @@ def shared(name: str) -> str:
 
 
 @pytest.fixture(scope="module", params=WRITTEN)
-def written(request: pytest.FixtureRequest) -> Any:
+def written(request) -> Any:
     """(syntax, what a model would have written for calls, most calls) of a family."""
     syntax, source, before, after, most = WRITTEN[request.param]
     with ChatTemplate(source(), source="m.gguf") as template:
@@ -150,7 +148,7 @@ values = st.fixed_dictionaries(
 )
 
 
-def test_what_a_template_writes_is_read_back(written: Any) -> None:
+def test_what_a_template_writes_is_read_back(written):
     """Calls as the model's own template shows them to it."""
     syntax, text_of, most = written
     reasoning, content, calls = read(syntax, [text_of(CALLS[:most])])
@@ -161,7 +159,7 @@ def test_what_a_template_writes_is_read_back(written: Any) -> None:
 
 
 @given(data=st.data())
-def test_any_arguments_in_any_pieces(written: Any, data: st.DataObject) -> None:
+def test_any_arguments_in_any_pieces(written, data):
     """Whatever the arguments and however the text is cut: the same calls, and the same text."""
     syntax, text_of, most = written
     names = st.lists(st.sampled_from(sorted(FUNCTIONS)), min_size=1, max_size=most)
@@ -210,14 +208,7 @@ SYNTAXES += [FENCED_CALLS, KIMI_CALLS, KeyedJsonCalls(), PythonAnswer(), OLMO_CA
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda s: type(s).__name__)
 @given(text=MARKED, where=places, enforced=st.booleans(), many=st.booleans(), data=st.data())
-def test_pieces_never_matter(
-    syntax: CallSyntax | None,
-    text: str,
-    where: list[int],
-    enforced: bool,
-    many: bool,
-    data: st.DataObject,
-) -> None:
+def test_pieces_never_matter(syntax, text, where, enforced, many, data):
     """Also for what no model should write."""
     options = {
         "reasoning": data.draw(st.sampled_from([None, *REASONING])),
@@ -232,7 +223,7 @@ def test_pieces_never_matter(
 @given(text=MARKED)
 @example(text="<TOOLCALL>[]</TOOLCALL>")
 @example(text="[TOOL_CALLS][]")
-def test_no_text_is_lost(syntax: CallSyntax | None, text: str) -> None:
+def test_no_text_is_lost(syntax, text):
     """What is told without a call is the text itself, but for nothing at all."""
     _, content, calls = read(syntax, [text])
     if not calls:
@@ -240,7 +231,7 @@ def test_no_text_is_lost(syntax: CallSyntax | None, text: str) -> None:
 
 
 @given(text=MARKED, where=places)
-def test_thoughts_and_text_are_all_there_is(text: str, where: list[int]) -> None:
+def test_thoughts_and_text_are_all_there_is(text, where):
     """Nothing but the marks and the blanks beside them is left out."""
     reasoning, content, _ = read(None, cut(text, where), reasoning=REASONING[0], functions={})
 
@@ -264,78 +255,22 @@ def test_thoughts_and_text_are_all_there_is(text: str, where: list[int]) -> None
         ("<think></think>a</think>", ("", "a</think>", [])),
     ],
 )
-def test_thoughts_come_first_or_not_at_all(text: str, expected: Any) -> None:
+def test_thoughts_come_first_or_not_at_all(text, expected):
     assert read(None, [text], reasoning=REASONING[0], functions={}) == expected
 
 
-def test_a_prompt_may_begin_the_thoughts() -> None:
+def test_a_prompt_may_begin_the_thoughts():
     form = {"reasoning": REASONING[0], "functions": {}, "thinking": True}
     assert read(None, ["\nhm\n</think>", "\n\nyes "], **form) == ("hm", "yes ", [])
     assert read(None, ["\nhm"], **form) == ("hm", "", [])
 
 
-def test_gemma_thinks_in_a_channel() -> None:
+def test_gemma_thinks_in_a_channel():
     text = "<|channel>thought\nhm\n<channel|>yes"
     assert read(GemmaCalls(), list(text), reasoning=REASONING[1]) == ("hm", "yes", [])
 
 
-@pytest.mark.parametrize(
-    ("syntax", "text"),
-    [
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": }}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "rm", "arguments": {}}\n</tool_call> after'),
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": [1]}\n</tool_call>'),
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Os'),
-        (HERMES, '<tool_call>\n{"name": "get_weather", "arguments": {"x": NaN}}\n</tool_call>'),
-        (XmlCalls(), "<tool_call>\n<function=rm>\n</function>\n</tool_call>"),
-        (GlmCalls(), "<tool_call>get_weather\nOslo\n</tool_call>"),
-        (GlmCalls(), "<tool_call>rm</tool_call>"),
-        (InvokeCalls(), '<minimax:tool_call><invoke name="get_weather"></minimax:tool_call>'),
-        (GlmCalls(), "<tool_call>get_weather<arg_key>city</arg_key></tool_call>"),
-        (KIMI_CALLS, f"{KIMI_CALLS.begin}{KIMI_CALLS.end}"),
-        (
-            KIMI_CALLS,
-            f"{KIMI_CALLS.begin}{KIMI_CALLS.opens}functions.rm:0{KIMI_CALLS.after}{{}}"
-            f"{KIMI_CALLS.closes}{KIMI_CALLS.end}",
-        ),
-        (
-            DEEPSEEK_CALLS,
-            f"{DEEPSEEK_CALLS.begin}{DEEPSEEK_CALLS.opens}get_weather{DEEPSEEK_CALLS.after}[1]"
-            f"{DEEPSEEK_CALLS.closes}{DEEPSEEK_CALLS.end}",
-        ),
-        (XmlCalls(), "<tool_call>\n<function=get_weather>\nOslo\n</function>\n</tool_call>"),
-        (GemmaCalls(), '<|tool_call>call:get_weather{city:<|"|>Oslo}<tool_call|>'),
-        (GemmaCalls(), "<|tool_call>call:get_weather{city}<tool_call|>"),
-        (GemmaCalls(), f"<|tool_call>call:get_weather{{days:{'1' * 5000}}}<tool_call|>"),
-        (GemmaCalls(), "<|tool_call>call:get_weather{days:1e999}<tool_call|>"),
-        (PythonCalls(), "<|tool_call_start|>[get_weather(city='Os"),
-        (LlamaCalls(), '{"name": "rm", "parameters": {}}'),
-        (LlamaCalls(), '{"answer": 42}'),
-        (MistralCalls(), '[TOOL_CALLS][{"name": "get_weather"}]'),
-        (MistralCalls(), "[TOOL_CALLS]get_weather{"),
-    ],
-)
-def test_a_malformed_call_is_text(syntax: CallSyntax, text: str) -> None:
-    """And what comes before and after it too, blanks included."""
-    text = text if syntax.only_first else f"so: \n{text} "
-    assert read(syntax, list(text)) == ("", text, [])
-
-
-def test_a_call_after_a_malformed_one_is_read() -> None:
-    bad = "<tool_call>nonsense</tool_call>"
-    good = '\n<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>\n'
-    assert read(HERMES, [bad + good]) == ("", bad, [("get_weather", "{}")])
-
-
-def test_an_end_within_a_value_ends_nothing() -> None:
-    """A string of the arguments may hold the mark itself."""
-    value = {"city": "</tool_call> <tool_call>"}
-    text = f'<tool_call>{{"name": "get_weather", "arguments": {json.dumps(value)}}}</tool_call>'
-    assert read(HERMES, [text])[2] == [("get_weather", json.dumps(value))]
-    assert read(HERMES, list(text), enforced=True)[2] == [("get_weather", json.dumps(value))]
-
-
-def test_enforced_arguments_come_as_they_are_written() -> None:
+def test_enforced_arguments_come_as_they_are_written():
     """The name first, then each piece; others wait until the call is known to be one."""
     text = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
     form = ReplyForm(Dialect(HERMES), FUNCTIONS, enforced=True)
@@ -351,7 +286,7 @@ def test_enforced_arguments_come_as_they_are_written() -> None:
     assert [n for n, character in enumerate(text) if patient.feed(character)] == [len(text) - 1]
 
 
-def test_the_one_call_that_may_be_made_completes_the_answer() -> None:
+def test_the_one_call_that_may_be_made_completes_the_answer():
     call = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
     parser = ReplyParser(ReplyForm(Dialect(HERMES), FUNCTIONS, many=False))
     assert not parser.complete
@@ -360,7 +295,7 @@ def test_the_one_call_that_may_be_made_completes_the_answer() -> None:
     assert told([*parts, *parser.finish()])[2] == [("get_weather", "{}")]
 
 
-def test_ids_of_calls_are_the_same_again_and_differ() -> None:
+def test_ids_of_calls_are_the_same_again_and_differ():
     call = '<tool_call>\n{"name": "get_weather", "arguments": {}}\n</tool_call>'
 
     def ids(identity: bytes, syntax: CallSyntax = HERMES) -> list[str]:
@@ -378,12 +313,12 @@ def test_ids_of_calls_are_the_same_again_and_differ() -> None:
     assert begin.id.isalnum()
 
 
-def test_neighbours_are_joined() -> None:
+def test_neighbours_are_joined():
     others = [ReasoningText("c"), CallArguments(0, "d"), CallArguments(1, "e")]
     assert joined([Content("a"), Content("b"), *others]) == [Content("ab"), *others]
 
 
-def test_a_prompt_shows_whether_the_model_thinks() -> None:
+def test_a_prompt_shows_whether_the_model_thinks():
     think = Reasoning("<think>", "</think>")
     assert think.opened_by("<|im_start|>assistant\n<think>\n")
     assert not think.opened_by("<|im_start|>assistant\n")

@@ -1,7 +1,5 @@
 """Answers of models that leave marks out, whose values hold calls, or whose thoughts never end."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
@@ -17,13 +15,15 @@ from harness.host.dialect.json_calls import (
     KeyedJsonCalls,
     MistralCalls,
 )
-from harness.host.dialect.python_calls import PythonCalls
+from harness.host.dialect.python_calls import LlamaCalls, PythonAnswer, PythonCalls
 from harness.host.dialect.section_calls import SectionCalls
 from harness.host.dialect.tagged_calls import GlmCalls, InvokeCalls
 from harness.host.dialect.xml_calls import XmlCalls
 from harness.host.reply import ReplyForm, ReplyParser
-from harness.host.reply_parts import ReasoningText
-from tests.serve.test_reply import HERMES, SYNTAXES, read
+from harness.host.reply_parts import CallArguments, ReasoningText
+from tests.serve import test_dialects
+from tests.serve.test_reply import FUNCTIONS, HERMES, LISTED, SYNTAXES, read
+from tests.tables import table
 
 WRITE = {
     "write": Function(
@@ -32,90 +32,59 @@ WRITE = {
     "free": Function("free"),
 }
 WRITTEN_CALL = {"path": "a.txt", "content": "hi"}
-HEAD = "<function=write>\n<parameter=path>\na.txt\n"
-REST = "<parameter=content>\nhi\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"<tool_call>\n{HEAD}</parameter>\n{REST}</parameter>\n</function>\n</tool_call>",
-        f"<tool_call>\n{HEAD}{REST}</parameter>\n</function>\n</tool_call>",
-        f"<tool_call>\n{HEAD}{REST}</function>\n</tool_call>",
-        f"<tool_call>\n{HEAD}</parameter>\n{REST}</parameter>\n</tool_call>",
-        f"<tool_call>\n{HEAD}{REST}</tool_call>",
-        f"<tool_call>\n{HEAD}{REST}</parameter>\n</function>",
-        f"<tool_call>\n{HEAD}{REST}</parameter>",
-        f"<tool_call>\n{HEAD}{REST}",
-        f"<tool_call>{HEAD}{REST}</parameter></function></tool_call>",
-        "<tool_call><function=write><parameter=path>a.txt<parameter=content>hi</function></tool_call>",
-        f"{HEAD}</parameter>\n{REST}</parameter>\n</function>\n</tool_call>",
-        f"{HEAD}{REST}</parameter>\n</function>\n</tool_call>",
-        f"{HEAD}{REST}</parameter>\n</function>",
-        f"{HEAD}{REST}</function>",
-    ],
-)
-@pytest.mark.parametrize("pieces", [False, True])
-def test_a_tagged_call_is_read_with_tags_missing(text: str, pieces: bool) -> None:
-    """The closing ones of a value, of the function and of the call, and the opening one."""
-    for before, after in (("", ""), ("So:\n", ""), ("", "\nDone.")):
-        if after and not text.rstrip().endswith(("</tool_call>", "</function>")):
-            continue
-        if after and text.startswith("<tool_call>") and not text.endswith("</tool_call>"):
-            continue
-        whole = before + text + after
-        _, content, calls = read(XmlCalls(), list(whole) if pieces else [whole], functions=WRITE)
-        assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)]
-        assert content.strip() == (before + after).strip()
-
-
-JSON = '{"name": "write", "arguments": {"path": "a.txt", "content": "hi"}}'
-XML = f"{HEAD}</parameter>\n{REST}</parameter>\n</function>"
-GEMMA = 'call:write{path:<|"|>a.txt<|"|>,content:<|"|>hi<|"|>}'
-NAMED = '{"path": "a.txt", "content": "hi"}'
-TWICE: list[tuple[CallSyntax, str]] = [
-    (HERMES, f"<tool_call>\n{JSON}\n<tool_call>\n{JSON}\n</tool_call>"),
-    (HERMES, f"<tool_call>\n{JSON}\n<tool_call>\n{JSON}\n"),
-    (HERMES, f"<tool_call>\n{JSON}\n{JSON}\n</tool_call>"),
-    (HERMES, f"<tool_call>{JSON}, {JSON}\n<tool_call>"),
-    (HERMES, f"<tool_call>\n[{JSON}, {JSON}]\n</tool_call>"),
-    (HERMES, f"{JSON}\n</tool_call>\n{JSON}\n</tool_call>"),
-    (HERMES, f"<tool_call>\n{JSON}\n</tool_call>\n{JSON}\n</tool_call>"),
-    (XmlCalls(), f"<tool_call>\n{XML}\n<tool_call>\n{XML}\n</tool_call>"),
-    (XmlCalls(), f"<tool_call>\n{XML}\n<tool_call>\n{XML}"),
-    (XmlCalls(), f"<tool_call>\n{XML}\n{XML}\n</tool_call>"),
-    (XmlCalls(), f"<tool_call>\n{HEAD}{REST}</function>\n<tool_call>\n{HEAD}{REST}</function>\n"),
-    (XmlCalls(), f"{XML}\n{XML}\n"),
-    (GemmaCalls(), f"<|tool_call>{GEMMA}<|tool_call>{GEMMA}<tool_call|>"),
-    (GemmaCalls(), f"<|tool_call>{GEMMA}<|tool_call>{GEMMA}"),
-    (JsonListCalls("<TOOLCALL>", "</TOOLCALL>"), f"<TOOLCALL>[{JSON}, {JSON}]"),
-    (JsonListCalls("<TOOLCALL>", "</TOOLCALL>"), f"<TOOLCALL>{JSON}<TOOLCALL>{JSON}</TOOLCALL>"),
-    (MistralCalls(), f"[TOOL_CALLS]{JSON}[TOOL_CALLS] [{JSON}] "),
-    (
-        MistralCalls(named=True),
-        f"[TOOL_CALLS]write[CALL_ID]abcdefghi[ARGS]{NAMED}[TOOL_CALLS]write[ARGS]{NAMED}",
+TABLE = table(__file__, "replies")
+NAMED = {
+    **test_dialects.SYNTAXES,
+    "fenced hermes": JsonObjectCalls("<tool_call>", "</tool_call>", fenced=True),
+}
+GIVEN = {"weather": FUNCTIONS, "write": WRITE}
+LONG = [
+    *(
+        ("lfm2", "weather", False, f"<|tool_call_start|>[get_weather({body})]<|tool_call_end|>")
+        for body in (f"days={'1' * 5000}", f"places={'[' * 2000}{']' * 2000}")
     ),
+    ("gemma", "weather", False, f"<|tool_call>call:get_weather{{days:{'1' * 5000}}}<tool_call|>"),
 ]
 
 
-@pytest.mark.parametrize(("syntax", "text"), TWICE, ids=str)
-@pytest.mark.parametrize("size", [1, 7, 1000])
-@pytest.mark.parametrize("before", ["", "So:\n"])
-def test_two_calls_are_read_with_marks_missing_between_them(
-    syntax: CallSyntax, text: str, size: int, before: str
-) -> None:
-    text = before + text
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    _, content, calls = read(syntax, pieces, functions=WRITE)
-    assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)] * 2
-    assert content == before.strip()
+def pieces_of(text):
+    """The text whole, in pieces of some sizes, and cut in two at each of its first places."""
+    yield [text]
+    for size in (1, 5, 7) if len(text) < 1000 else (64,):
+        yield [text[at : at + size] for at in range(0, len(text), size)]
+    for cut in range(min(len(text), 80)):
+        yield [text[:cut], text[cut:]]
+
+
+def answers_of(syntax, functions, enforced, text):
+    """What is read of a text in any pieces, beside a grammar for other calls where it is so."""
+    for pieces in pieces_of(text):
+        options = {"enforced": enforced, "exact": enforced, "functions": GIVEN[functions]}
+        yield read(NAMED[syntax], pieces, **options)
+
+
+@pytest.mark.parametrize(("syntax", "functions", "enforced", "text"), [*TABLE["texts"], *LONG])
+def test_what_is_no_call_is_text(syntax, functions, enforced, text):
+    """Malformed and unfinished calls, those of other functions, marks and fences alone."""
+    for answer in answers_of(syntax, functions, enforced, text):
+        assert answer == ("", text, [])
+
+
+@pytest.mark.parametrize(
+    ("syntax", "functions", "enforced", "text", "content", "calls"), TABLE["calls"]
+)
+def test_calls_are_read(syntax, functions, enforced, text, content, calls):
+    """Also with marks missing, with several calls between two marks, in fences, and in Python."""
+    for reasoning, said, found in answers_of(syntax, functions, enforced, text):
+        assert (reasoning, said) == ("", content)
+        assert [[name, json.loads(arguments)] for name, arguments in found] == calls
 
 
 @pytest.mark.parametrize("between", ["; ", ";", ", ", "\n", ""])
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(
-    between: str, size: int
-) -> None:
+def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(between, size):
     """A value may hold what stands between calls, and behind them nothing else may stand."""
     one = '{"name": "write", "parameters": {"path": "a.txt", "content": "}; {"}}'
     text = between.join([one, one, one])
@@ -127,44 +96,13 @@ def test_calls_of_objects_alone_are_read_with_what_models_write_between_them(
         assert content == ("" if expected else whole)
 
 
-@pytest.mark.parametrize(
-    ("body", "arguments"),
-    [
-        ('{"name": "free"}', {}),
-        ('{"name": "free", "arguments": null}', {}),
-        ('{"name": "free", "parameters": {"a": 1}}', {"a": 1}),
-        ('{"parameters": {"a": 1}, "name": "free"}', {"a": 1}),
-        ('{"name": "free", "arguments": 3}', None),
-        ('{"name": "other"}', None),
-        ('{"arguments": {}}', None),
-    ],
-)
-def test_arguments_that_are_missing_or_named_otherwise(body: str, arguments: Any) -> None:
-    text = f"<tool_call>\n{body}\n</tool_call>"
-    _, content, calls = read(HERMES, list(text), functions=WRITE)
-    if arguments is None:
-        assert (content, calls) == (text, [])
-    else:
-        assert [(name, json.loads(text)) for name, text in calls] == [("free", arguments)]
+OBJECTS = ('{"name": "Bob", "age": 3} is a person', '{"name": "write", "arguments": {}} would call')
 
 
-OBJECTS = [
-    *('{"name": "Bob", "age": 3} is a person', '{"name": "write", "arguments": {}} would call'),
-    *('{"name": "write", "arguments": {"path": "a"}}', '{"name": ["write"]} is odd', '{"name"'),
-]
-
-
-@pytest.mark.parametrize("text", OBJECTS)
-@pytest.mark.parametrize("size", [1, 5, 1000])
-def test_an_object_that_nothing_closes_as_a_call_is_text(text: str, size: int) -> None:
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    assert read(HERMES, pieces, functions=WRITE) == ("", text, [])
-
-
-def test_an_object_that_is_no_call_holds_up_no_thought() -> None:
+def test_an_object_that_is_no_call_holds_up_no_thought():
     """What comes behind it is sent before the thought ends."""
     form = ReplyForm(Dialect(HERMES, REASONING[0], {}), WRITE, thinking=True)
-    for text in OBJECTS[:2]:
+    for text in OBJECTS:
         parser = ReplyParser(form)
         parts = parser.feed(text + " and")
         assert parts == [ReasoningText(text + " and")]
@@ -214,7 +152,7 @@ HOLDING = [*SYNTAXES[:-1], MistralCalls(named=True)]
 
 @pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
 @pytest.mark.parametrize("pieces", [False, True])
-def test_a_value_may_hold_a_whole_call(syntax: CallSyntax, pieces: bool) -> None:
+def test_a_value_may_hold_a_whole_call(syntax, pieces):
     """Of its own syntax or of another: it is part of the value, and the call is whole."""
     for other in HOLDING:
         inner = literal_call(other, {"path": "b", "content": "c"})
@@ -231,7 +169,7 @@ def test_a_value_may_hold_a_whole_call(syntax: CallSyntax, pieces: bool) -> None
             assert content == ""
 
 
-def test_a_value_that_only_mentions_a_call_ends_where_it_ends() -> None:
+def test_a_value_that_only_mentions_a_call_ends_where_it_ends():
     """The opening tag of another call alone; and the next call is read too."""
     value = "write <function=write> first, or <tool_call>"
     one = literal_call(XmlCalls(), {"path": "a", "content": value})
@@ -243,22 +181,9 @@ def test_a_value_that_only_mentions_a_call_ends_where_it_ends() -> None:
         assert [json.loads(call[1]) for call in calls[1:]] == [WRITTEN_CALL] * (text != one)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "The tag <function=write> opens a call.",
-        "<function=unknown>\n<parameter=path>\na\n</parameter>\n</function>\n</tool_call>",
-        *("<function=\nwrite>", "<function=", "a </tool_call> b", "<function=write"),
-    ],
-)
-def test_a_tag_that_opens_no_call_is_text(text: str) -> None:
-    assert read(XmlCalls(), list(text), functions=WRITE) == ("", text, [])
-    assert read(XmlCalls(), [text], functions=WRITE) == ("", text, [])
-
-
 @pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
 @pytest.mark.parametrize("pieces", [False, True])
-def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces: bool) -> None:
+def test_a_call_ends_a_thought_that_nothing_else_ends(syntax, pieces):
     call = literal_call(syntax, WRITTEN_CALL)
     many = 2 if syntax.begins_each_call else 1
     text = f"<think>let me see {call}" + f"\n{call}" * (many - 1)
@@ -276,7 +201,7 @@ def test_a_call_ends_a_thought_that_nothing_else_ends(syntax: CallSyntax, pieces
         assert said == (malformed, "", [])
 
 
-def test_text_after_a_call_that_ended_a_thought_is_text() -> None:
+def test_text_after_a_call_that_ended_a_thought_is_text():
     call = literal_call(HERMES, WRITTEN_CALL)
     options: dict[str, Any] = {"reasoning": REASONING[0], "functions": WRITE, "thinking": True}
     told = read(HERMES, [f"hm {call} done"], **options)
@@ -285,7 +210,7 @@ def test_text_after_a_call_that_ended_a_thought_is_text() -> None:
 
 
 @pytest.mark.parametrize("syntax", HOLDING, ids=lambda s: f"{type(s).__name__}")
-def test_a_forced_call_that_the_limit_cut_is_no_text(syntax: CallSyntax) -> None:
+def test_a_forced_call_that_the_limit_cut_is_no_text(syntax):
     """Wherever it is cut; a whole one before it counts. The control: unforced, it is text."""
     call = literal_call(syntax, WRITTEN_CALL)
     for end in range(1, len(call)):
@@ -294,64 +219,7 @@ def test_a_forced_call_that_the_limit_cut_is_no_text(syntax: CallSyntax) -> None
     assert read(syntax, [call[:3]], functions=WRITE)[1] == call[:3]
 
 
-FENCED = JsonObjectCalls("<tool_call>", "</tool_call>", fenced=True)
-FENCED_CALL = '```json\n{"name": "write", "arguments": {"path": "a.txt", "content": "hi"}}\n```'
-
-
-@pytest.mark.parametrize("enforced", [False, True])
-@pytest.mark.parametrize("size", [1, 5, 1000])
-@pytest.mark.parametrize(
-    ("text", "content", "count"),
-    [
-        (FENCED_CALL, "", 1),
-        (f"So:\n\n{FENCED_CALL}\nDone.", "So:Done.", 1),
-        (f"{FENCED_CALL}\n{FENCED_CALL}", "", 2),
-        (FENCED_CALL.replace("\n```", "\n" + FENCED_CALL[8:]), "", 2),
-        (FENCED_CALL.replace("hi", "hi").replace(": ", " :\n  "), "", 1),
-        (f"<tool_call>\n{FENCED_CALL[8:-4]}\n</tool_call>\n{FENCED_CALL}", "", 2),
-    ],
-)
-def test_fenced_calls_are_read(
-    text: str, content: str, count: int, size: int, enforced: bool
-) -> None:
-    """Beside a grammar for other calls, too, where a fence is text to the grammar."""
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    _, said, calls = read(FENCED, pieces, functions=WRITE, enforced=enforced, exact=enforced)
-    assert [(name, json.loads(text)) for name, text in calls] == [("write", WRITTEN_CALL)] * count
-    assert said == content
-
-
-@pytest.mark.parametrize("enforced", [False, True])
-@pytest.mark.parametrize("size", [1, 5, 1000])
-@pytest.mark.parametrize(
-    "text",
-    [
-        '```json\n{"a": 1}\n``` and more',
-        '```json\n{"name": "other", "arguments": {}}\n```',
-        '```json\n{"name": "free"}\n```',
-        '```json\n{"name": "free", "description": "x", "arguments": {}}\n```',
-        '```json\n{"name": "free", "parameters": {"type": "object"}}\n```',
-        '```json\n{"name": "free", "arguments": {}}',
-        '```json\n{"name": "free", "arguments": {"a": "```"}\n``` }',
-        '```json\n{"name": "free", "arguments": {}} and\n```',
-        '```python\n{"name": "free", "arguments": {}}\n```',
-        "```json\n```",
-        "```js",
-    ],
-)
-def test_other_fenced_texts_stay_texts(text: str, size: int, enforced: bool) -> None:
-    """Descriptions of functions, other functions, unfinished and other objects."""
-    pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    _, said, calls = read(FENCED, pieces, functions=WRITE, enforced=enforced, exact=enforced)
-    assert (said, calls) == (text, [])
-
-
-def test_fences_stay_text_where_the_model_has_marks_of_its_own() -> None:
-    _, said, calls = read(HERMES, list(FENCED_CALL), functions=WRITE, exact=True)
-    assert (said, calls) == (FENCED_CALL, [])
-
-
-def test_marks_in_a_string_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marks_in_a_string_are_looked_at_once(monkeypatch):
     """Mistral's calls, which end with the answer, are divided at marks outside of strings."""
     seen = 0
     is_inside = StringScanner.is_inside
@@ -369,3 +237,31 @@ def test_marks_in_a_string_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -
     assert calls is not None
     assert [json.loads(call.arguments)["content"] for call in calls] == [content, content]
     assert seen <= 2 * len(body)
+
+
+def test_half_of_a_pair_of_surrogates_can_be_sent():
+    text = '<TOOLCALL>[{"name": "get_weather", "arguments": {"city": "\\ud83d"}}]</TOOLCALL>'
+    ((_, arguments),) = read(LISTED, [text])[2]
+    assert json.loads(arguments.encode().decode()) == {"city": "\ud83d"}
+
+
+@pytest.mark.parametrize("syntax", [LlamaCalls(), PythonAnswer()])
+def test_a_value_of_many_lists_is_parsed_once(syntax, monkeypatch):
+    """Each of its brackets could end the calls: to parse there takes the square of its length."""
+    parsed: list[str] = []
+    parse = type(syntax).parse
+
+    def counted(syntax: CallSyntax, body: str, functions: Any) -> Any:
+        parsed.append(body)
+        return parse(syntax, body, functions)
+
+    monkeypatch.setattr(type(syntax), "parse", counted)
+    parser = ReplyParser(ReplyForm(Dialect(syntax), {"f": Function("f")}))
+    rows = [[number, -number] for number in range(40)]
+    text = f'[f(a={rows}, b="it\'s ]")]'
+    parts = [part for at in range(0, len(text), 3) for part in parser.feed(text[at : at + 3])]
+    parts += parser.finish()
+    assert [part.text for part in parts if isinstance(part, CallArguments)] == [
+        json.dumps({"a": rows, "b": "it's ]"})
+    ]
+    assert len(parsed) == 1

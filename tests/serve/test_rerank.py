@@ -1,7 +1,5 @@
 """Documents ranked by the logits of yes and no, exactly."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
@@ -16,7 +14,6 @@ from harness.host.session import Session
 from harness.serve.rerank import INSTRUCTION, TEMPLATE, score_of
 from harness.serve.run import Running
 from harness.serve.verify import first_difference
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, templated_model
 
@@ -28,7 +25,7 @@ RERANK = "tokenizer.chat_template.rerank"
 
 
 @pytest.fixture(scope="module")
-def reranker_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def reranker_path(tmp_path_factory) -> Path:
     """A model with a template as llama.cpp's files of Qwen3-Reranker have it."""
     template = TEMPLATE.replace("{instruction}", INSTRUCTION)
     folder = tmp_path_factory.mktemp("reranker")
@@ -36,7 +33,7 @@ def reranker_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reranker(serve: Serve, reranker_path: Path) -> Iterator[Running]:
+def reranker(serve, reranker_path) -> Iterator[Running]:
     with serve(path=reranker_path, context=CONTEXT) as server:
         yield server
 
@@ -69,7 +66,7 @@ def expected(server: Running, path: Path, instruction: str = INSTRUCTION) -> lis
     return scores
 
 
-def test_scores_are_those_of_each_document_alone(reranker: Running, reranker_path: Path) -> None:
+def test_scores_are_those_of_each_document_alone(reranker, reranker_path):
     scores = expected(reranker, reranker_path)
     assert len(set(scores)) == 4
     told = rank(reranker)
@@ -84,9 +81,7 @@ def test_scores_are_those_of_each_document_alone(reranker: Running, reranker_pat
     assert all("document" not in one for one in again)
 
 
-def test_an_instruction_takes_the_place_of_the_templates(
-    reranker: Running, reranker_path: Path
-) -> None:
+def test_an_instruction_takes_the_place_of_the_templates(reranker, reranker_path):
     scores = expected(reranker, reranker_path, "Find lies")
     told = rank(reranker, instruction="Find lies")
     assert {one["index"]: one["relevance_score"] for one in told["results"]} == dict(
@@ -94,7 +89,7 @@ def test_an_instruction_takes_the_place_of_the_templates(
     )
 
 
-def test_an_answer_is_verified(reranker: Running) -> None:
+def test_an_answer_is_verified(reranker):
     model = reranker.service.model
     asked: dict[str, Any] = {"query": QUERY, "documents": [{"text": one} for one in DOCUMENTS]}
     told = Http(reranker.url).post("/rerank", asked).json
@@ -107,7 +102,7 @@ def test_an_answer_is_verified(reranker: Running) -> None:
     assert found.startswith("results[1].relevance_score")
 
 
-def test_what_is_counted(reranker: Running) -> None:
+def test_what_is_counted(reranker):
     http = Http(reranker.url)
     before = http.get("/v1/tenants/0/usage").json["total"]
     told = rank(reranker)
@@ -125,20 +120,20 @@ def test_what_is_counted(reranker: Running) -> None:
         ({"top_n": 0}, "top_n"),
     ],
 )
-def test_what_is_refused(reranker: Running, fields: dict[str, Any], param: str | None) -> None:
+def test_what_is_refused(reranker, fields, param):
     body = {"query": QUERY, "documents": DOCUMENTS, **fields}
     refused = Http(reranker.url).post("/v1/rerank", body)
     assert refused.status == 400
     assert param is None or refused.error["param"] == param
 
 
-def test_a_model_that_is_no_reranker_ranks_nothing(http: Http) -> None:
+def test_a_model_that_is_no_reranker_ranks_nothing(http):
     """Its yes and no say nothing of documents."""
     refused = http.post("/v1/rerank", {"query": "a", "documents": ["b"]})
     assert refused.status == 400
 
 
 @pytest.mark.parametrize("gap", [0.0, 1.5, -30.25, 700.0, -700.0])
-def test_the_score_is_rounded_once(gap: float) -> None:
+def test_the_score_is_rounded_once(gap):
     assert score_of(gap, 0.0) == pytest.approx(1 / (1 + math.exp(-gap)), rel=1e-15)
     assert score_of(0.0, 0.0) == 0.5

@@ -1,23 +1,18 @@
 """Receipts of ranked documents: verified by another tier, and each change is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from harness.host.options import SessionOptions
-from harness.serve.model import ModelOptions, ServedModel
+from harness.serve.model import ServedModel
 from harness.serve.receipts.document import signed_document
 from harness.serve.receipts.keys import open_key
 from harness.serve.rerank import INSTRUCTION, TEMPLATE
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
-from tests.serve.receipt_lies import open_verifier, problems
+from tests.serve.receipt_lies import change, problems, verifiers
 from tests.serve.speaking_models import CONTEXT, templated_model
 
 Json = dict[str, Any]
@@ -30,19 +25,19 @@ PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(tmp_path_factory) -> Path:
     template = {"tokenizer.chat_template.rerank": TEMPLATE.replace("{instruction}", INSTRUCTION)}
     folder = tmp_path_factory.mktemp("reranker")
     return templated_model(folder, "reranker", PLAIN, ("yes", "no"), **template)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory) -> Path:
     return tmp_path_factory.mktemp("receipts") / "folder"
 
 
 @pytest.fixture(scope="module")
-def made(serve: Serve, path: Path, folder: Path) -> str:
+def made(serve, path, folder) -> str:
     """The receipt of an answer that tells two of four documents."""
     with serve(path=path, context=CONTEXT, receipts=folder) as server:
         http = Http(server.url)
@@ -55,25 +50,12 @@ def made(serve: Serve, path: Path, folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def opened(
-    path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], ServedModel]]:
-    digests = tmp_path_factory.mktemp("digests") / "digests.json"
-    with ExitStack() as owned:
-        known: dict[str, ServedModel] = {}
-
-        def model(tier: str) -> ServedModel:
-            if tier not in known:
-                session = SessionOptions(tier=tier, context=CONTEXT, slots=3)
-                options = ModelOptions(session, "other", digests)
-                known[tier] = open_verifier(path, options, owned)
-            return known[tier]
-
-        yield model
+def opened(path, tmp_path_factory) -> Iterator[Callable[..., ServedModel]]:
+    yield from verifiers(tmp_path_factory.mktemp("digests"), path, context=CONTEXT, slots=3)
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
-def test_it_verifies(made: str, opened: Callable[[str], ServedModel], tier: str) -> None:
+def test_it_verifies(made, opened, tier):
     """Every document has a result, also those that the answer leaves out."""
     document = json.loads(made)
     assert len(document["payload"]["results"]) == 4
@@ -82,40 +64,28 @@ def test_it_verifies(made: str, opened: Callable[[str], ServedModel], tier: str)
     assert problems(document, opened(tier), sample=2) == []
 
 
-def change_query(payload: Json) -> None:
-    payload["request"] = json.dumps(ASKED | {"query": "capital of Spain"})
-
-
-def swap_results(payload: Json) -> None:
-    results = payload["results"]
-    results[1], results[2] = results[2], results[1]
-
-
-CHANGES: dict[str, tuple[Callable[[Json], object], str]] = {
-    "a score": (lambda payload: payload["results"].__setitem__(2, "0" * 64), "bits: result 2"),
-    "the order": (swap_results, "bits: result 1"),
-    "the query": (change_query, "prompt: "),
-    "a document left out": (lambda payload: payload["results"].pop(), "results: 3 of 4"),
-    "no documents": (lambda payload: payload.update(request='{"query": "x"}'), "request: "),
-    "the counts": (lambda payload: payload["usage"].update(prompt_tokens=1), "usage: "),
+OTHER = json.dumps(ASKED | {"query": "capital of Spain"})
+CHANGES: dict[str, tuple[Json, str]] = {
+    "a score": ({"results.2": "0" * 64}, "bits: result 2"),
+    "the order": ({"results": lambda them: [them[n] for n in (0, 2, 1, 3)]}, "bits: result 1"),
+    "the query": ({"request": OTHER}, "prompt: "),
+    "a document left out": ({"results": lambda results: results[:-1]}, "results: 3 of 4"),
+    "no documents": ({"request": '{"query": "x"}'}, "request: "),
+    "the counts": ({"usage.prompt_tokens": 1}, "usage: "),
 }
 
 
 @pytest.mark.parametrize("what", CHANGES)
-def test_a_change_that_is_signed_is_named(
-    made: str, opened: Callable[[str], ServedModel], folder: Path, what: str
-) -> None:
+def test_a_change_that_is_signed_is_named(made, opened, folder, what):
     document = json.loads(made)
-    change, named = CHANGES[what]
-    change(document["payload"])
+    changes, named = CHANGES[what]
+    change(document["payload"], changes)
     document = signed_document(document["payload"], [], open_key(folder))
     found = problems(document, opened("cpu"))
     assert any(problem.startswith(named) for problem in found), found
 
 
-def test_a_change_without_the_key_breaks_the_signature(
-    made: str, opened: Callable[[str], ServedModel]
-) -> None:
+def test_a_change_without_the_key_breaks_the_signature(made, opened):
     document = json.loads(made)
-    swap_results(document["payload"])
+    change(document["payload"], CHANGES["the order"][0])
     assert problems(document, opened("cpu"))[0].startswith("signature: ")

@@ -1,18 +1,14 @@
 """``/v1/responses`` as OpenAI's client asks it: whole and streamed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
 import openai
 import pytest
-from openai import OpenAI
 
 from harness.serve.responses.parse import chat_of
 from harness.serve.responses.render import ResponseEvents, response_of
 from harness.serve.responses.wire import ResponsesRequest
-from harness.serve.run import Running
 from tests.held_steps import hold_steps
 
 ASKED: dict[str, Any] = {
@@ -24,7 +20,7 @@ ASKED: dict[str, Any] = {
 CHAT: dict[str, Any] = {"model": "tiny", "seed": 11, "max_tokens": 16}
 
 
-def test_an_answer_is_that_of_the_conversation(client: OpenAI) -> None:
+def test_an_answer_is_that_of_the_conversation(client):
     """Of a text, of items, and with instructions: what chat completions say."""
     items = [
         {"role": "user", "content": "Why is the sky blue?"},
@@ -60,7 +56,7 @@ def test_an_answer_is_that_of_the_conversation(client: OpenAI) -> None:
         assert answer.model_extra["system_fingerprint"] == chat.system_fingerprint
 
 
-def test_how_an_answer_ends(client: OpenAI) -> None:
+def test_how_an_answer_ends(client):
     cut = client.responses.create(
         **{**ASKED, "extra_body": {"seed": 11, "temperature": 0}, "max_output_tokens": 2}
     )
@@ -71,7 +67,7 @@ def test_how_an_answer_ends(client: OpenAI) -> None:
     assert cut.previous_response_id is None
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
+def test_a_stream_says_what_the_whole_answer_says(client):
     """In the order the client's own accumulator demands, and numbered without a gap."""
     client.responses.create(**ASKED)  # both find as much of the prompt in the cache
     whole = client.responses.create(**ASKED)
@@ -95,7 +91,7 @@ def test_a_stream_says_what_the_whole_answer_says(client: OpenAI) -> None:
     assert last.status == whole.status
 
 
-def test_the_clients_accumulator_reads_a_stream(client: OpenAI) -> None:
+def test_the_clients_accumulator_reads_a_stream(client):
     """Of an answer that ends by itself: it knows no other end. Seed 3 ends soon."""
     for seed in range(3, 33):
         asked = {**ASKED, "max_output_tokens": 150, "extra_body": {"seed": seed}}
@@ -109,9 +105,7 @@ def test_the_clients_accumulator_reads_a_stream(client: OpenAI) -> None:
     pytest.fail("no answer ended by itself")
 
 
-def test_a_stream_that_fails_raises(
-    server: Running, client: OpenAI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stream_that_fails_raises(server, client, monkeypatch):
     """The client gets an exception with the message, not a short answer."""
     steps = hold_steps(monkeypatch, 5)
     stream = client.responses.create(**{**ASKED, "max_output_tokens": 200}, stream=True)
@@ -132,7 +126,7 @@ def test_a_stream_that_fails_raises(
 TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}, "strict": True}
 
 
-def test_calls_and_thoughts_are_items(server: Running) -> None:
+def test_calls_and_thoughts_are_items(server):
     """What a model with tools would say, streamed and whole: the same items."""
     body = msgspec.convert({"input": "a", "tools": [TOOL]}, ResponsesRequest)
     head = {
@@ -182,7 +176,7 @@ def test_calls_and_thoughts_are_items(server: Running) -> None:
     assert whole["output"][2]["arguments"] == '{"a":1}'
 
 
-def test_the_tokens_of_a_text_behind_several_thoughts_are_listed() -> None:
+def test_the_tokens_of_a_text_behind_several_thoughts_are_listed():
     """A whole answer has the thoughts joined by line breaks, where the model wrote marks."""
     pieces = ["h", "m", "<|end|>", "so", "<|end|>", "h", "i"]
     listed = [
@@ -205,7 +199,7 @@ def test_the_tokens_of_a_text_behind_several_thoughts_are_listed() -> None:
     assert [one["token"] for one in said["content"][0]["logprobs"]] == ["h", "i"]
 
 
-def test_the_items_of_an_answer_are_one_turn() -> None:
+def test_the_items_of_an_answer_are_one_turn():
     """As chat completions have it, thoughts, text and calls together; thoughts alone are none."""
     call = {"type": "function_call", "call_id": "c1", "name": "add", "arguments": "{}"}
     items: list[dict[str, Any]] = [
@@ -231,7 +225,7 @@ def test_the_items_of_an_answer_are_one_turn() -> None:
     assert not any("reasoning_content" in message for message in messages[2:])
 
 
-def test_calls_given_back_are_turns_of_the_conversation() -> None:
+def test_calls_given_back_are_turns_of_the_conversation():
     items = [
         {"role": "user", "content": "1 + 2?"},
         {"type": "reasoning", "id": "rs_1", "summary": []},
@@ -241,12 +235,9 @@ def test_calls_given_back_are_turns_of_the_conversation() -> None:
     ]
     requested = {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True}
     body = {
-        "input": items,
-        "tools": [TOOL],
-        "tool_choice": {"type": "function", "name": "add"},
-        "text": {"format": requested},
-        "reasoning": {"effort": "low"},
-    }
+        "input": items, "tools": [TOOL], "tool_choice": {"type": "function", "name": "add"},
+        "text": {"format": requested}, "reasoning": {"effort": "low"},
+    }  # fmt: skip
     chat = chat_of(msgspec.convert(body, ResponsesRequest))
     assert [message["role"] for message in chat["messages"]] == ["user", "assistant", "tool"]
     assert [call["id"] for call in chat["messages"][1]["tool_calls"]] == ["c1", "c2"]

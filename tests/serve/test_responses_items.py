@@ -1,16 +1,12 @@
 """``/v1/responses``: tokens listed, items that other servers answered with, and references."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import OpenAI
 
 from harness.serve.responses.render import tokens_of_text
-from harness.serve.run import Running
 from tests.serve.calling import TOOLS
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
@@ -18,16 +14,13 @@ from tests.serve.streams import data_of, lines_of
 RESPONSES = "/v1/responses"
 CHAT = "/v1/chat/completions"
 ASKED: dict[str, Any] = {
-    "model": "tiny",
-    "input": "Why?",
-    "max_output_tokens": 12,
-    "include": ["message.output_text.logprobs"],
-    "extra_body": {"seed": 11},
-}
+    "model": "tiny", "input": "Why?", "max_output_tokens": 12,
+    "include": ["message.output_text.logprobs"], "extra_body": {"seed": 11},
+}  # fmt: skip
 PLAIN: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "extra_body": {"seed": 4}}
 
 
-def test_tokens_are_listed_when_they_are_included(client: OpenAI) -> None:
+def test_tokens_are_listed_when_they_are_included(client):
     """As chat completions list them; streamed pieces are the whole list."""
     whole = client.responses.create(**ASKED, top_logprobs=3)
     (item,) = whole.output
@@ -54,7 +47,7 @@ def test_tokens_are_listed_when_they_are_included(client: OpenAI) -> None:
     assert last == listed
 
 
-def test_tokens_are_not_listed_unasked(client: OpenAI) -> None:
+def test_tokens_are_not_listed_unasked(client):
     plain = {**ASKED, "include": ["reasoning.encrypted_content"]}
     whole = client.responses.create(**plain)
     assert whole.output[0].content[0].logprobs == []  # type: ignore[union-attr]
@@ -64,9 +57,7 @@ def test_tokens_are_not_listed_unasked(client: OpenAI) -> None:
 
 
 @given(st.lists(st.text(max_size=3)), st.lists(st.text(max_size=3)), st.text(max_size=4))
-def test_the_tokens_of_a_text_have_its_bytes(
-    reasoning: list[str], text: list[str], mark: str
-) -> None:
+def test_the_tokens_of_a_text_have_its_bytes(reasoning, text, mark):
     pieces = [*reasoning, mark, *text]
     listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
     found = tokens_of_text("".join(text), listed)
@@ -74,7 +65,7 @@ def test_the_tokens_of_a_text_have_its_bytes(
     assert "".join(text).encode() in said or not text
 
 
-def test_thoughts_and_marks_are_no_tokens_of_the_text() -> None:
+def test_thoughts_and_marks_are_no_tokens_of_the_text():
     pieces = ["so", " ", "a", "</think>", "\n\n", "a", " b", "<call>", "a b"]
     listed = [{"token": one, "bytes": list(one.encode())} for one in pieces]
     found = tokens_of_text("a b", listed)
@@ -108,7 +99,7 @@ AS_CHAT = [
 ]  # fmt: skip
 
 
-def test_items_of_other_servers_are_read(hermes: Running) -> None:
+def test_items_of_other_servers_are_read(hermes):
     """What says something to the model is said, by both routes alike; the rest is named."""
     http = Http(hermes.url)
     asked = {"seed": 4, "temperature": 1.0}
@@ -133,7 +124,7 @@ def test_items_of_other_servers_are_read(hermes: Running) -> None:
 CONTINUED = [{"role": "user", "content": "Go on."}]
 
 
-def test_what_is_too_long_is_refused_under_any_truncation(hermes: Running) -> None:
+def test_what_is_too_long_is_refused_under_any_truncation(hermes):
     """A client's wish that something be dropped is ignored, and named."""
     http = Http(hermes.url)
     asked = {"input": "hello", "max_output_tokens": 2, "truncation": "auto"}
@@ -145,7 +136,7 @@ def test_what_is_too_long_is_refused_under_any_truncation(hermes: Running) -> No
     assert long.error["code"] == "context_length_exceeded"
 
 
-def test_a_refusal_is_what_the_model_said(hermes: Running) -> None:
+def test_a_refusal_is_what_the_model_said(hermes):
     http = Http(hermes.url)
 
     def prompt(turn: dict[str, object]) -> str:
@@ -165,18 +156,15 @@ def test_a_refusal_is_what_the_model_said(hermes: Running) -> None:
     )
 
 
-def test_a_stream_lists_the_tokens_of_the_whole_answer(hermes: Running) -> None:
+def test_a_stream_lists_the_tokens_of_the_whole_answer(hermes):
     """Where the text has halves of characters, and control tokens that are not shown."""
     http = Http(hermes.url)
     listed = 0
     for seed in range(30):
         body = {
-            "input": "a",
-            "max_output_tokens": 8,
-            "reasoning": {"effort": "none"},
-            "include": ["message.output_text.logprobs"],
-            "seed": seed,
-        }
+            "input": "a", "max_output_tokens": 8, "reasoning": {"effort": "none"},
+            "include": ["message.output_text.logprobs"], "seed": seed,
+        }  # fmt: skip
         events = data_of(lines_of(http.post(RESPONSES, {**body, "stream": True}).body))
         texts = []
         for whole in (http.post(RESPONSES, body).answer, events[-1]["response"]):
@@ -192,20 +180,15 @@ def test_a_stream_lists_the_tokens_of_the_whole_answer(hermes: Running) -> None:
     assert listed > 20
 
 
-def test_a_stream_lists_tokens_where_calls_follow(hermes: Running) -> None:
+def test_a_stream_lists_tokens_where_calls_follow(hermes):
     """Tokens of a call are none of the text."""
     http = Http(hermes.url)
     tools = [{"type": "function", **tool["function"]} for tool in TOOLS]
     body = {
-        "input": "a",
-        "tools": tools,
-        "tool_choice": "required",
-        "max_output_tokens": 150,
-        "reasoning": {"effort": "none"},
-        "include": ["message.output_text.logprobs"],
-        "stream": True,
-        "seed": 3,
-    }
+        "input": "a", "tools": tools, "tool_choice": "required", "max_output_tokens": 150,
+        "reasoning": {"effort": "none"}, "include": ["message.output_text.logprobs"],
+        "stream": True, "seed": 3,
+    }  # fmt: skip
     events = data_of(lines_of(http.post(RESPONSES, body).body))
     assert any(e["type"] == "response.function_call_arguments.delta" for e in events)
     for event in events:
@@ -216,7 +199,7 @@ def test_a_stream_lists_tokens_where_calls_follow(hermes: Running) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_stored_items_are_referred_to(client: OpenAI, http: Http, streamed: bool) -> None:
+def test_stored_items_are_referred_to(client, http, streamed):
     """As if the client had sent them: the model's and its own, in its order, stored as they are."""
 
     def ask(**fields: Any) -> Any:
@@ -245,7 +228,7 @@ def test_stored_items_are_referred_to(client: OpenAI, http: Http, streamed: bool
     assert third.output_text == second.output_text
 
 
-def test_items_that_are_not_stored_are_named(client: OpenAI, http: Http) -> None:
+def test_items_that_are_not_stored_are_named(client, http):
     first = client.responses.create(input="Why?", **PLAIN)
     unstored = client.responses.create(input="Why?", **PLAIN, store=False)
     ids = [response.output[0].id for response in (first, unstored)]

@@ -1,15 +1,11 @@
 """Stored answers of ``/v1/responses``: continued, read, deleted, and bounded."""
 
-from __future__ import annotations
-
 import sqlite3
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai import OpenAI
 
 from contract.errors import ConfigError
 from contract.types import Tenant
@@ -17,16 +13,14 @@ from harness.serve.errors import ApiError
 from harness.serve.keys import key_digest
 from harness.serve.responses.store import FILE, ResponseStore, StoredResponse
 from harness.serve.responses.wire import InputItem
-from harness.serve.run import Running
 from harness.serve.storage import StorageProblem
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 ASKED: dict[str, Any] = {"model": "tiny", "max_output_tokens": 12, "extra_body": {"seed": 4}}
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_a_conversation_is_continued(client: OpenAI, streamed: bool) -> None:
+def test_a_conversation_is_continued(client, streamed):
     """As if the client had sent all of it; instructions are those of the latest request."""
 
     def ask(**fields: Any) -> Any:
@@ -51,7 +45,7 @@ def test_a_conversation_is_continued(client: OpenAI, streamed: bool) -> None:
         client.responses.retrieve(third.id)
 
 
-def test_what_is_stored_is_read_and_deleted(client: OpenAI) -> None:
+def test_what_is_stored_is_read_and_deleted(client):
     first = client.responses.create(input="Why?", **ASKED)
     second = client.responses.create(input="How?", previous_response_id=first.id, **ASKED)
     read = client.responses.retrieve(second.id)
@@ -77,7 +71,7 @@ def test_what_is_stored_is_read_and_deleted(client: OpenAI) -> None:
             missing()
 
 
-def test_refusals_name_what_is_wrong(http: Http) -> None:
+def test_refusals_name_what_is_wrong(http):
     body = {"input": "a", "max_output_tokens": 2}
     unknown = http.post("/v1/responses", body | {"previous_response_id": "resp_1"})
     assert (unknown.status, unknown.error["param"], unknown.error["code"]) == (
@@ -93,7 +87,7 @@ def test_refusals_name_what_is_wrong(http: Http) -> None:
     assert http.get(f"/responses/{stored}").json["id"] == stored
 
 
-def test_the_tokens_of_a_conversation_are_counted(client: OpenAI, http: Http) -> None:
+def test_the_tokens_of_a_conversation_are_counted(client, http):
     first = client.responses.create(input="Why is that?", **ASKED)
     body = {"input": "And?", "previous_response_id": first.id, "max_output_tokens": 1}
     counted = http.post("/v1/responses/input_tokens", body).json
@@ -102,7 +96,7 @@ def test_the_tokens_of_a_conversation_are_counted(client: OpenAI, http: Http) ->
     assert counted["input_tokens"] == answered["usage"]["input_tokens"]
 
 
-def test_a_stored_answer_is_continued_with_its_tokens(hermes: Running) -> None:
+def test_a_stored_answer_is_continued_with_its_tokens(hermes):
     """What the model generated is in the cache, however the text would be divided."""
     http = Http(hermes.url)
     schema = {"type": "string", "pattern": "^[a-z]{80}$"}
@@ -120,7 +114,7 @@ def test_a_stored_answer_is_continued_with_its_tokens(hermes: Running) -> None:
     assert "first_difference" not in second["x_zinc"]["cached"]
 
 
-def test_another_tenants_answer_is_not_there(serve: Serve, tmp_path: Path) -> None:
+def test_another_tenants_answer_is_not_there(serve, tmp_path):
     """404, like one that never was; and gone with its tenant, whoever has its id then."""
     file = tmp_path / "tenants.toml"
 
@@ -174,7 +168,7 @@ def stored(number: int, size: int = 1, previous: str | None = None) -> StoredRes
     return StoredResponse(response, (InputItem(role="user", content=str(number)),), (), previous)
 
 
-def test_items_are_those_of_the_latest_answer_that_has_them(tmp_path: Path) -> None:
+def test_items_are_those_of_the_latest_answer_that_has_them(tmp_path):
     """What cannot be read is passed over; an answer that is referred to is used."""
     with ResponseStore(tmp_path, max_responses=3) as store:
         for number, text in enumerate(["old", "new"]):
@@ -194,7 +188,7 @@ def test_items_are_those_of_the_latest_answer_that_has_them(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_the_store_is_bounded_for_each_tenant(on_disk: bool, tmp_path: Path) -> None:
+def test_the_store_is_bounded_for_each_tenant(on_disk, tmp_path):
     """By number and by bytes, least recently used first; others' room is their own."""
     store = ResponseStore(tmp_path if on_disk else None, max_responses=3, max_bytes=10_000)
     store.put(B, stored(0))
@@ -223,7 +217,7 @@ def test_the_store_is_bounded_for_each_tenant(on_disk: bool, tmp_path: Path) -> 
         store.get(B, "resp_0")
 
 
-def test_answers_outlive_a_server(serve: Serve, tmp_path: Path) -> None:
+def test_answers_outlive_a_server(serve, tmp_path):
     """In a folder; a deleted one does not, and neither does any with memory alone."""
     body = {"input": "Why is the sky blue?", "max_output_tokens": 8, "seed": 4}
     for state in (tmp_path / "state", None):
@@ -247,7 +241,7 @@ def test_answers_outlive_a_server(serve: Serve, tmp_path: Path) -> None:
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o077 == 0
 
 
-def test_whoever_has_an_id_after_a_restart_finds_no_answer_of_another(tmp_path: Path) -> None:
+def test_whoever_has_an_id_after_a_restart_finds_no_answer_of_another(tmp_path):
     """Nor does a tenant who was away meanwhile."""
     with ResponseStore(tmp_path) as store:
         for tenant in (A, B):
@@ -262,7 +256,7 @@ def test_whoever_has_an_id_after_a_restart_finds_no_answer_of_another(tmp_path: 
             store.get(A, "resp_1")
 
 
-def test_a_folder_that_cannot_have_answers_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_have_answers_is_refused(tmp_path):
     (tmp_path / FILE).write_bytes(b"no database" * 100)
     with pytest.raises(ConfigError, match="--state"):
         ResponseStore(tmp_path)
@@ -270,9 +264,7 @@ def test_a_folder_that_cannot_have_answers_is_refused(tmp_path: Path) -> None:
         ResponseStore(tmp_path / FILE)
 
 
-def test_a_database_that_another_process_holds_is_read_and_forgets_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_another_process_holds_is_read_and_forgets_later(tmp_path, monkeypatch):
     """A tenant that left while nothing could be written has no answers when it is back; a request
     that continues nothing waits for no lock."""
     monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 0.01)
@@ -301,7 +293,7 @@ def test_a_database_that_another_process_holds_is_read_and_forgets_later(
 
 
 @pytest.mark.parametrize("how", ["deleted", "forgotten", "evicted"])
-def test_no_byte_of_what_is_deleted_stays(how: str, tmp_path: Path) -> None:
+def test_no_byte_of_what_is_deleted_stays(how, tmp_path):
     """Neither in the file nor in the log of changes, while another process has the file open; what
     makes room for others stays in the log until it is written over, at the latest to the end."""
 
@@ -325,7 +317,7 @@ def test_no_byte_of_what_is_deleted_stays(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [None, "{}", b"\xff", b'{"response": 1}', "resp_1"])
-def test_a_row_that_is_no_answer_is_not_there(data: object, tmp_path: Path) -> None:
+def test_a_row_that_is_no_answer_is_not_there(data, tmp_path):
     """Nor is one that continues itself."""
     with ResponseStore(tmp_path) as store:
         store.put(A, stored(1, previous="resp_1"))

@@ -1,7 +1,5 @@
 """``/v1/responses`` with tools and formats, on a model that speaks as a real family does."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator
@@ -12,28 +10,24 @@ import pytest
 from openai import OpenAI
 
 from harness.serve.responses.namespaces import LONGEST_NAME, joined_name, out_of_namespaces
-from harness.serve.run import Running
 from harness.serve.wire_tools import MAX_TOOLS
 from tests.serve.calling import WEATHER, Weather, check_call, client_of
 
 TOOL = {"type": "function", "strict": True, **WEATHER}
 ASKED: dict[str, Any] = {
-    "model": "tiny",
-    "input": "How warm is it?",
-    "max_output_tokens": 150,
-    "reasoning": {"effort": "none"},
-    "extra_body": {"seed": 1},
-}
+    "model": "tiny", "input": "How warm is it?", "max_output_tokens": 150,
+    "reasoning": {"effort": "none"}, "extra_body": {"seed": 1},
+}  # fmt: skip
 CALLING = {**ASKED, "tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
 
 
 @pytest.fixture
-def client(hermes: Running) -> Iterator[OpenAI]:
+def client(hermes) -> Iterator[OpenAI]:
     with client_of(hermes) as openai_client:
         yield openai_client
 
 
-def test_a_call_is_an_item_streamed_or_not(client: OpenAI) -> None:
+def test_a_call_is_an_item_streamed_or_not(client):
     """And its arguments obey the schema of the function."""
     answer = client.responses.create(**CALLING)
     (call,) = answer.output
@@ -48,7 +42,7 @@ def test_a_call_is_an_item_streamed_or_not(client: OpenAI) -> None:
     assert streamed.call_id == call.call_id
 
 
-def test_what_a_function_gave_goes_back(client: OpenAI) -> None:
+def test_what_a_function_gave_goes_back(client):
     (call,) = client.responses.create(**CALLING).output
     assert call.type == "function_call"
     turns = [
@@ -65,7 +59,7 @@ def test_what_a_function_gave_goes_back(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize("name", ["mcp__w", "mcp__w__", "an.agent", "n" * 80])
-def test_functions_of_a_namespace_are_called(client: OpenAI, name: str) -> None:
+def test_functions_of_a_namespace_are_called(client, name):
     """As Codex offers those of MCP servers: a call says which one's it is, streamed or not, and
     goes back as it is."""
     space = {"type": "namespace", "name": name, "tools": [TOOL, {"type": "custom", "name": "c"}]}
@@ -94,7 +88,7 @@ def test_functions_of_a_namespace_are_called(client: OpenAI, name: str) -> None:
     assert [item.type for item in again.output] == ["message"]
 
 
-def test_names_of_functions_of_namespaces_are_distinct() -> None:
+def test_names_of_functions_of_namespaces_are_distinct():
     """And short enough, though some differ in characters that are left out alone."""
     spaces = ["n", "n" * 80, "n" * 80 + "m", "an.agent", "an agent"]
     names = {joined_name(space, name) for space in spaces for name in ("f", "g" * 64, "f.g", "f g")}
@@ -103,7 +97,7 @@ def test_names_of_functions_of_namespaces_are_distinct() -> None:
     assert joined_name(None, "f") == "f"
 
 
-def test_more_functions_of_namespaces_than_there_may_be_are_left_out() -> None:
+def test_more_functions_of_namespaces_than_there_may_be_are_left_out():
     many = [{**TOOL, "name": f"f{number}"} for number in range(200)]
     ignored: list[str] = []
     space = {"type": "namespace", "name": "n", "tools": many}
@@ -112,7 +106,7 @@ def test_more_functions_of_namespaces_than_there_may_be_are_left_out() -> None:
     assert ignored == [f"n.f{number} (function)" for number in range(MAX_TOOLS - 1, 200)]
 
 
-def test_a_format_is_enforced(client: OpenAI) -> None:
+def test_a_format_is_enforced(client):
     parsed = client.responses.parse(**ASKED, text_format=Weather)
     assert isinstance(parsed.output_parsed, Weather)
     form = {"type": "json_object"}
@@ -120,7 +114,7 @@ def test_a_format_is_enforced(client: OpenAI) -> None:
     assert isinstance(json.loads(text), dict)
 
 
-def test_what_cannot_be_enforced_is_refused_under_its_name_here(client: OpenAI) -> None:
+def test_what_cannot_be_enforced_is_refused_under_its_name_here(client):
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     form = {"type": "json_schema", "name": "n", "schema": schema, "strict": True}
     with pytest.raises(openai.BadRequestError) as refused:

@@ -1,7 +1,5 @@
 """``zinc-rt run-batch``: the server's answers to a file of requests, and files that are kept."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -17,10 +15,7 @@ from harness.cli.batch_command import _Written
 from harness.cli.main import main
 from harness.progress import Progress
 from harness.serve.batch_lines import Batch, BatchAnswer, BatchRequest, read_batch
-from harness.serve.run import Running
 from tests.full_disk import largest_file
-from tests.serve.conftest import Serve
-from tests.serve.http import Http
 
 Json = dict[str, Any]
 GREEDY = {"temperature": 0, "max_tokens": 6}
@@ -54,12 +49,7 @@ Run = Callable[..., tuple[int, str]]
 
 
 @pytest.fixture
-def batch(
-    tmp_path: Path,
-    tiny_model_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> Run:
+def batch(tmp_path, tiny_model_path, capsys, monkeypatch) -> Run:
     """``batch(*flags)``: answers ``in.jsonl`` in ``out.jsonl``; exit code and standard error."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
@@ -83,7 +73,7 @@ def ids(path: str = "out.jsonl") -> list[str]:
     return [one["custom_id"] for one in written(path)]
 
 
-def test_the_answers_are_those_of_the_server(http: Http, batch: Run) -> None:
+def test_the_answers_are_those_of_the_server(http, batch):
     """Of every route that generates or reads, errors too, in the order of the requests."""
     asked = [*ASKED, *REFUSED]
     lines = [line(f"r{number}", *each) for number, each in enumerate(asked)]
@@ -112,7 +102,7 @@ def _plain(value: object) -> object:
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
-def test_an_earlier_run_is_continued(batch: Run) -> None:
+def test_an_earlier_run_is_continued(batch):
     """Whole lines stay; a cut line, and a request that was refused, are computed; the order is
     that of the requests."""
     lines = [line("a"), line("b", body={"prompt": "b", "model": "gpt", **GREEDY}), line("c")]
@@ -134,7 +124,7 @@ def test_an_earlier_run_is_continued(batch: Run) -> None:
     assert Path("out.jsonl").read_bytes() == kept
 
 
-def test_refused_lines_have_a_file_of_their_own(batch: Run) -> None:
+def test_refused_lines_have_a_file_of_their_own(batch):
     Path("in.jsonl").write_text("\n".join([line("a"), line("b", body={"prompt": 3}), line("c")]))
     code, said = batch("--error-file", "errors.jsonl")
     assert (code, ids(), ids("errors.jsonl")) == (1, ["a", "c"], ["b"])
@@ -160,7 +150,7 @@ def test_refused_lines_have_a_file_of_their_own(batch: Run) -> None:
     ],
     ids=range(10),
 )
-def test_a_file_of_other_lines_is_refused(batch: Run, text: str, problem: str) -> None:
+def test_a_file_of_other_lines_is_refused(batch, text, problem):
     """Before the model is opened, and before a file of answers is begun."""
     Path("in.jsonl").write_text(text)
     code, said = batch()
@@ -169,7 +159,7 @@ def test_a_file_of_other_lines_is_refused(batch: Run, text: str, problem: str) -
     assert not Path("out.jsonl").exists()
 
 
-def test_requests_that_can_be_read_once_are_refused(batch: Run, tmp_path: Path) -> None:
+def test_requests_that_can_be_read_once_are_refused(batch, tmp_path):
     """They are checked first, and nothing would be left to answer."""
     os.mkfifo("pipe")
     for name in ("pipe", ".", "/dev/null"):
@@ -177,7 +167,7 @@ def test_requests_that_can_be_read_once_are_refused(batch: Run, tmp_path: Path) 
     assert "none: cannot read: No such file" in batch("-i", "none")[1]
 
 
-def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:
+def test_files_of_others_stay(batch, tmp_path):
     """A file of answers is not replaced, and not mixed with other requests."""
     Path("in.jsonl").write_text(line("a"))
     assert "in.jsonl is read or written, too" in batch("-o", "in.jsonl")[1]
@@ -200,9 +190,7 @@ def test_files_of_others_stay(batch: Run, tmp_path: Path) -> None:
     assert ids() == ["a"]
 
 
-def test_a_file_that_a_process_replaced_as_it_ended_is_not_written(
-    batch: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_a_process_replaced_as_it_ended_is_not_written(batch, monkeypatch):
     """What is written to the one before would be lost."""
     Path("in.jsonl").write_text(line("a"))
     flock = fcntl.flock
@@ -220,9 +208,7 @@ def test_a_file_that_a_process_replaced_as_it_ended_is_not_written(
     assert batch()[0] == 0
 
 
-def test_a_file_that_is_removed_as_it_is_opened_is_not_written(
-    batch: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_removed_as_it_is_opened_is_not_written(batch, monkeypatch):
     Path("in.jsonl").write_text(line("a"))
     monkeypatch.setattr(fcntl, "flock", lambda file, how: os.unlink("out.jsonl"))
     code, told = batch()
@@ -230,9 +216,7 @@ def test_a_file_that_is_removed_as_it_is_opened_is_not_written(
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
-def test_a_disk_without_locks_takes_answers(
-    number: int, batch: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_locks_takes_answers(number, batch, monkeypatch):
     def refuse(file: Any, how: int) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -242,7 +226,7 @@ def test_a_disk_without_locks_takes_answers(
     assert ids() == ["a"]
 
 
-def test_a_file_of_answers_stays_where_and_whose_it_is(batch: Run) -> None:
+def test_a_file_of_answers_stays_where_and_whose_it_is(batch):
     """A link to a file that nobody else may read, whose lines are put in order."""
     Path("in.jsonl").write_text("\n".join(map(line, "abc")))
     Path("kept.jsonl").touch(0o600)
@@ -256,9 +240,7 @@ def test_a_file_of_answers_stays_where_and_whose_it_is(batch: Run) -> None:
     assert Path("kept.jsonl").stat().st_mode & 0o777 == 0o600
 
 
-def test_requests_that_are_added_meanwhile_are_not_answered(
-    batch: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requests_that_are_added_meanwhile_are_not_answered(batch, monkeypatch):
     Path("in.jsonl").write_text(line("a"))
     begin = _Written.begin
 
@@ -271,7 +253,7 @@ def test_requests_that_are_added_meanwhile_are_not_answered(
     assert (batch()[0], ids()) == (0, ["a"])
 
 
-def test_a_full_disk_ends_the_batch_and_loses_nothing(batch: Run) -> None:
+def test_a_full_disk_ends_the_batch_and_loses_nothing(batch):
     """Lines that were written are whole, and the rest is computed later."""
     names = [f"r{number}" for number in range(8)]
     body = {"prompt": "a", "logprobs": 20, "max_tokens": 60, "ignore_eos": True}
@@ -292,9 +274,7 @@ def test_a_full_disk_ends_the_batch_and_loses_nothing(batch: Run) -> None:
     assert set(kept.splitlines()) <= set(Path("out.jsonl").read_bytes().splitlines())
 
 
-def test_ctrl_c_ends_the_batch_and_loses_nothing(
-    batch: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_the_batch_and_loses_nothing(batch, monkeypatch):
     names = [f"r{number}" for number in range(9)]
     Path("in.jsonl").write_text("\n".join(map(line, names)))
     add = _Written.add
@@ -316,7 +296,7 @@ def test_ctrl_c_ends_the_batch_and_loses_nothing(
     assert kept <= set(Path("out.jsonl").read_bytes().splitlines())
 
 
-def test_requests_under_way_end_with_the_batch(server: Running, tmp_path: Path) -> None:
+def test_requests_under_way_end_with_the_batch(server, tmp_path):
     """The engine works for nobody afterwards."""
     path, service = tmp_path / "in.jsonl", server.service
     body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True}
@@ -332,7 +312,7 @@ def test_requests_under_way_end_with_the_batch(server: Running, tmp_path: Path) 
     assert (now.running, now.waiting) == (0, 0)
 
 
-def test_a_full_queue_is_waited_for(serve: Serve, tmp_path: Path) -> None:
+def test_a_full_queue_is_waited_for(serve, tmp_path):
     """Requests with more choices than fit in the queue together are no error of the batch."""
     path, found = tmp_path / "in.jsonl", []
     body = {"prompt": "a", "n": 5, "max_tokens": 3}

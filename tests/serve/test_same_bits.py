@@ -1,11 +1,8 @@
 """The same load gives the same bytes, however its requests meet in the engine."""
 
-from __future__ import annotations
-
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +14,7 @@ from harness.serve.receipts.store import ReceiptStore
 from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.serve.conftest import Serve
+from tests.serve.engine_child import statistics_of
 from tests.serve.http import Http
 
 ROUNDS = 3
@@ -29,13 +26,10 @@ def load(number: int) -> dict[str, object]:
     """What client ``number`` asks: all lengths, sampled and greedy, penalized, streamed or not."""
     return {
         "prompt": "the quick brown fox jumps over the lazy dog "[: 3 + number],
-        "max_tokens": 3 + number % 5,
-        "temperature": 0 if number % 3 == 0 else 0.9,
-        "repetition_penalty": 1.3 if number % 4 == 0 else 1.0,
-        "logprobs": number % 3,
-        "seed": number,
-        "stream": number % 2 == 0,
-    }
+        "max_tokens": 3 + number % 5, "temperature": 0 if number % 3 == 0 else 0.9,
+        "repetition_penalty": 1.3 if number % 4 == 0 else 1.0, "logprobs": number % 3,
+        "seed": number, "stream": number % 2 == 0,
+    }  # fmt: skip
 
 
 def told(http: Http, body: dict[str, object]) -> str:
@@ -60,26 +54,26 @@ def answers(server: Running) -> list[str]:
 
 
 @pytest.mark.parametrize("rounds", [ROUNDS, pytest.param(SOAK_ROUNDS, marks=pytest.mark.soak)])
-def test_rounds_of_the_same_load_give_the_same_bytes(serve: Serve, rounds: int) -> None:
+def test_rounds_of_the_same_load_give_the_same_bytes(serve, rounds):
     """And they are what each client gets when it is alone."""
     with serve() as server:
         http = Http(server.url)
         alone = [told(http, load(number)) for number in range(CLIENTS)]
         for _ in range(rounds):
             assert answers(server) == alone
-        steps = server.service.model.driver.call(lambda engine: engine.statistics.steps)
+        steps = server.service.model.driver.call(statistics_of).steps
         tokens = server.service.ledger.total(LOCAL_TENANT).completion_tokens
         assert steps < tokens, "nobody ever shared a step"
 
 
-def test_another_seed_gives_other_bytes(server: Running) -> None:
+def test_another_seed_gives_other_bytes(server):
     """Negative control: what is compared does depend on what is sampled."""
     http = Http(server.url)
     one = load(1)
     assert told(http, one) != told(http, {**one, "seed": 2})
 
 
-def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve: Serve) -> None:
+def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve):
     """Asked again, all of it but its last token comes from the cache, and the answer is the same;
     one with penalties has to compute what these look at."""
     with serve() as server:
@@ -103,20 +97,18 @@ def drawn_and_expected(server: Running, request: pytest.FixtureRequest) -> tuple
 
 
 @pytest.fixture(scope="module")
-def of_the_module(server: Running, request: pytest.FixtureRequest) -> tuple[int, int]:
+def of_the_module(server, request) -> tuple[int, int]:
     return drawn_and_expected(server, request)
 
 
-def test_a_request_without_a_seed_draws_the_one_of_its_test(
-    of_the_module: tuple[int, int], server: Running, request: pytest.FixtureRequest
-) -> None:
+def test_a_request_without_a_seed_draws_the_one_of_its_test(of_the_module, server, request):
     """``the_same_seeds_in_every_run`` reaches the server: no answer of a test, or of the fixtures
     of its module, is of chance."""
     drawn = [of_the_module, drawn_and_expected(server, request)]
     assert drawn == [(expected, expected) for _, expected in drawn]
 
 
-def test_penalties_look_back_as_far_whatever_is_guessed_ahead(serve: Serve) -> None:
+def test_penalties_look_back_as_far_whatever_is_guessed_ahead(serve):
     """More tokens are stored where there may be drafts, and nobody's answer is another by it."""
     body = {"prompt": "to be or not to be, " * 6, "max_tokens": 100, "temperature": 0}
     body |= {"presence_penalty": 1.5, "ignore_eos": True, "logprobs": 1, "stream": False}
@@ -135,9 +127,7 @@ def test_penalties_look_back_as_far_whatever_is_guessed_ahead(serve: Serve) -> N
     assert len(found) == 1
 
 
-def test_a_context_that_chooses_other_frequencies_is_another_function(
-    serve: Serve, tmp_path: Path
-) -> None:
+def test_a_context_that_chooses_other_frequencies_is_another_function(serve, tmp_path):
     """Phi-3 has divisors for long contexts. An honest answer of the other server is no lie: its
     receipt says what the context chose."""
     path, body = tmp_path / "phi3.gguf", {"prompt": "To be or not", "max_tokens": 8, "seed": 1}

@@ -1,7 +1,5 @@
 """Schemas: what is let through obeys them, and what cannot be enforced is refused."""
 
-from __future__ import annotations
-
 import json
 import random
 from decimal import Decimal
@@ -11,7 +9,7 @@ import jsonschema
 import pytest
 
 from harness.host.dialect.calls import json_rule
-from harness.host.structured.grammars import GrammarRefused, Grammars, TokenMasks
+from harness.host.structured.grammars import GrammarRefused, TokenMasks
 from harness.host.structured.json_schema import check_schema
 from harness.host.structured.schema_tree import SchemaRefused
 from reference.model.open import Model
@@ -64,9 +62,7 @@ REFUSED_LATER: list[Any] = [
 
 
 @pytest.mark.parametrize("schema", ENFORCED, ids=lambda s: json.dumps(s)[:60])
-def test_whatever_is_allowed_obeys_the_schema(
-    model: Model, grammars: Grammars, schema: Any
-) -> None:
+def test_whatever_is_allowed_obeys_the_schema(model, grammars, schema):
     """jsonschema, which shares nothing with the grammar, agrees on every text."""
     judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     ended = 0
@@ -87,7 +83,7 @@ def test_whatever_is_allowed_obeys_the_schema(
     ],
     ids=str,
 )
-def test_annotations_change_nothing(schema: dict[str, Any], annotations: dict[str, Any]) -> None:
+def test_annotations_change_nothing(schema, annotations):
     """At the root, in a property and in an item: the grammar is that of the bare schema."""
     noted = {**schema, **annotations}
     assert json_rule(noted) == json_rule(schema)
@@ -99,7 +95,7 @@ def test_annotations_change_nothing(schema: dict[str, Any], annotations: dict[st
         assert json_rule({**wrap(noted), **annotations}) == json_rule(wrap(schema))
 
 
-def test_a_name_of_an_annotation_is_no_annotation_where_it_names_a_property() -> None:
+def test_a_name_of_an_annotation_is_no_annotation_where_it_names_a_property():
     names = ["title", "format", "x-order", "default", "not"]
     schema = {"properties": {name: {"const": name} for name in names}}
     rule = json_rule(schema)
@@ -116,7 +112,7 @@ def test_a_name_of_an_annotation_is_no_annotation_where_it_names_a_property() ->
         "http://json-schema.org/draft-06/schema#",
     ],
 )
-def test_every_draft_that_means_the_same_is_taken(draft: str) -> None:
+def test_every_draft_that_means_the_same_is_taken(draft):
     schema = {"definitions": {"a": {"type": "integer"}}, "$ref": "#/definitions/a"}
     assert json_rule({"$schema": draft, **schema}) == json_rule(schema)
 
@@ -131,9 +127,7 @@ def test_every_draft_that_means_the_same_is_taken(draft: str) -> None:
     ({"allOf": [{"properties": {"amount": {"maximum": 100}}}, {"required": ["b"]}]}, '{"',
      "amount"),
 ], ids=str)  # fmt: skip
-def test_a_declared_key_has_one_spelling(
-    model: Model, grammars: Grammars, schema: dict[str, Any], text: str, key: str
-) -> None:
+def test_a_declared_key_has_one_spelling(model, grammars, schema, text, key):
     """At no character can the key go on with an escape that spells the same."""
     (masks,) = grammars.masks(f"start: {json_rule({'type': 'object', **schema})}", 1)
     for length in range(len(key)):
@@ -144,7 +138,7 @@ def test_a_declared_key_has_one_spelling(
             assert ord("u") not in allowed(masks, [*tokens, spelled[-1]])
 
 
-def test_where_every_key_is_declared_escapes_are_allowed(model: Model, grammars: Grammars) -> None:
+def test_where_every_key_is_declared_escapes_are_allowed(model, grammars):
     """The control of the one before: texts of a closed object may have any escape."""
     schema = {"type": "object", "properties": {"a": {"type": "string"}}}
     for closed, expected in ((True, True), (False, False)):
@@ -165,9 +159,7 @@ def test_where_every_key_is_declared_escapes_are_allowed(model: Model, grammars:
         ("number", 1e-9, 3e-9),
     ],
 )
-def test_bounds_are_exact_to_the_last_digit(
-    model: Model, grammars: Grammars, kind: str, low: float, high: float
-) -> None:
+def test_bounds_are_exact_to_the_last_digit(model, grammars, kind, low, high):
     rule = json_rule({"type": kind, "minimum": low, "maximum": high})
     (masks,) = grammars.masks(f"start: {rule}", 1)
     bounds = [Decimal(repr(bound)) for bound in (low, high)]
@@ -181,9 +173,7 @@ def test_bounds_are_exact_to_the_last_digit(
 
 @pytest.mark.parametrize("step", ["0.01", "0.25", "0.5", "0.15", "0.125", "1.5", "0.0004", "7"])
 @pytest.mark.parametrize("bounds", [{}, {"minimum": -1, "maximum": 2.5}], ids=["free", "bound"])
-def test_every_multiple_can_be_written_and_no_other_number(
-    model: Model, grammars: Grammars, step: str, bounds: dict[str, float]
-) -> None:
+def test_every_multiple_can_be_written_and_no_other_number(model, grammars, step, bounds):
     """Without zeros at its end; with them, no other number either."""
     schema = {"type": ["number", "null"] if bounds else "number", "multipleOf": json.loads(step)}
     (masks,) = grammars.masks(f"start: {json_rule(schema | bounds)}", 1)
@@ -214,9 +204,7 @@ BESIDE: list[tuple[Any, str, str]] = [
 
 
 @pytest.mark.parametrize(("beside", "can", "cannot"), BESIDE, ids=str)
-def test_every_multiple_can_be_written_beside_other_keywords(
-    model: Model, grammars: Grammars, beside: Any, can: str, cannot: str
-) -> None:
+def test_every_multiple_can_be_written_beside_other_keywords(model, grammars, beside, can, cannot):
     (masks,) = grammars.masks(f"start: {json_rule({**beside, 'multipleOf': 0.25})}", 1)
     for texts, expected in ((can, True), (cannot, False)):
         for text in texts.split():
@@ -230,7 +218,7 @@ def accepts(model: Model, masks: TokenMasks, text: str) -> bool:
     return follows and not model.tokenizer.eog_ids.isdisjoint(allowed(masks, tokens))
 
 
-def test_without_masks_nothing_obeys(model: Model) -> None:
+def test_without_masks_nothing_obeys(model):
     """The negative control: random tokens are no JSON."""
     rng = random.Random(0)
     for _ in range(20):
@@ -240,9 +228,7 @@ def test_without_masks_nothing_obeys(model: Model) -> None:
 
 
 @pytest.mark.parametrize(("schema", "pointer", "keyword"), REFUSED, ids=str)
-def test_a_schema_that_cannot_be_enforced_is_refused(
-    schema: Any, pointer: str, keyword: str
-) -> None:
+def test_a_schema_that_cannot_be_enforced_is_refused(schema, pointer, keyword):
     with pytest.raises(SchemaRefused) as refused:
         check_schema(schema)
     assert (refused.value.pointer, refused.value.keyword) == (pointer, keyword)
@@ -250,6 +236,6 @@ def test_a_schema_that_cannot_be_enforced_is_refused(
 
 
 @pytest.mark.parametrize("schema", REFUSED_LATER, ids=json.dumps)
-def test_what_only_the_compiler_knows_is_refused_too(grammars: Grammars, schema: Any) -> None:
+def test_what_only_the_compiler_knows_is_refused_too(grammars, schema):
     with pytest.raises(GrammarRefused, match="cannot be enforced"):
         grammars.masks(f"start: {json_rule(schema)}", 1)

@@ -1,12 +1,8 @@
 """``POST /v1/score`` and ``prompt_logprobs``: the numbers of ``echo``, in other words."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
-from harness.serve.run import Running
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 PROMPT = "the quick brown fox jumps over the lazy dog"
@@ -22,7 +18,7 @@ def echoed(http: Http, prompt: object) -> Any:
     return http.post("/v1/completions", body).json["choices"][0]["logprobs"]
 
 
-def test_scores_are_those_of_echo(server: Running, http: Http) -> None:
+def test_scores_are_those_of_echo(server, http):
     """A text, several, ids, and starts of their own; the tenant pays for the tokens."""
     before = http.get("/v1/tenants/local/usage").json["total"]["prompt_tokens"]
     (one,) = scored(http, input=PROMPT, top=2)["data"]
@@ -49,12 +45,12 @@ def test_scores_are_those_of_echo(server: Running, http: Http) -> None:
     assert used - before >= 2 * len(tokens) + several["usage"]["prompt_tokens"]
 
 
-def test_one_token_has_no_score(http: Http) -> None:
+def test_one_token_has_no_score(http):
     (found,) = scored(http, input=[5])["data"]
     assert (found["logprobs"], found["sum"]) == ([None], 0.0)
 
 
-def test_prompt_logprobs_of_texts_and_conversations(server: Running, http: Http) -> None:
+def test_prompt_logprobs_of_texts_and_conversations(server, http):
     """As vLLM has them; the answer itself is the one without them."""
     asked = {"prompt": PROMPT, "max_tokens": 4, "seed": 3, "ignore_eos": True}
     plain = http.post("/v1/completions", asked).json["choices"][0]
@@ -84,7 +80,7 @@ def test_prompt_logprobs_of_texts_and_conversations(server: Running, http: Http)
     assert http.post("/v1/completions", stream).error["param"] == "prompt_logprobs"
 
 
-def test_prompts_that_begin_alike_are_read_once(serve: Serve) -> None:
+def test_prompts_that_begin_alike_are_read_once(serve):
     with serve(slots=2) as server:
         http = Http(server.url)
         tokens = [(number * 7) % 250 for number in range(60)]

@@ -1,7 +1,5 @@
 """Tokens sent by the engine's thread: the same bytes as by the other way, whatever clients do."""
 
-from __future__ import annotations
-
 import re
 import socket
 import struct
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from contract.types import LOCAL_TENANT
-from harness.host.driver import EventStream
+from harness.host.stream_driver import EventStream
 from harness.serve import listen, streams
 from harness.serve.generation import LIGHT_STOP_CHARACTERS, Generation
 from harness.serve.run import Running
@@ -22,7 +20,6 @@ from reference.engine import Engine
 from tests.held_steps import HeldSteps, hold_steps
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.calling import CALLING, client_of
-from tests.serve.conftest import Serve
 from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.streams import data_of, lines_of
 from tests.serve.test_connections import SILENT, heard_until, running
@@ -39,13 +36,13 @@ Senders = Counter[str]
 
 
 @pytest.fixture(autouse=True)
-def no_comments_for_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_comments_for_silence(monkeypatch) -> None:
     """Only for tokens that say nothing yet, however slow the machine is."""
     monkeypatch.setattr(streams, "PING_SECONDS", 10 * PATIENCE_SECONDS)
 
 
 @pytest.fixture
-def senders(monkeypatch: pytest.MonkeyPatch) -> Senders:
+def senders(monkeypatch) -> Senders:
     """How many parts each kind of thread sent at once, by the beginning of its name."""
     told: Senders = Counter()
     send = listen._Channel.send_at_once
@@ -113,9 +110,7 @@ def text_of(body: bytes) -> str:
         (COMPLETIONS, {**STREAMED, "logit_bias": {str(SILENT): 100.0}}),
     ],
 )
-def test_the_bytes_are_those_of_the_other_way(
-    server: Running, senders: Senders, path: str, body: dict[str, Any]
-) -> None:
+def test_the_bytes_are_those_of_the_other_way(server, senders, path, body):
     """All but the first and the last part come from the engine's thread."""
     Http(server.url).post(path, body)  # both find as much of the prompt in the cache
     before = by_the_other_way(server, path, body)
@@ -125,7 +120,7 @@ def test_the_bytes_are_those_of_the_other_way(
     assert set(senders) == {ENGINE}
 
 
-def test_choices_of_one_request_are_sent_together(server: Running, senders: Senders) -> None:
+def test_choices_of_one_request_are_sent_together(server, senders):
     """Each has its text, and each its end."""
     body = {**STREAMED, "n": 3, "temperature": 1.0}
 
@@ -147,7 +142,7 @@ def test_choices_of_one_request_are_sent_together(server: Running, senders: Send
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
-def test_short_answers_are_whole(server: Running, most: int) -> None:
+def test_short_answers_are_whole(server, most):
     """One that ends with its first token, or in the step after."""
     body = {**STREAMED, "max_tokens": most}
     answer = answer_of(server, COMPLETIONS, body)
@@ -155,9 +150,7 @@ def test_short_answers_are_whole(server: Running, most: int) -> None:
     assert answer.endswith(b"data: [DONE]\n\n")
 
 
-def test_a_stop_string_found_between_two_steps_ends_the_answer(
-    serve: Serve, senders: Senders
-) -> None:
+def test_a_stop_string_found_between_two_steps_ends_the_answer(serve, senders):
     """In that step: no token more is computed than by the other way, and it is counted once."""
     with serve() as server:
         http = Http(server.url)
@@ -178,9 +171,7 @@ def test_a_stop_string_found_between_two_steps_ends_the_answer(
         wait_until(lambda: running(server) == 0)
 
 
-def test_what_is_much_work_is_not_done_between_two_steps(
-    server: Running, http: Http, hermes: Running, senders: Senders
-) -> None:
+def test_what_is_much_work_is_not_done_between_two_steps(server, http, hermes, senders):
     """Listed probabilities, long stop strings, and calls to be taken apart."""
     http.post(COMPLETIONS, {**STREAMED, "logprobs": 2})
     http.post(COMPLETIONS, {**STREAMED, "stop": ["x" * LIGHT_STOP_CHARACTERS, "y"]})
@@ -189,9 +180,7 @@ def test_what_is_much_work_is_not_done_between_two_steps(
     assert senders == Counter()
 
 
-def test_a_part_of_what_is_sent_fits(
-    server: Running, senders: Senders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_of_what_is_sent_fits(server, senders, monkeypatch):
     """The kernel takes a few bytes, or none: what is left goes before all that follows."""
     before = by_the_other_way(server, COMPLETIONS, STREAMED)
     send, turns = listen.send_what_fits, iter(range(10**6))
@@ -206,9 +195,7 @@ def test_a_part_of_what_is_sent_fits(
     assert senders[ENGINE] > 0
 
 
-def test_one_who_does_not_read_holds_nobody(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders
-) -> None:
+def test_one_who_does_not_read_holds_nobody(serve, monkeypatch, senders):
     """The other's tokens come all the while, and when the first one reads it gets every byte."""
     monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
     monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
@@ -258,9 +245,7 @@ def stalled(server: Running) -> bool:
 
 
 @pytest.mark.parametrize("reset", [True, False])
-def test_who_leaves_between_two_steps_frees_its_slot(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders, reset: bool
-) -> None:
+def test_who_leaves_between_two_steps_frees_its_slot(serve, monkeypatch, senders, reset):
     """Whether its end says so or is just gone; another goes on untouched."""
     with serve() as server:
         http = Http(server.url)
@@ -285,9 +270,7 @@ def test_who_leaves_between_two_steps_frees_its_slot(
         assert server.service.ledger.total(LOCAL_TENANT).completed == 2
 
 
-def test_who_leaves_while_its_token_is_told(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_who_leaves_while_its_token_is_told(serve, monkeypatch, caplog):
     """The engine does not mind, and nobody reports a fault."""
     receive = Generation.received
     left = threading.Event()
@@ -315,9 +298,7 @@ def test_who_leaves_while_its_token_is_told(
 
 
 @pytest.mark.parametrize("nth", [3, 9])
-def test_a_fault_between_two_steps_is_its_requests_alone(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders, nth: int
-) -> None:
+def test_a_fault_between_two_steps_is_its_requests_alone(serve, monkeypatch, senders, nth):
     """Its client is told, and another's stream is whole."""
     with serve() as server:
         http = Http(server.url)
@@ -346,9 +327,7 @@ def test_a_fault_between_two_steps_is_its_requests_alone(
         assert (total.completed, total.failed) == (2, 1)
 
 
-def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, senders: Senders
-) -> None:
+def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(serve, monkeypatch, senders):
     steps = hold_steps(monkeypatch)
     with serve() as server:
         http = Http(server.url)
@@ -362,7 +341,7 @@ def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(
         assert heard.endswith(b"0\r\n\r\n")
 
 
-def test_pipelined_requests_are_answered_in_order(http: Http, senders: Senders) -> None:
+def test_pipelined_requests_are_answered_in_order(http, senders):
     """One that is sent before the first answer ended. A stream ends its connection."""
     with http.connected() as connection:
         connection.sendall(
@@ -373,7 +352,7 @@ def test_pipelined_requests_are_answered_in_order(http: Http, senders: Senders) 
     assert unchunked(heard[heard.rindex(b"HTTP/1.1") :]).endswith(b"data: [DONE]\n\n")
 
 
-def test_old_http_gets_the_stream_by_the_other_way(http: Http, senders: Senders) -> None:
+def test_old_http_gets_the_stream_by_the_other_way(http, senders):
     """Without parts there is nothing that tells where one ends."""
     request = posted(COMPLETIONS, STREAMED).replace(b"HTTP/1.1", b"HTTP/1.0", 1)
     answer = http.raw(request).partition(b"\r\n\r\n")[2]

@@ -1,7 +1,5 @@
 """Which signals a server acts on, and that none is missed."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable
@@ -30,7 +28,7 @@ def never(tell: object) -> None:
     raise AssertionError("the tenants are read again")
 
 
-def test_a_signal_before_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_before_the_wait_is_not_missed(monkeypatch):
     """Also where it arrives between the look at what came and the wait for more."""
     received = signals.deque
 
@@ -54,7 +52,7 @@ def test_a_signal_before_the_wait_is_not_missed(monkeypatch: pytest.MonkeyPatch)
     assert drained == [7.0]
 
 
-def test_signals_of_another_thread_wake_the_main_one() -> None:
+def test_signals_of_another_thread_wake_the_main_one():
     """One that reloads, then one that ends; handlers are as they were."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     drained: list[float] = []
@@ -75,7 +73,7 @@ def test_signals_of_another_thread_wake_the_main_one() -> None:
     assert {number: signal.getsignal(number) for number in before} == before
 
 
-def test_sighup_after_the_device_was_lost_ends_nothing() -> None:
+def test_sighup_after_the_device_was_lost_ends_nothing():
     """The engine takes no tenants then; the server still answers what it can."""
     reads: list[object] = []
 
@@ -92,7 +90,7 @@ def test_sighup_after_the_device_was_lost_ends_nothing() -> None:
     assert (len(reads), drained) == (1, [7.0])
 
 
-def test_ctrl_c_cuts_and_sighup_without_tenants_drains() -> None:
+def test_ctrl_c_cuts_and_sighup_without_tenants_drains():
     for number, path, seconds in ((signal.SIGINT, "tenants.toml", 0.0), (signal.SIGHUP, None, 7.0)):
         drained: list[float] = []
         with Signals() as caught:
@@ -102,7 +100,7 @@ def test_ctrl_c_cuts_and_sighup_without_tenants_drains() -> None:
         assert (interrupted, drained) == (number == signal.SIGINT, [seconds])
 
 
-def test_a_second_signal_cuts_a_drain() -> None:
+def test_a_second_signal_cuts_a_drain():
     with Signals() as caught:
         caught.hold()
         signal.raise_signal(signal.SIGTERM)
@@ -112,7 +110,7 @@ def test_a_second_signal_cuts_a_drain() -> None:
     assert sorted(drained) == [0.0, 7.0]
 
 
-def test_a_signal_raises_nothing_in_a_drain() -> None:
+def test_a_signal_raises_nothing_in_a_drain():
     """An exception in the middle of a drain could leave a lock held, and the server waiting."""
     cut = threading.Event()
     ended: list[float] = []
@@ -133,7 +131,7 @@ def test_a_signal_raises_nothing_in_a_drain() -> None:
     assert sorted(ended) == [0.0, 7.0]
 
 
-def test_what_a_drain_raises_is_raised() -> None:
+def test_what_a_drain_raises_is_raised():
     def drain(seconds: float) -> None:
         raise OSError("broken")
 
@@ -144,6 +142,6 @@ def test_what_a_drain_raises_is_raised() -> None:
             caught.serve_until_stopped(cast(Running, SimpleNamespace(drain=drain)), 7.0)
 
 
-def test_before_it_listens_a_signal_interrupts() -> None:
+def test_before_it_listens_a_signal_interrupts():
     with Signals(), pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)

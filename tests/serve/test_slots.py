@@ -1,7 +1,5 @@
 """llama.cpp's slots: a conversation saved to a file, restored in another server, and erased."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -14,7 +12,7 @@ from harness.serve.llama_cpp import slot_files
 from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.serve.conftest import Serve
+from tests.serve.engine_child import check_memory, flush_disk
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -42,7 +40,7 @@ def refused(http: Http, action: str, slot: object = 0, key: str = "", **body: An
 
 
 @pytest.fixture(scope="module")
-def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tiny_model_path, tmp_path_factory) -> dict[str, Path]:
     """A model of attention alone, and one with recurrent layers."""
     hybrid = tmp_path_factory.mktemp("slots") / "hybrid.gguf"
     write_synthetic(hybrid, sized_spec("tiny", architecture="qwen35", quant="q8_0", context=256))
@@ -50,9 +48,7 @@ def models(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> d
 
 
 @pytest.mark.parametrize(("kind", "slots"), [("dense", 2), ("hybrid", 1)])
-def test_a_conversation_goes_on_in_another_server(
-    serve: Serve, models: dict[str, Path], tmp_path: Path, kind: str, slots: int
-) -> None:
+def test_a_conversation_goes_on_in_another_server(serve, models, tmp_path, kind, slots):
     folder = tmp_path / "saved"
     with serve(path=models[kind], slots=slots, slot_save_path=folder) as first:
         http = Http(first.url)
@@ -76,19 +72,17 @@ def test_a_conversation_goes_on_in_another_server(
         warm = continued(http, prompt=talk)
         assert warm["tokens"] == cold["tokens"]
         assert warm["tokens_cached"] >= restored["n_restored"] > 0
-        second.service.model.driver.call(lambda engine: engine.memory.check())
+        second.service.model.driver.call(check_memory)
 
 
-def test_an_erased_conversation_is_computed_again(serve: Serve, tmp_path: Path) -> None:
+def test_an_erased_conversation_is_computed_again(serve, tmp_path):
     with serve(slot_save_path=tmp_path, disk_cache=tmp_path / "cache") as server:
         http = Http(server.url)
         before = continued(http, id_slot=1)
         assert continued(http, id_slot=1)["tokens_cached"] > 0
         erased = act(http, "erase", 1)
         assert erased["n_erased"] == before["tokens_evaluated"] + before["tokens_predicted"]
-        disk = server.service.model.driver.call(lambda engine: engine.disk)
-        assert disk is not None
-        disk.flush()
+        server.service.model.driver.call(flush_disk)
         again = continued(http, id_slot=1)
         assert (again["tokens_cached"], again["tokens"]) == (0, before["tokens"])
         other = continued(http, prompt=PROMPT + "Another end.", id_slot=2)
@@ -103,22 +97,18 @@ def damaged(kind: str, data: bytes) -> bytes:
     middle = len(data) // 2
     changed = bytes([data[middle] ^ 1])
     files = {
-        "cut": data[:-1],
-        "cut in its header": data[:40],
-        "longer": data + b"\0",
-        "changed": data[:middle] + changed + data[middle + 1 :],
-        "empty": b"",
-        "foreign": b"GGUF" + data[4:],
-        "older": data[:16] + b"\0" + data[17:],
+        "cut": data[:-1], "cut in its header": data[:40], "longer": data + b"\0",
+        "changed": data[:middle] + changed + data[middle + 1 :], "empty": b"",
+        "foreign": b"GGUF" + data[4:], "older": data[:16] + b"\0" + data[17:],
         "count": data[:52] + b"\xff\xff" + data[54:],
-    }
+    }  # fmt: skip
     return files[kind]
 
 
 KINDS = ("cut", "cut in its header", "longer", "changed", "empty", "foreign", "older", "count")
 
 
-def test_a_file_that_is_not_whole_is_refused(serve: Serve, tmp_path: Path) -> None:
+def test_a_file_that_is_not_whole_is_refused(serve, tmp_path):
     with serve(slot_save_path=tmp_path) as server:
         http = Http(server.url)
         told = continued(http)
@@ -139,9 +129,7 @@ def test_a_file_that_is_not_whole_is_refused(serve: Serve, tmp_path: Path) -> No
         assert continued(http)["tokens"] == told["tokens"]
 
 
-def test_a_file_of_another_model_or_folder_is_refused(
-    serve: Serve, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_file_of_another_model_or_folder_is_refused(serve, models, tmp_path):
     one, two = tmp_path / "one", tmp_path / "two"
     with serve(slot_save_path=one) as server:
         continued(Http(server.url))
@@ -158,7 +146,7 @@ def test_a_file_of_another_model_or_folder_is_refused(
     "name",
     ["", ".", "..", "../fox", "/etc/passwd", "a/b", "a\\b", ".secret", "a\0b", "é", "x" * 128],
 )
-def test_a_name_stays_in_its_folder(slotted: Running, name: str) -> None:
+def test_a_name_stays_in_its_folder(slotted, name):
     http = Http(slotted.url)
     continued(http)
     for action in ("save", "restore"):
@@ -167,12 +155,12 @@ def test_a_name_stays_in_its_folder(slotted: Running, name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def slotted(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Running:  # type: ignore[misc]
+def slotted(serve, tmp_path_factory) -> Running:  # type: ignore[misc]
     with serve(slot_save_path=tmp_path_factory.mktemp("slotted")) as server:
         yield server  # type: ignore[misc]
 
 
-def test_what_is_refused(slotted: Running, server: Running) -> None:
+def test_what_is_refused(slotted, server):
     http = Http(slotted.url)
     assert refused(http, "defrag")["param"] == "action"
     assert refused(http, "save")["param"] == "filename"
@@ -185,7 +173,7 @@ def test_what_is_refused(slotted: Running, server: Running) -> None:
     assert len(Http(server.url).get("/slots?fail_on_no_slot=1").json) == 4
 
 
-def test_prompts_choose_the_slot_they_continue(slotted: Running) -> None:
+def test_prompts_choose_the_slot_they_continue(slotted):
     http = Http(slotted.url)
     slots = [continued(http, prompt=f"{letter} story: {PROMPT}")["id_slot"] for letter in "ABC"]
     assert len(set(slots)) == 3
@@ -196,7 +184,7 @@ def test_prompts_choose_the_slot_they_continue(slotted: Running) -> None:
     ]
 
 
-def test_tenants_have_slots_and_files_of_their_own(serve: Serve, tmp_path: Path) -> None:
+def test_tenants_have_slots_and_files_of_their_own(serve, tmp_path):
     admin, folder = {"admin": True}, tmp_path / "saved"
     file = write_tenants(tmp_path, {"ann": "ann", "bob": "bob"}, ann=admin, bob=admin)
     with serve(slot_save_path=folder, tenants=file) as server:
@@ -216,9 +204,7 @@ def test_tenants_have_slots_and_files_of_their_own(serve: Serve, tmp_path: Path)
         assert bobs.exists()
 
 
-def test_a_full_disk_saves_nothing_and_leaves_nothing(
-    slotted: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_saves_nothing_and_leaves_nothing(slotted, monkeypatch):
     http = Http(slotted.url)
     continued(http, id_slot=0)
 
@@ -234,19 +220,19 @@ def test_a_full_disk_saves_nothing_and_leaves_nothing(
     assert {path.name for path in files.path.iterdir()} == {".secret"}
 
 
-def test_a_server_that_caches_nothing_saves_nothing(serve: Serve, tmp_path: Path) -> None:
+def test_a_server_that_caches_nothing_saves_nothing(serve, tmp_path):
     with pytest.raises(ConfigError, match="--ray"), serve(slot_save_path=tmp_path, replicas=1):
         pass
 
 
-def test_a_name_that_is_no_slot_is_told_as_it_is(hermes: Running) -> None:
+def test_a_name_that_is_no_slot_is_told_as_it_is(hermes):
     for name in ("abc", "-1", "1.5", "0x1", "99", "9999999999", "%D9%A3"):
         reply = Http(hermes.url).post(f"/slots/{name}?action=erase", {})
         assert (reply.status, reply.error["param"]) == (400, "id_slot"), name
         assert unquote(name) in reply.error["message"]
 
 
-def test_a_file_that_is_no_saved_slot_is_not_overwritten(serve: Serve, tmp_path: Path) -> None:
+def test_a_file_that_is_no_saved_slot_is_not_overwritten(serve, tmp_path):
     """A client names the file, and the folder may have others, also behind a link."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF and so on")
     (tmp_path / "link.bin").symlink_to(tmp_path / "model.gguf")
@@ -261,7 +247,7 @@ def test_a_file_that_is_no_saved_slot_is_not_overwritten(serve: Serve, tmp_path:
     assert (tmp_path / "link.bin").is_symlink()
 
 
-def test_a_secret_of_another_program_stays(tmp_path: Path) -> None:
+def test_a_secret_of_another_program_stays(tmp_path):
     (tmp_path / slot_files.SECRET).write_bytes(b"a password")
     with pytest.raises(ConfigError, match="another program's"):
         slot_files.SlotFolder(tmp_path)

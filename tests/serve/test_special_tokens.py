@@ -1,7 +1,5 @@
 """Control tokens: where texts are parsed for them, what stops at them, and ids beside texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,6 +8,7 @@ from harness.serve.run import Running
 from tests.serve.calling import ASKED, MESSAGES, UNTHINKING
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
+from tests.tables import table
 
 CHAT = "<|im_start|>user\nHi<|im_end|>\n"
 
@@ -20,7 +19,7 @@ def control(server: Running, text: str) -> int:
 
 
 @pytest.fixture
-def http(hermes: Running) -> Http:
+def http(hermes) -> Http:
     return Http(hermes.url)
 
 
@@ -31,9 +30,7 @@ def tokens_of(http: Http, **body: Any) -> list[int]:
     return found
 
 
-def test_a_text_is_parsed_for_control_tokens_and_a_message_never_is(
-    hermes: Running, http: Http
-) -> None:
+def test_a_text_is_parsed_for_control_tokens_and_a_message_never_is(hermes, http):
     begin, end = control(hermes, "<|im_start|>"), control(hermes, "<|im_end|>")
     parsed = tokens_of(http, prompt=CHAT)
     assert parsed.count(begin) == parsed.count(end) == 1
@@ -46,7 +43,7 @@ def test_a_text_is_parsed_for_control_tokens_and_a_message_never_is(
 
 
 @pytest.mark.parametrize("text", [CHAT, "Hi", "<|im_start|>", "a<|im_end|><|im_end|>b é"])
-def test_detokenizing_and_tokenizing_gives_the_ids_back(http: Http, text: str) -> None:
+def test_detokenizing_and_tokenizing_gives_the_ids_back(http, text):
     ids = tokens_of(http, prompt=text, add_special_tokens=False)
     prompt = http.post("/detokenize", {"tokens": ids}).json["prompt"]
     assert prompt == text
@@ -55,7 +52,7 @@ def test_detokenizing_and_tokenizing_gives_the_ids_back(http: Http, text: str) -
     assert len(strings["token_strs"]) == strings["count"]
 
 
-def test_a_rendered_conversation_is_the_conversation(http: Http) -> None:
+def test_a_rendered_conversation_is_the_conversation(http):
     """As the text of a completion it has the ids, and so the answer, of the chat."""
     prompt = http.post("/apply-template", {"messages": MESSAGES}).json["prompt"]
     assert tokens_of(http, prompt=prompt) == tokens_of(http, messages=MESSAGES)
@@ -74,7 +71,7 @@ def test_a_rendered_conversation_is_the_conversation(http: Http) -> None:
 
 
 @pytest.mark.parametrize("route", ["chat", "text"])
-def test_ids_of_a_stream_are_those_of_the_whole_answer(http: Http, route: str) -> None:
+def test_ids_of_a_stream_are_those_of_the_whole_answer(http, route):
     path, said = "/v1/completions", {"prompt": "Hi"}
     if route == "chat":
         path, said = "/v1/chat/completions", {"messages": MESSAGES, **UNTHINKING}  # type: ignore[dict-item]
@@ -101,7 +98,7 @@ def test_ids_of_a_stream_are_those_of_the_whole_answer(http: Http, route: str) -
     assert b"token_ids" not in silent
 
 
-def test_the_tokenizer_is_told(hermes: Running, http: Http) -> None:
+def test_the_tokenizer_is_told(hermes, http):
     info = http.get("/tokenizer_info").json
     tokenizer = hermes.service.model.tokenizer
     assert info["eos_token"] == tokenizer.token_text(info["eos_token_id"])
@@ -120,18 +117,9 @@ def forced(hermes: Running, token: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("stop", "tokens"),
-    [
-        ("<|im_start|>", 1),
-        (["zz", "<|im_start|>"], 1),
-        (["<|im_start|><|im_start|>"], 2),
-        (["im_start|><|im"], 2),
-        (["<|im_start|>x"], 6),
-        ([], 6),
-    ],
+    table(__file__, "test_special_tokens")["a_stop_string_may_be_a_control_token"],
 )
-def test_a_stop_string_may_be_a_control_token(
-    hermes: Running, http: Http, stop: Any, tokens: int, stream: bool
-) -> None:
+def test_a_stop_string_may_be_a_control_token(hermes, http, stop, tokens, stream):
     """Or hold one, or a part of one; nothing of it is ever shown."""
     token = control(hermes, "<|im_start|>")
     for path, extra in (
@@ -150,7 +138,7 @@ def test_a_stop_string_may_be_a_control_token(
         assert b"im_start|>" not in reply.body
 
 
-def test_tokens_that_stop(hermes: Running, http: Http) -> None:
+def test_tokens_that_stop(hermes, http):
     """By their ids, control tokens or not; the token is none of the text."""
     for token in (control(hermes, "<|im_start|>"), ord("x")):
         stopped = http.post(

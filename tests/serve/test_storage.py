@@ -1,8 +1,6 @@
 """The databases of a server whose disk is full at the start, that break, that go, or that another
 process holds."""
 
-from __future__ import annotations
-
 import shutil
 import sqlite3
 import threading
@@ -26,7 +24,6 @@ from harness.serve.responses.wire import InputItem
 from harness.serve.storage import Database, StorageProblem
 from tests.full_disk import largest_file
 from tests.patience import PATIENCE_SECONDS, wait_until
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 
 A, B = Tenant(1, "alice"), Tenant(2, "bob")
@@ -69,7 +66,7 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=str)
 
 
 @pytest.mark.parametrize("nbytes", [100, 9000])
-def test_what_is_deleted_is_in_no_file(nbytes: int, tmp_path: Path) -> None:
+def test_what_is_deleted_is_in_no_file(nbytes, tmp_path):
     """For every kind of database: in a part of a page and in pages of its own."""
     path, said = tmp_path / "said.sqlite", "x" * nbytes
     with Database(path, 1, "what was said", "--said", ["CREATE TABLE a (b TEXT)"]) as database:
@@ -81,7 +78,7 @@ def test_what_is_deleted_is_in_no_file(nbytes: int, tmp_path: Path) -> None:
 
 
 @pytest.fixture(autouse=True)
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_waiting(monkeypatch) -> None:
     """The file is tried with every request."""
     monkeypatch.setattr("harness.serve.storage.RETRY_SECONDS", 0.0)
 
@@ -96,9 +93,7 @@ def break_file(store: Database, path: Path) -> None:
 
 
 @kinds
-def test_what_is_there_is_read_where_the_disk_is_full_at_the_start(
-    kind: Kept, tmp_path: Path
-) -> None:
+def test_what_is_there_is_read_where_the_disk_is_full_at_the_start(kind, tmp_path):
     """What cannot be stored is a problem of storage, and goes on by itself once there is room."""
     with kind.make(tmp_path) as store:
         kind.put(store)
@@ -118,9 +113,7 @@ def test_what_is_there_is_read_where_the_disk_is_full_at_the_start(
 
 
 @kinds
-def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(
-    kind: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(kind, tmp_path, caplog):
     """Whether it is read or written. Moved away, a new one is begun while the server runs."""
     with kind.make(tmp_path) as store:
         for _ in range(20):
@@ -145,9 +138,7 @@ def test_a_database_that_breaks_while_it_is_open_is_a_problem_of_storage(
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[2]], ids=str)
-def test_a_folder_that_is_removed_is_begun_anew(
-    kind: Kept, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_that_is_removed_is_begun_anew(kind, tmp_path, caplog):
     """The log says so; what is stored from then on is there after a restart."""
     folder = tmp_path / "state"
     with kind.make(folder) as store:
@@ -170,9 +161,7 @@ def test_a_folder_that_is_removed_is_begun_anew(
 
 
 @pytest.mark.parametrize("lost", ["the folder", "the key", "what the key says"])
-def test_without_its_key_a_store_of_receipts_refuses_before_anything_is_computed(
-    lost: str, tmp_path: Path
-) -> None:
+def test_without_its_key_a_store_of_receipts_refuses_before_anything_is_computed(lost, tmp_path):
     """No other key is made while the server runs; with the key there it goes on."""
     folder, kept = tmp_path / "receipts", tmp_path / "kept"
     with ReceiptStore(folder) as store:
@@ -196,9 +185,7 @@ def test_without_its_key_a_store_of_receipts_refuses_before_anything_is_computed
 
 
 @kinds
-def test_what_is_read_waits_for_no_change(
-    kind: Kept, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_read_waits_for_no_change(kind, tmp_path, monkeypatch):
     """Neither for one of another process, nor for one that waits for it in this one."""
     monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
     with kind.make(tmp_path) as store:
@@ -219,7 +206,7 @@ def test_what_is_read_waits_for_no_change(
         assert not changing.is_alive()
 
 
-def test_servers_of_different_tenants_forget_their_own(tmp_path: Path) -> None:
+def test_servers_of_different_tenants_forget_their_own(tmp_path):
     """On one folder: each those of its own file, at its start and later; a file that is gone has
     no tenants."""
     files = [tmp_path / "a.toml", tmp_path / "b.toml"]
@@ -244,9 +231,7 @@ def test_servers_of_different_tenants_forget_their_own(tmp_path: Path) -> None:
             second.get(B, "resp_2")
 
 
-def test_a_server_whose_ledger_breaks_answers_503(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_whose_ledger_breaks_answers_503(serve, tmp_path, caplog):
     """What was asked meanwhile is counted once the file is moved away."""
     path = tmp_path / "ledger.sqlite"
     with serve(ledger=path, state=tmp_path) as server:
@@ -266,9 +251,7 @@ def test_a_server_whose_ledger_breaks_answers_503(
         assert "Traceback" not in caplog.text
 
 
-def test_a_server_starts_where_the_disk_is_full(
-    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_server_starts_where_the_disk_is_full(serve, tmp_path, caplog):
     """It reads what is stored, refuses the rest, and goes on by itself once there is room."""
     options = {"state": tmp_path, "ledger": tmp_path / "ledger.sqlite"}
     with serve(**options) as server:
@@ -288,7 +271,7 @@ def test_a_server_starts_where_the_disk_is_full(
 
 @pytest.mark.parametrize("kept", KINDS, ids=str)
 @pytest.mark.parametrize("version", [0, 1])
-def test_another_programs_database_stays_as_it_is(kept: Kept, tmp_path: Path, version: int) -> None:
+def test_another_programs_database_stays_as_it_is(kept, tmp_path, version):
     """It has no version either, or by chance ours."""
     path = tmp_path / kept.name
     with closing(sqlite3.connect(path)) as file:

@@ -1,7 +1,5 @@
 """Grammars and masks: they depend on tokens alone, and one that breaks is alone with it."""
 
-from __future__ import annotations
-
 import json
 import random
 import threading
@@ -92,7 +90,7 @@ def walk(model: Model, masks: TokenMasks, seed: int, phrases: Sequence[bytes] = 
     return None
 
 
-def test_an_error_shows_nothing_of_the_grammar(grammars: Grammars) -> None:
+def test_an_error_shows_nothing_of_the_grammar(grammars):
     with pytest.raises(GrammarRefused) as refused:
         grammars.masks('start: "hush" %json {"type": "zork"}', 1)
     assert "hush" not in str(refused.value)
@@ -103,7 +101,7 @@ def test_an_error_shows_nothing_of_the_grammar(grammars: Grammars) -> None:
     [GrammarLimits(cpu_seconds=1.0), GrammarLimits(memory_bytes=16 << 20, cpu_seconds=20)],
     ids=["time", "memory"],
 )
-def test_a_grammar_that_explodes_ends_its_child_only(model: Model, limits: GrammarLimits) -> None:
+def test_a_grammar_that_explodes_ends_its_child_only(model, limits):
     """And the next one is compiled by another."""
     grammars = Grammars(model.tokenizer, model.config.vocab, limits)
     try:
@@ -114,7 +112,7 @@ def test_a_grammar_that_explodes_ends_its_child_only(model: Model, limits: Gramm
         grammars.close()
 
 
-def test_a_grammar_of_special_tokens(model: Model, grammars: Grammars) -> None:
+def test_a_grammar_of_special_tokens(model, grammars):
     """Text never stands for a control token, only its number does."""
     control = model.tokenizer.encode("<|im_start|>", parse_special=True)[0]
     (masks,) = grammars.masks(f"start: /(.|\\n)*/ <[{control}]>", 1)
@@ -127,9 +125,7 @@ def test_a_grammar_of_special_tokens(model: Model, grammars: Grammars) -> None:
 
 
 @given(data=st.data())
-def test_masks_depend_on_the_tokens_alone(
-    model: Model, grammars: Grammars, data: st.DataObject
-) -> None:
+def test_masks_depend_on_the_tokens_alone(model, grammars, data):
     """However they were asked before: ahead, again, or for something else."""
     first, second, third = grammars.masks(f"start: {json_rule(LINKED)}", 3)
     tokens: list[int] = []
@@ -148,9 +144,7 @@ def test_masks_depend_on_the_tokens_alone(
 
 
 @given(data=st.data())
-def test_drafted_tokens_leave_no_trace_in_masks(
-    model: Model, grammars: Grammars, data: st.DataObject
-) -> None:
+def test_drafted_tokens_leave_no_trace_in_masks(model, grammars, data):
     """Before each token the masks are asked about tokens that do not come: some that may, then one
     that may not. The masks behind the tokens that come are those of a sequence without drafts."""
     plain, drafted = grammars.masks(f"start: {json_rule(LINKED)}", 2)
@@ -169,7 +163,7 @@ def test_drafted_tokens_leave_no_trace_in_masks(
         tokens.append(data.draw(st.sampled_from(choices)))
 
 
-def test_a_token_that_does_not_follow_breaks_the_masks(grammars: Grammars) -> None:
+def test_a_token_that_does_not_follow_breaks_the_masks(grammars):
     (masks,) = grammars.masks('start: "ab"', 1)
     with pytest.raises(GrammarBroke):
         masks([ord("b")])
@@ -177,7 +171,7 @@ def test_a_token_that_does_not_follow_breaks_the_masks(grammars: Grammars) -> No
         masks([ord("b")])
 
 
-def test_a_grammar_that_breaks_for_one_sequence_holds_for_the_others(grammars: Grammars) -> None:
+def test_a_grammar_that_breaks_for_one_sequence_holds_for_the_others(grammars):
     """Before, beside and after it; and it breaks again for whoever goes the same way."""
     rule = f"start: body\nbody: {regex_rule('([yx](a?){3000}a{3000}z)|(q[qr]a*b)')}"
     fine, late = list(b"qqaab"), list(b"xaaaaaa")
@@ -198,7 +192,7 @@ def test_a_grammar_that_breaks_for_one_sequence_holds_for_the_others(grammars: G
 
 
 @pytest.mark.parametrize("text", ["cafe\u0301 x", "caf\u00e9", "\u212b\u1112\u1161", "a" * 900])
-def test_a_text_that_must_come_is_that_text_to_the_character(text: str) -> None:
+def test_a_text_that_must_come_is_that_text_to_the_character(text):
     """Also under a vocabulary whose prompts are normalized: what a grammar demands is not."""
     metadata = byte_level_metadata(["c a", "a a", "aa aa"], ["<|im_end|>"])
     tokenizer = load_tokenizer(metadata | {"tokenizer.ggml.eos_token_id": 259}, "m.gguf")
@@ -210,7 +204,7 @@ def test_a_text_that_must_come_is_that_text_to_the_character(text: str) -> None:
     assert json.loads(tokenizer.decode_bytes(tokens)) == text
 
 
-def test_a_dead_end_is_named() -> None:
+def test_a_dead_end_is_named():
     """Where the vocabulary has no token for what would have to come."""
     metadata = byte_level_metadata([], ["<|im_end|>"])
     metadata["tokenizer.ggml.tokens"][ord("b")] = "xyz"
@@ -236,7 +230,7 @@ class _Late(TokenMasks):
         self._inner.follow(tokens)
 
 
-def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
+def test_a_late_mask_is_told_once_it_is_there(grammars):
     gate, told = threading.Event(), threading.Event()
     arrived: list[int] = []
 
@@ -266,7 +260,7 @@ def test_a_late_mask_is_told_once_it_is_there(grammars: Grammars) -> None:
         background.close()
 
 
-def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) -> None:
+def test_guessing_for_others_changes_no_token(model, grammars):
     """Beside requests that are guessed for: the tokens of the request alone without guessing."""
     draft = 4
     limits = Limits(
@@ -301,7 +295,7 @@ def test_guessing_for_others_changes_no_token(model: Model, grammars: Grammars) 
     assert text.startswith(b"[")
 
 
-def test_nobody_waits_for_a_late_mask(model: Model, grammars: Grammars) -> None:
+def test_nobody_waits_for_a_late_mask(model, grammars):
     """Its request sits out steps while another one comes to its end, and has the same tokens."""
     limits = Limits(slots=2, context=96, pages=12, step_tokens=32, step_rows=4, masks=2)
     rule = f"start: {json_rule({'type': 'string', 'minLength': 6, 'maxLength': 9})}"

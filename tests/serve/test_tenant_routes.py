@@ -1,7 +1,5 @@
 """Tenants changed over HTTP: in force at once, by admins alone; what was under way ends."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +8,7 @@ import pytest
 
 from harness.serve.keys import key_digest, new_key
 from harness.serve.run import Running
-from tests.serve.conftest import Serve
+from tests.serve.engine_child import tenant_of
 from tests.serve.http import Http, Reply, bearer, posted
 from tests.serve.streams import data_of, lines_of
 
@@ -19,7 +17,7 @@ BODY = {"prompt": "abc", "max_tokens": 3}
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def path(tmp_path) -> Path:
     path = tmp_path / "tenants.toml"
     path.write_text(
         "# who may ask\n"
@@ -31,13 +29,13 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def keyed(serve: Serve, path: Path) -> Iterator[Running]:
+def keyed(serve, path) -> Iterator[Running]:
     with serve(tenants=path) as server:
         yield server
 
 
 @pytest.fixture
-def http(keyed: Running) -> Http:
+def http(keyed) -> Http:
     return Http(keyed.url)
 
 
@@ -45,7 +43,7 @@ def add(http: Http, key: str = ADMIN, **values: object) -> Reply:
     return http.post("/v1/tenants", values, **bearer(key))
 
 
-def test_a_tenant_from_beginning_to_end(http: Http, path: Path) -> None:
+def test_a_tenant_from_beginning_to_end(http, path):
     """Every step is in force when it is answered, and a key is shown once."""
     added = add(http, name="bob", qos="batch", max_slots=1)
     key, facts = added.json["key"], added.json["tenant"]
@@ -76,7 +74,7 @@ def test_a_tenant_from_beginning_to_end(http: Http, path: Path) -> None:
     assert again["id"] == 5, "the usage of who was removed is nobody else's"
 
 
-def test_who_is_removed_ends_what_it_began(keyed: Running, http: Http) -> None:
+def test_who_is_removed_ends_what_it_began(keyed, http):
     """Its stream goes on to the end, and then the engine knows it no more."""
     driver = keyed.service.model.driver
     long = {"prompt": "abc", "max_tokens": 200, "ignore_eos": True, "stream": True, "seed": 1}
@@ -95,14 +93,14 @@ def test_who_is_removed_ends_what_it_began(keyed: Running, http: Http) -> None:
             heard += connection.recv(65536)
     told = data_of([line for line in heard.split(b"\n") if line.startswith(b"data: ")])
     assert text_of(told) == text_of(alone)
-    assert not driver.call(lambda engine: 3 in engine.tenants)
+    assert driver.call(tenant_of, 3) is None
 
 
 def text_of(chunks: list[dict[str, object]]) -> str:
     return "".join(json.loads(json.dumps(chunk))["choices"][0]["text"] for chunk in chunks)
 
 
-def test_only_admins_change_and_only_operators_see_all(http: Http) -> None:
+def test_only_admins_change_and_only_operators_see_all(http):
     for key in (OPERATOR, ALICE):
         assert add(http, key, name="bob").error["code"] == "admin_only"
         assert http.post("/v1/tenants/alice/rotate", {}, **bearer(key)).status == 403
@@ -127,7 +125,7 @@ CANNOT_BE: list[tuple[dict[str, object], str]] = [
 ]
 
 
-def test_a_tenant_that_cannot_be_is_refused(http: Http, path: Path) -> None:
+def test_a_tenant_that_cannot_be_is_refused(http, path):
     """With the reason, without the file's place, which is as it was. Nobody locks all out."""
     before = path.read_text()
     for values, problem in CANNOT_BE:
@@ -141,7 +139,7 @@ def test_a_tenant_that_cannot_be_is_refused(http: Http, path: Path) -> None:
     assert missing.status == 404
 
 
-def test_a_server_without_keys_has_no_tenants_to_change(server: Running) -> None:
+def test_a_server_without_keys_has_no_tenants_to_change(server):
     http = Http(server.url)
     assert add(http, name="bob").error["code"] == "no_tenants_file"
     assert [each["name"] for each in http.get("/v1/tenants").json["data"]] == ["local"]

@@ -1,18 +1,13 @@
 """Where tokens begin in a text, in characters: by a definition that looks at the whole text."""
 
-from __future__ import annotations
-
 import codecs
-from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import OpenAI
 
 from harness.serve.completion_answers import TextOffsets, prompt_offsets
-from harness.serve.run import Running
 
 PIECES = st.sampled_from([*"aä€😀\ufffd", "\n"]).map(str.encode) | st.binary(max_size=2)
 
@@ -33,7 +28,7 @@ def characters(data: bytes) -> list[int]:
 
 
 @given(st.lists(PIECES), st.lists(st.integers(0, 40)))
-def test_a_token_is_where_its_first_byte_is(pieces: list[bytes], cuts: Sequence[int]) -> None:
+def test_a_token_is_where_its_first_byte_is(pieces, cuts):
     data = b"".join(pieces)
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     tokens = [data[start:end] for start, end in pairwise(places)]
@@ -45,7 +40,7 @@ def test_a_token_is_where_its_first_byte_is(pieces: list[bytes], cuts: Sequence[
         assert at == want or not token
 
 
-def test_what_is_put_before_a_prompt_is_at_its_start() -> None:
+def test_what_is_put_before_a_prompt_is_at_its_start():
     assert prompt_offsets("the fox", [b"<s>", b" the", b" f", b"ox"]) == [0, 0, 3, 5]
     assert prompt_offsets("the fox", [b"the", b" fox"]) == [0, 3]
     assert prompt_offsets("\u20ac!", [b"\xe2", b"\x82\xac", b"!"]) == [0, 0, 1]
@@ -54,9 +49,7 @@ def test_what_is_put_before_a_prompt_is_at_its_start() -> None:
 
 
 @pytest.mark.parametrize("prompt", ["hello \u00e4 and more", [104, 105, 226, 130, 172]])
-def test_offsets_lead_to_the_tokens_of_an_answer(
-    server: Running, client: OpenAI, prompt: str | list[int]
-) -> None:
+def test_offsets_lead_to_the_tokens_of_an_answer(server, client, prompt):
     """With the prompt before it and without: the text at an offset goes on with the token."""
     asked = {"model": "tiny", "max_tokens": 40, "seed": 5, "extra_body": {"ignore_eos": True}}
     plain = client.completions.create(prompt=prompt, logprobs=1, **asked).choices[0]
@@ -77,7 +70,7 @@ def test_offsets_lead_to_the_tokens_of_an_answer(
         assert all(text.startswith(token, at) for token, at in whole)
 
 
-def test_offsets_of_a_stopped_answer_are_those_of_the_text_it_would_be(client: OpenAI) -> None:
+def test_offsets_of_a_stopped_answer_are_those_of_the_text_it_would_be(client):
     asked = {"model": "tiny", "prompt": "abc", "max_tokens": 24, "seed": 3, "logprobs": 1}
     whole = client.completions.create(**asked).choices[0]
     cut = client.completions.create(**asked, stop=[whole.text[3:5]]).choices[0]

@@ -1,13 +1,10 @@
 """A text or conversation longer than the context: the refusal names the field that was sent."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
 import pytest
 
-from harness.serve.run import Running
 from tests.serve.http import Http
 
 LONG, HUGE = "abcdefgh" * 1000, "a" * 200_000
@@ -57,7 +54,7 @@ COUNTED = [
 
 
 @pytest.mark.parametrize("text", [LONG, HUGE], ids=["tokens", "bytes"])
-def test_the_field_that_was_sent_is_named(hermes: Running, text: str) -> None:
+def test_the_field_that_was_sent_is_named(hermes, text):
     problems = []
     for path, body, field in [*asked(text), *(COUNTED if text is HUGE else ())]:
         reply = Http(hermes.url).post(path, body)

@@ -1,10 +1,7 @@
 """Tools and thoughts with OpenAI's own client, on models that speak as real families do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,15 +22,12 @@ from tests.serve.calling import (
     client_of,
     token_of,
 )
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT, MARKS, speaking_model
 
 
 @pytest.fixture(scope="module", params=MARKS)
-def any_server(
-    request: pytest.FixtureRequest, serve: Serve, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Running]:
+def any_server(request, serve, tmp_path_factory) -> Iterator[Running]:
     """A server for each family."""
     path = speaking_model(tmp_path_factory.mktemp("speaking"), request.param)
     with serve(path=path, context=CONTEXT) as running:
@@ -41,13 +35,13 @@ def any_server(
 
 
 @pytest.fixture
-def any_client(any_server: Running) -> Iterator[OpenAI]:
+def any_client(any_server) -> Iterator[OpenAI]:
     with client_of(any_server) as client:
         yield client
 
 
 @pytest.fixture
-def client(hermes: Running) -> Iterator[OpenAI]:
+def client(hermes) -> Iterator[OpenAI]:
     with client_of(hermes) as client:
         yield client
 
@@ -71,7 +65,7 @@ def accumulated(stream: Any) -> tuple[str, str, list[list[str]], str | None]:
     return content, reasoning, calls, finish
 
 
-def test_a_required_call_is_made_in_the_models_own_way(any_client: OpenAI) -> None:
+def test_a_required_call_is_made_in_the_models_own_way(any_client):
     """Whatever the family writes, the client gets a call that obeys its schema; and the stream
     says what the whole answer says."""
     asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
@@ -85,7 +79,7 @@ def test_a_required_call_is_made_in_the_models_own_way(any_client: OpenAI) -> No
     assert streamed == ("", "", [told], "tool_calls")
 
 
-def test_a_call_and_its_answer_go_back_into_the_conversation(any_client: OpenAI) -> None:
+def test_a_call_and_its_answer_go_back_into_the_conversation(any_client):
     """The message as the client has it, and the template shows the model both."""
     asked = {**CALLING, "seed": 1, "extra_body": UNTHINKING}
     message = any_client.chat.completions.create(**asked).choices[0].message
@@ -102,22 +96,19 @@ def test_a_call_and_its_answer_go_back_into_the_conversation(any_client: OpenAI)
     assert message.tool_calls[0].function.name in prompt.split("How warm")[1]
 
 
-def test_thoughts_are_told_apart(any_server: Running, any_client: OpenAI) -> None:
+def test_thoughts_are_told_apart(any_server, any_client):
     """A format holds for what comes after them; tokens of thoughts are counted as such."""
     reasoning = any_server.service.model.dialect.reasoning
     assert reasoning is not None
     begin = reasoning.open.removesuffix("thought")
     begins, closes = (8, 6) if begin == "<|channel>" else (6, 8)
     asked = {
-        **ASKED,
-        "seed": 0,
-        "reasoning_effort": "high",
+        **ASKED, "seed": 0, "reasoning_effort": "high",
         "logit_bias": {
-            token_of(any_server, begin): begins,
-            token_of(any_server, reasoning.close): closes,
+            token_of(any_server, begin): begins, token_of(any_server, reasoning.close): closes,
         },
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": ENUM}},
-    }
+    }  # fmt: skip
     answer = any_client.chat.completions.create(**asked)
     message = answer.choices[0].message
     assert json.loads(message.content) in ENUM["enum"]
@@ -132,7 +123,7 @@ def test_thoughts_are_told_apart(any_server: Running, any_client: OpenAI) -> Non
     assert silent.usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_several_calls_only_where_they_may_be(client: OpenAI) -> None:
+def test_several_calls_only_where_they_may_be(client):
     """The same seed makes more than one call with ``parallel_tool_calls``, and one without."""
     asked = {**CALLING, "max_tokens": 120, "extra_body": UNTHINKING}
     asked["tools"] = [{"type": "function", "function": TIME}]
@@ -147,7 +138,7 @@ def test_several_calls_only_where_they_may_be(client: OpenAI) -> None:
     assert one == calls[0]
 
 
-def test_strict_tools_are_enforced_where_the_model_decides(hermes: Running, client: OpenAI) -> None:
+def test_strict_tools_are_enforced_where_the_model_decides(hermes, client):
     """A bias makes it begin calls: strict ones are whole, others are the text they are."""
     bias = {token_of(hermes, "<tool_call>"): 7}
     strict = [{"type": "function", "function": {**TIME, "strict": True}}]
@@ -166,7 +157,7 @@ def test_strict_tools_are_enforced_where_the_model_decides(hermes: Running, clie
     assert "<tool_call>" in free.message.content
 
 
-def test_without_a_choice_tools_are_not_even_shown(client: OpenAI) -> None:
+def test_without_a_choice_tools_are_not_even_shown(client):
     asked = {**ASKED, "max_tokens": 4, "seed": 1}
     none = client.chat.completions.create(**asked, tools=TOOLS, tool_choice="none")
     alone = client.chat.completions.create(**asked)
@@ -175,7 +166,7 @@ def test_without_a_choice_tools_are_not_even_shown(client: OpenAI) -> None:
     assert none.usage.prompt_tokens == alone.usage.prompt_tokens < auto.usage.prompt_tokens
 
 
-def test_streamed_calls_are_replayed(hermes: Running, tmp_path: Path) -> None:
+def test_streamed_calls_are_replayed(hermes, tmp_path):
     """Of chat completions and responses, as clients received them."""
     tools = [{"type": "function", **one["function"]} for one in TOOLS]
     other = {"input": "How warm is it?", "tools": tools, "tool_choice": "required", "seed": 3}

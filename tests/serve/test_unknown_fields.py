@@ -1,7 +1,5 @@
 """Fields that the server does not know: misspelt ones, ones it cannot honour, and all others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -10,10 +8,8 @@ from hypothesis import strategies as st
 
 from harness.serve.anthropic.wire import MessagesRequest
 from harness.serve.errors import ApiError
-from harness.serve.run import Running
 from harness.serve.wire import ChatRequest, CompletionRequest
 from harness.serve.wire_fields import MAX_UNKNOWN, served_fields
-from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.streams import data_of, lines_of
 
@@ -23,19 +19,11 @@ RESPONSES = "/v1/responses"
 MESSAGES = [{"role": "user", "content": "hello"}]
 ASKED: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 2, "seed": 1}
 BIG_CLIENTS = {
-    "stream_options": {"include_obfuscation": False},
-    "modalities": ["text"],
-    "verbosity": "low",
-    "prediction": {"type": "content", "content": "x"},
-    "best_of": 1,
-    "prompt_cache_retention": "24h",
-    "reasoning_effort": "high",
-    "client_metadata": {"a": "b"},
-    "keep_alive": "5m",
-    "cache_prompt": True,
-    "web_search_options": {},
-    "store": True,
-}
+    "stream_options": {"include_obfuscation": False}, "modalities": ["text"], "verbosity": "low",
+    "prediction": {"type": "content", "content": "x"}, "best_of": 1,
+    "prompt_cache_retention": "24h", "reasoning_effort": "high", "client_metadata": {"a": "b"},
+    "keep_alive": "5m", "cache_prompt": True, "web_search_options": {}, "store": True,
+}  # fmt: skip
 FOREIGN_NAMES = (
     *("top_a", "tfs_z", "typical_p", "mirostat", "mirostat_tau", "dry_base", "xtc_threshold"),
     *("length_penalty", "skip_special_tokens", "spaces_between_special_tokens"),
@@ -46,7 +34,7 @@ FOREIGN_NAMES = (
 )
 
 
-def test_what_big_clients_send_is_taken(http: Http) -> None:
+def test_what_big_clients_send_is_taken(http):
     """What changes nothing is named, in the answer and in a header."""
     reply = http.post(CHAT, {**ASKED, **BIG_CLIENTS, "stream": True})
     assert reply.status == 200
@@ -64,13 +52,13 @@ def test_what_big_clients_send_is_taken(http: Http) -> None:
     assert "ignored" not in plain["x_zinc"]
 
 
-def test_what_is_asked_for_and_is_so_is_not_named(http: Http) -> None:
+def test_what_is_asked_for_and_is_so_is_not_named(http):
     reply = http.post(CHAT, {**ASKED, "store": False})
     assert reply.status == 200
     assert "X-Zinc-Ignored" not in reply.headers
 
 
-def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
+def test_every_misspelt_and_unserved_field_is_named_at_once(http):
     wrong = {"temprature": 1, "top_q": 1, "maxTokens": 3, "audio": {}, "best_of": 2, "keep": 1}
     error = http.post(CHAT, {**ASKED, **wrong}).error
     assert error["code"] == "unknown_parameter"
@@ -82,7 +70,7 @@ def test_every_misspelt_and_unserved_field_is_named_at_once(http: Http) -> None:
     assert "keep" not in error["message"]
 
 
-def test_an_object_of_the_only_type_may_lack_its_tag() -> None:
+def test_an_object_of_the_only_type_may_lack_its_tag():
     ignored: list[str] = []
     system = [{"text": "a", "colour": "red", "cache_control": None}]
     served = served_fields({"system": system}, MessagesRequest, ignored)
@@ -91,7 +79,7 @@ def test_an_object_of_the_only_type_may_lack_its_tag() -> None:
 
 
 @pytest.mark.parametrize("name", FOREIGN_NAMES)
-def test_fields_of_other_servers_are_nobodys_misspelling(name: str) -> None:
+def test_fields_of_other_servers_are_nobodys_misspelling(name):
     kinds = (ChatRequest, CompletionRequest)
     unknowing = [kind for kind in kinds if name not in kind.__struct_fields__]
     assert unknowing
@@ -102,7 +90,7 @@ def test_fields_of_other_servers_are_nobodys_misspelling(name: str) -> None:
 
 
 @given(st.data())
-def test_one_wrong_character_is_a_misspelling(data: st.DataObject) -> None:
+def test_one_wrong_character_is_a_misspelling(data):
     fields = [name for name in ChatRequest.__struct_fields__ if len(name) > 6]
     name = data.draw(st.sampled_from(fields))
     at = data.draw(st.integers(0, len(name) - 1))
@@ -111,21 +99,21 @@ def test_one_wrong_character_is_a_misspelling(data: st.DataObject) -> None:
         served_fields({written: 1}, ChatRequest, [])
 
 
-def test_many_unknown_fields_are_refused() -> None:
+def test_many_unknown_fields_are_refused():
     few = {f"xx{n}xx{n}": n for n in range(MAX_UNKNOWN)}
     served_fields(few, ChatRequest, [])
     with pytest.raises(ApiError, match="unknown fields"):
         served_fields(few | {"one_more": 1}, ChatRequest, [])
 
 
-def test_a_name_cannot_leave_its_header(http: Http) -> None:
+def test_a_name_cannot_leave_its_header(http):
     reply = http.post(CHAT, {**ASKED, "x\r\nSet-Cookie: a=b": 1, "漢": 1})
     assert reply.status == 200
     assert "Set-Cookie" not in reply.headers
     assert reply.headers["X-Zinc-Ignored"] == "x%0D%0ASet-Cookie%3A%20a%3Db, %E6%BC%A2"
 
 
-def test_all_can_be_refused(serve: Serve) -> None:
+def test_all_can_be_refused(serve):
     with serve(reject_unknown=True) as server:
         http = Http(server.url)
         error = http.post(CHAT, {**ASKED, "keep_alive": 1, "verbosity": "low", "top_q": 1}).error
@@ -136,7 +124,7 @@ def test_all_can_be_refused(serve: Serve) -> None:
         assert reply.status == 200
 
 
-def test_null_is_absent_for_every_field(http: Http) -> None:
+def test_null_is_absent_for_every_field(http):
     for path, body in ((CHAT, ASKED), (COMPLETIONS, {"prompt": "a", "max_tokens": 1})):
         kind = ChatRequest if path == CHAT else CompletionRequest
         nulls = dict.fromkeys(kind.__struct_fields__) | body
@@ -146,7 +134,7 @@ def test_null_is_absent_for_every_field(http: Http) -> None:
 
 
 @pytest.mark.parametrize("seed", [2**63, -(2**63) - 1, 2**64])
-def test_a_seed_has_a_stated_range(http: Http, seed: int) -> None:
+def test_a_seed_has_a_stated_range(http, seed):
     for path, body in ((CHAT, ASKED), (RESPONSES, {"input": "a", "max_output_tokens": 1})):
         error = http.post(path, {**body, "seed": seed}).error
         assert error["param"] == "seed"
@@ -159,7 +147,7 @@ def test_a_seed_has_a_stated_range(http: Http, seed: int) -> None:
             assert http.post(path, {**body, "seed": allowed}).status == 200
 
 
-def test_hosted_tools_are_left_out_with_a_note(hermes: Running) -> None:
+def test_hosted_tools_are_left_out_with_a_note(hermes):
     """The functions stay, and a choice among no tools goes."""
     http = Http(hermes.url)
     function = {"name": "look", "parameters": {"type": "object", "properties": {}}}
@@ -184,7 +172,7 @@ def tool_of(name: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object"}}}
 
 
-def test_a_choice_of_allowed_tools_offers_those(hermes: Running) -> None:
+def test_a_choice_of_allowed_tools_offers_those(hermes):
     """In the form of chat completions and in that of responses."""
     http = Http(hermes.url)
     looks, asks = tool_of("look"), tool_of("ask")
@@ -204,7 +192,7 @@ def test_a_choice_of_allowed_tools_offers_those(hermes: Running) -> None:
         assert answer["tool_choice"] == mode
 
 
-def test_names_of_llama_cpp_mean_what_they_say(http: Http) -> None:
+def test_names_of_llama_cpp_mean_what_they_say(http):
     asked = {"prompt": "abc", "temperature": 0, "ignore_eos": True}
     limited = http.post(COMPLETIONS, {**asked, "n_predict": 5}).json
     assert limited["usage"]["completion_tokens"] == 5
@@ -220,7 +208,7 @@ def test_names_of_llama_cpp_mean_what_they_say(http: Http) -> None:
     assert texts[0] == texts[1]
 
 
-def test_stop_tokens_end_an_answer(http: Http) -> None:
+def test_stop_tokens_end_an_answer(http):
     """Before their text; what came before them is the same, streamed too."""
     asked = {"prompt": "abc", "max_tokens": 24, "seed": 3, "ignore_eos": True, "logprobs": 0}
     whole = http.post(COMPLETIONS, {**asked, "temperature": 1.0}).json["choices"][0]

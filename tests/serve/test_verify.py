@@ -1,9 +1,6 @@
 """Answers of a server, replayed by the command line."""
 
-from __future__ import annotations
-
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,30 +10,22 @@ from contract.types import Request, SamplingParams
 from harness.cli.main import main
 from harness.digest import logits_digest
 from harness.serve.keys import new_key
-from harness.serve.run import Running
 from tests.held_steps import hold_steps
 from tests.patience import PATIENCE_SECONDS
-from tests.serve.conftest import CONTEXT, Serve, Verify
+from tests.serve.conftest import CONTEXT
 from tests.serve.http import Http, bearer, closing_after, posted, unchunked
 from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import heard_until
 
 CHAT = {
-    "messages": [{"role": "user", "content": "hello"}],
-    "max_tokens": 8,
-    "logprobs": True,
-    "top_logprobs": 2,
-    "n": 2,
-}
+    "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, "logprobs": True,
+    "top_logprobs": 2, "n": 2,
+}  # fmt: skip
 RESPONSE = {"input": "hello", "max_output_tokens": 8, "logits_digest": True}
 COMPLETION = {
-    "prompt": "abc",
-    "max_tokens": 8,
-    "seed": 5,
-    "temperature": 0.7,
-    "logprobs": 1,
+    "prompt": "abc", "max_tokens": 8, "seed": 5, "temperature": 0.7, "logprobs": 1,
     "logits_digest": True,
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -51,7 +40,7 @@ COMPLETION = {
         ("/v1/score", {"input": ["hello", "you"], "start": [1, 2], "top": 2}),
     ],
 )
-def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict[str, Any]) -> None:
+def test_an_answer_is_replayed(http, verify, path, body):
     """By an engine of other sizes, whole and streamed; where the request names no seed, from the
     one that was drawn."""
     answer = http.post(path, body).json
@@ -64,9 +53,7 @@ def test_an_answer_is_replayed(http: Http, verify: Verify, path: str, body: dict
 
 
 @pytest.mark.parametrize("window", [8, 100])
-def test_penalties_look_back_as_far_as_on_the_server(
-    serve: Serve, verify: Verify, window: int
-) -> None:
+def test_penalties_look_back_as_far_as_on_the_server(serve, verify, window):
     """Not as far as where the answer is verified."""
     body = {"prompt": "to be or not to be, ", "max_tokens": 90, "presence_penalty": 1.5}
     body |= {"temperature": 0, "ignore_eos": True}
@@ -91,9 +78,8 @@ def test_penalties_look_back_as_far_as_on_the_server(
     ],
 )
 def test_an_answer_ends_where_the_context_of_the_server_or_a_quota_did(
-    serve: Serve, verify: Verify, tmp_path: Path, tiny_model_path: Path,
-    path: str, body: dict[str, Any], limits: dict[str, int],
-) -> None:  # fmt: skip
+    serve, verify, tmp_path, tiny_model_path, path, body, limits
+):
     """Not where that of the verifier does; the receipt alike, wholly and by a sample."""
     key, quotas = new_key(), {name: n for name, n in limits.items() if name != "context"}
     tenants = write_tenants(tmp_path, {"one": key}, one=quotas) if quotas else None
@@ -111,7 +97,7 @@ def test_an_answer_ends_where_the_context_of_the_server_or_a_quota_did(
         assert main([*words, "--tier", "cpu", "--context", "128", *more]) == 0
 
 
-def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
+def test_the_digest_is_that_of_the_logits(server, http):
     """The same for an engine that was asked directly; with another prompt another."""
     model = server.service.model
     prompt = tuple(model.tokenizer.encode("a prompt of several pages " * 3))
@@ -134,7 +120,7 @@ def test_the_digest_is_that_of_the_logits(server: Running, http: Http) -> None:
     assert other["x_zinc"]["logits_sha256"] != told
 
 
-def test_a_changed_answer_is_found(http: Http, verify: Verify) -> None:
+def test_a_changed_answer_is_found(http, verify):
     """Negative control: a character, a log-probability, the seed, the model."""
     answer = http.post("/v1/completions", COMPLETION).json
     choice = answer["choices"][0]
@@ -162,9 +148,7 @@ def test_a_changed_answer_is_found(http: Http, verify: Verify) -> None:
         ("/v1/embeddings", {"input": "hello"}),
     ],
 )
-def test_a_changed_count_is_found(
-    http: Http, verify: Verify, path: str, body: dict[str, Any]
-) -> None:
+def test_a_changed_count_is_found(http, verify, path, body):
     """By its name, in a stream too, but that of the cache, which another engine need not have."""
     answer = http.post(path, body).json
     usage = answer["usage"]
@@ -191,7 +175,7 @@ MESSAGE: dict[str, Any] = {
 }
 
 
-def test_an_anthropic_message_is_replayed(http: Http, verify: Verify) -> None:
+def test_an_anthropic_message_is_replayed(http, verify):
     """Whole and streamed, whatever the client calls the model; a change of either is found."""
     asked = {**MESSAGE, "model": "tiny"}
     answer = http.post("/v1/messages", asked).json
@@ -213,7 +197,7 @@ def test_an_anthropic_message_is_replayed(http: Http, verify: Verify) -> None:
     assert verify(MESSAGE, b"\n\n".join(lines[:-2]))[0] == 2
 
 
-def test_a_changed_vector_or_item_is_found(http: Http, verify: Verify) -> None:
+def test_a_changed_vector_or_item_is_found(http, verify):
     """Negative control of the other routes."""
     asked = {"input": "hello"}
     answer = http.post("/v1/embeddings", asked).json
@@ -233,9 +217,7 @@ def test_a_changed_vector_or_item_is_found(http: Http, verify: Verify) -> None:
 @pytest.mark.parametrize(
     ("path", "body"), [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 )
-def test_a_missing_event_is_found(
-    http: Http, verify: Verify, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
-) -> None:
+def test_a_missing_event_is_found(http, verify, monkeypatch, path, body):
     """Negative control of what a stream tells. Steps wait for what the ones before them said: else
     one event may have all tokens, and none would be between the first and the last."""
     asked = {**body, "stream": True, "logits_digest": False}
@@ -255,7 +237,7 @@ def test_a_missing_event_is_found(
     assert (code, out.startswith("different: choices[")) == (1, True)
 
 
-def test_a_stream_that_is_not_whole_is_an_error(http: Http, verify: Verify) -> None:
+def test_a_stream_that_is_not_whole_is_an_error(http, verify):
     """Cut, failed, or told otherwise piece by piece than at its end."""
     for path, body in (
         ("/v1/chat/completions", CHAT),
@@ -274,14 +256,14 @@ def test_a_stream_that_is_not_whole_is_an_error(http: Http, verify: Verify) -> N
     assert (code, "output[0] is not what" in error) == (2, True)
 
 
-def test_a_difference_is_a_line_that_can_be_read(http: Http, verify: Verify) -> None:
+def test_a_difference_is_a_line_that_can_be_read(http, verify):
     answer = http.post("/v1/completions", COMPLETION).json
     more = {**answer, "choices": [*answer["choices"], {"text": "a" * 5000}]}
     code, out, _ = verify(COMPLETION, more)
     assert (code, len(out) < 500, "choices[1]" in out) == (1, True, True)
 
 
-def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None:
+def test_what_cannot_be_verified_is_an_error(http, verify):
     answer = http.post("/v1/completions", COMPLETION).json
     for request, response, says in (
         ([], answer, "no JSON object"),
@@ -302,9 +284,7 @@ def test_what_cannot_be_verified_is_an_error(http: Http, verify: Verify) -> None
         ("/v1/completions", COMPLETION),
     ],
 )
-def test_an_answer_without_fingerprint_is_not_called_different(
-    http: Http, verify: Verify, path: str, body: dict[str, Any]
-) -> None:
+def test_an_answer_without_fingerprint_is_not_called_different(http, verify, path, body):
     """Ollama's vectors have none: nobody can tell what computed them."""
     answer = http.post(path, body).answer
     answer.pop("system_fingerprint", None)

@@ -1,27 +1,19 @@
 """Answers of each API's routes, replayed by the command line: every count of a usage, and lines of
 Ollama's routes."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 
 import pytest
 
-from harness.serve.run import Running
 from harness.serve.verify import first_difference
-from tests.serve.conftest import Verify
-from tests.serve.http import Http
 from tests.serve.test_verify import CHAT, COMPLETION, RESPONSE
 
 MESSAGE = {"model": "tiny", "messages": CHAT["messages"], "max_tokens": 8}
 COUNTED = {
-    "/v1/chat/completions": CHAT,
-    "/v1/completions": COMPLETION,
-    "/v1/responses": RESPONSE,
-    "/v1/messages": MESSAGE,
-    "/v1/embeddings": {"input": ["hello", "you"]},
-}
+    "/v1/chat/completions": CHAT, "/v1/completions": COMPLETION, "/v1/responses": RESPONSE,
+    "/v1/messages": MESSAGE, "/v1/embeddings": {"input": ["hello", "you"]},
+}  # fmt: skip
 CACHE = ("cached_tokens", "cache_write_tokens", "cache_read_input_tokens")
 """Counts that depend on what the server had computed for others."""
 
@@ -34,7 +26,7 @@ def counts_of(usage: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]
 
 
 @pytest.mark.parametrize("path", COUNTED)
-def test_every_count_is_compared(http: Http, verify: Verify, server: Running, path: str) -> None:
+def test_every_count_is_compared(http, verify, server, path):
     """Negative control: each count of a usage changed, and the usage left out."""
     body = {**COUNTED[path]}
     if path == "/v1/messages":
@@ -78,9 +70,7 @@ OLLAMA_TEXT: dict[str, Any] = {"model": "tiny", "prompt": "ab", "options": {"num
         ("/api/generate", OLLAMA_TEXT | {"raw": True, "logprobs": True}, "response"),
     ],
 )
-def test_answers_of_ollamas_routes(
-    verify: Verify, http: Http, path: str, body: dict[str, Any], name: str, stream: bool
-) -> None:
+def test_answers_of_ollamas_routes(verify, http, path, body, name, stream):
     """Whole and as lines, with a seed that was drawn; one character changed is found, and lines
     that were cut are no answer."""
     asked = body | {"stream": stream}

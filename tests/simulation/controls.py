@@ -1,7 +1,5 @@
 """Engine parts broken on purpose: each must be noticed as the invariant it breaks."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -241,14 +239,10 @@ def one_tenant_may_take_all_places(patch: Patch) -> None:
 CONTROLS: dict[Invariant, tuple[Break, ...]] = {
     Invariant.SLOT_OWNER: (a_slot_given_twice,),
     Invariant.PAGE_REFERENCES: (a_reference_is_kept, published_too_early),
-    Invariant.PAGE_SUM: (a_page_is_lost,),
-    Invariant.PAGE_ISOLATION: (one_scope_for_all,),
-    Invariant.EVERY_DECODE: (a_decode_is_left_out,),
-    Invariant.STEP_CAP: (too_much_prefill,),
-    Invariant.QUOTA: (quotas_are_not_asked,),
-    Invariant.ADMISSION_ORDER: (first_come_first_served,),
-    Invariant.INTERACTIVE_STAYS: (classes_reversed,),
-    Invariant.BACKPRESSURE: (stalled_ones_go_on,),
+    Invariant.PAGE_SUM: (a_page_is_lost,), Invariant.PAGE_ISOLATION: (one_scope_for_all,),
+    Invariant.EVERY_DECODE: (a_decode_is_left_out,), Invariant.STEP_CAP: (too_much_prefill,),
+    Invariant.QUOTA: (quotas_are_not_asked,), Invariant.ADMISSION_ORDER: (first_come_first_served,),
+    Invariant.INTERACTIVE_STAYS: (classes_reversed,), Invariant.BACKPRESSURE: (stalled_ones_go_on,),
     Invariant.TOKENS: (
         *(a_token_twice, cancel_is_forgotten, masks_are_forgotten, biases_are_forgotten),
         logs_of_another_row,
@@ -257,10 +251,9 @@ CONTROLS: dict[Invariant, tuple[Break, ...]] = {
         *(copies_do_nothing, saved_pages_do_not_come_back, states_are_not_loaded),
         the_cache_outlives_a_fault,
     ),
-    Invariant.USAGE: (the_usage_counts_twice,),
-    Invariant.SAME_SEED_SAME_LOG: (chance_decides,),
+    Invariant.USAGE: (the_usage_counts_twice,), Invariant.SAME_SEED_SAME_LOG: (chance_decides,),
     Invariant.LIVENESS: (a_waiting_request_is_lost, one_tenant_may_take_all_places),
     Invariant.MODEL_TURNS: (the_first_model_goes_first,),
     Invariant.MODEL_ROOM: (the_model_used_last_makes_room, no_model_makes_room),
     Invariant.ONLY_DOCUMENTED_ERRORS: (nothing_is_refused,),
-}
+}  # fmt: skip

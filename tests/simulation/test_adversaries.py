@@ -1,7 +1,5 @@
 """The engine among adversaries, and that each fault they once found is found when it is back."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest
@@ -30,7 +28,7 @@ HAPPENS = (
 
 
 @pytest.mark.parametrize("schedules", [41, pytest.param(101, marks=pytest.mark.long)])
-def test_nothing_breaks(schedules: int) -> None:
+def test_nothing_breaks(schedules):
     report = run_schedules(ADVERSARY, 0, schedules, jobs=1)
     assert report.failure is None, report.failure
     for what in HAPPENS:
@@ -39,13 +37,13 @@ def test_nothing_breaks(schedules: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(14400)
-def test_nothing_breaks_for_long() -> None:
+def test_nothing_breaks_for_long():
     report = run_schedules(ADVERSARY, 100_000, 100_000)
     assert report.failure is None, report.failure
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_cheats_and_floods_win_nothing(seed: int) -> None:
+def test_cheats_and_floods_win_nothing(seed):
     play_shares(seed)
     play_flood(seed)
 
@@ -101,9 +99,7 @@ CONTROLS: list[tuple[Callable[[Patch], None], set[Invariant]]] = [
 @pytest.mark.parametrize(
     ("broken", "noticed"), CONTROLS, ids=lambda each: getattr(each, "__name__", "")
 )
-def test_a_fault_that_is_back_is_noticed(
-    broken: Callable[[Patch], None], noticed: set[Invariant], monkeypatch: Patch
-) -> None:
+def test_a_fault_that_is_back_is_noticed(broken, noticed, monkeypatch):
     broken(monkeypatch)
     found = None
     for seed in (*TELLING, *range(1, MAX_SEEDS)):
@@ -117,7 +113,7 @@ def test_a_fault_that_is_back_is_noticed(
     assert found.invariant in noticed, found
 
 
-def test_a_quantum_of_nothing_is_noticed(monkeypatch: Patch) -> None:
+def test_a_quantum_of_nothing_is_noticed(monkeypatch):
     """Negative control: QUANTUM positions beyond those found in the cache, as if none were lost."""
     for module in ("slot_manager", "scheduler"):
         monkeypatch.setattr(

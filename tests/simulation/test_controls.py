@@ -1,7 +1,5 @@
 """Every invariant fails when the part of the engine that keeps it is broken."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.simulation.generate import MEMORY, SCHEDULER
@@ -37,9 +35,7 @@ def first_violation(broken: Break, twice: bool) -> Invariant | None:
     ("invariant", "broken"),
     [(invariant, broken) for invariant, parts in CONTROLS.items() for broken in parts],
 )
-def test_a_broken_part_is_noticed(
-    invariant: Invariant, broken: Break, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broken_part_is_noticed(invariant, broken, monkeypatch):
     """As the invariant it breaks, not as some consequence."""
     broken(monkeypatch)
     assert first_violation(broken, invariant is Invariant.SAME_SEED_SAME_LOG) is invariant

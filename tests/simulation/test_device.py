@@ -1,7 +1,5 @@
 """The simulated runner notices each misuse of a device when it happens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -56,7 +54,7 @@ def run(runner: SimulatedRunner, step: StepInput) -> list[int]:
 
 
 @pytest.mark.parametrize("cut", [1, 7, 16, 19])
-def test_tokens_are_those_of_the_closed_form(cut: int) -> None:
+def test_tokens_are_those_of_the_closed_form(cut):
     """Prompt in two chunks, then tokens that only the device knows, submitted ahead."""
     runner = runner_of(recurrent=True)
     late = [runner.submit(step_of(PROMPT[:cut], 0)), runner.submit(step_of(PROMPT[cut:], cut))]
@@ -67,7 +65,7 @@ def test_tokens_are_those_of_the_closed_form(cut: int) -> None:
     assert tokens == [event.token for event in SOLO.events[:4]]
 
 
-def test_biases_and_the_model_have_a_part_in_every_token() -> None:
+def test_biases_and_the_model_have_a_part_in_every_token():
     """Those of the row's own records, found where the record of the row says."""
     biases = np.array([(7, 1.5), (9, -0.5), (7, 1.5), (9, 0.5)], LOGIT_BIAS)
     found = set()
@@ -87,7 +85,7 @@ def test_biases_and_the_model_have_a_part_in_every_token() -> None:
         run(runner_of(), step)
 
 
-def test_log_probabilities_are_those_of_the_closed_form() -> None:
+def test_log_probabilities_are_those_of_the_closed_form():
     request = Request(0, PROMPT, 8, SAMPLING, ignore_end=True, log_probabilities=2)
     runner = runner_of()
     step = replace(step_of(PROMPT, 0), requested=LOG_PROBABILITIES)
@@ -98,7 +96,7 @@ def test_log_probabilities_are_those_of_the_closed_form() -> None:
     assert len(set(event.top)) == 2
 
 
-def test_stale_recent_tokens_give_other_tokens() -> None:
+def test_stale_recent_tokens_give_other_tokens():
     """A slot that takes over pages without computing what the penalties look at."""
     runner = runner_of()
     run(runner, step_of(PROMPT[:-1], 0))
@@ -106,7 +104,7 @@ def test_stale_recent_tokens_give_other_tokens() -> None:
     assert token != SOLO.events[0].token
 
 
-def test_a_last_token_belongs_to_one_position() -> None:
+def test_a_last_token_belongs_to_one_position():
     runner = runner_of()
     run(runner, step_of(PROMPT, 0))
     run(runner, step_of([5], 20, rows=[]))
@@ -114,7 +112,7 @@ def test_a_last_token_belongs_to_one_position() -> None:
         run(runner, step_of([LAST_TOKEN], 21))
 
 
-def test_copies_saves_and_loads_take_their_turn() -> None:
+def test_copies_saves_and_loads_take_their_turn():
     """Queued behind the steps that write the page and before those that overwrite it."""
     runner = runner_of()
     copies = runner.page_copies()
@@ -130,7 +128,7 @@ def test_copies_saves_and_loads_take_their_turn() -> None:
 
 
 @pytest.mark.parametrize("where", ["submit", "collect"])
-def test_a_fault_loses_everything(where: str) -> None:
+def test_a_fault_loses_everything(where):
     runner = runner_of()
     run(runner, step_of(PROMPT, 0))
     runner.fail_next(where)
@@ -140,7 +138,7 @@ def test_a_fault_loses_everything(where: str) -> None:
         run(runner, step_of([5], 20))
 
 
-def test_a_step_is_read_before_its_events_are_overwritten() -> None:
+def test_a_step_is_read_before_its_events_are_overwritten():
     runner = runner_of()
     first = runner.submit(step_of(PROMPT, 0))
     for number in range(4):
@@ -149,7 +147,7 @@ def test_a_step_is_read_before_its_events_are_overwritten() -> None:
         runner.collect(first)
 
 
-def test_time_passes_as_steps_cost() -> None:
+def test_time_passes_as_steps_cost():
     """Steps queue up on the device; the host waits for the one it reads."""
     clock = VirtualClock()
     seconds = StepSeconds(fixed=1.0, token=0.5, attended=0.0, host=0.25)

@@ -1,7 +1,5 @@
 """Schedules with a disk cache: who finds what on disk, and what a fault or an interrupt leaves."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,7 +53,7 @@ MOVES = {
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_is_lost(monkeypatch) -> None:
     monkeypatch.setattr(history, "NON_FINITE_ONE_IN", 1 << 62)
     monkeypatch.setattr(disk, "LOST_ONE_IN", 1 << 62)
 
@@ -72,7 +70,7 @@ def played(tenant: Tenant, *actions: Action) -> Outcome:
 
 @pytest.mark.parametrize("what", MOVES)
 @pytest.mark.parametrize("restarts", [(), (0,), (0, 1), (0, 1, 2)])
-def test_nobody_finds_what_a_scope_left_that_ended(what: str, restarts: tuple[int, ...]) -> None:
+def test_nobody_finds_what_a_scope_left_that_ended(what, restarts):
     """Also where its model was not loaded when it ended, and processes ended before and after."""
     tenant, moves = MOVES[what]
     parts: list[Action] = [replace(move, step=20 + number) for number, move in enumerate(moves)]
@@ -85,14 +83,14 @@ def test_nobody_finds_what_a_scope_left_that_ended(what: str, restarts: tuple[in
     assert outcome.counts["disk read"] == 0
 
 
-def test_who_stays_finds_what_was_computed_before_a_restart() -> None:
+def test_who_stays_finds_what_was_computed_before_a_restart():
     outcome = played(GROUPED, ask(0, 1), Restart(20), ask(40, 2))
     assert outcome.violation is None
     assert outcome.counts["disk read"] > 0
 
 
 @pytest.mark.parametrize("what", MOVES)
-def test_a_scope_that_is_not_forgotten_is_found(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scope_that_is_not_forgotten_is_found(what, monkeypatch):
     """Control. Where another has the number, the names on disk protect all the same."""
     monkeypatch.setattr(SimulatedDisk, "forget", lambda self, scope: None)
     tenant, moves = MOVES[what]
@@ -106,7 +104,7 @@ def test_a_scope_that_is_not_forgotten_is_found(what: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("step", range(3, 12))
-def test_what_was_read_for_one_who_moves_away_and_back_is_dropped(step: int) -> None:
+def test_what_was_read_for_one_who_moves_away_and_back_is_dropped(step):
     """It waits for a slot, its pages are read, and its scope ends meanwhile."""
     running = (ask(0, 2, tenant=2, tokens=30), ask(0, 3, tenant=2, tokens=30))
     shape = replace(SHAPE, limits=replace(SHAPE.limits, slots=1))
@@ -135,7 +133,7 @@ MEANWHILE: dict[str, Callable[[int], tuple[Action, ...]]] = {
 
 
 @pytest.fixture
-def slow(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def slow(monkeypatch) -> Counter[str]:
     """Counts prompts that are loaded in their slots, one page in many steps."""
     counts = Counter[str]()
     load, drop, clear = DiskPages.load, DiskPages.drop, DiskPages.clear
@@ -171,7 +169,7 @@ def meanwhile(tenant: Tenant, *actions: Action) -> Outcome:
 
 
 @pytest.mark.parametrize("what", MEANWHILE)
-def test_what_happens_while_a_long_prompt_is_loaded(what: str, slow: Counter[str]) -> None:
+def test_what_happens_while_a_long_prompt_is_loaded(what, slow):
     """In any step. Another request finds the whole prompt on disk or in memory, and no page is
     lost: the simulation looks."""
     low = replace(TENANT, qos=QosClass.BATCH)
@@ -183,7 +181,7 @@ def test_what_happens_while_a_long_prompt_is_loaded(what: str, slow: Counter[str
 
 
 @pytest.mark.parametrize("apart", [53, pytest.param(7, marks=pytest.mark.long)])
-def test_an_interrupt_while_a_long_prompt_is_loaded(apart: int, slow: Counter[str]) -> None:
+def test_an_interrupt_while_a_long_prompt_is_loaded(apart, slow):
     """At any line of a step in which it is admitted or loaded: others in each step."""
     for step in range(41, 48):
         for line in range(1 + 5 * (step - 41), 400, apart):
@@ -192,9 +190,7 @@ def test_an_interrupt_while_a_long_prompt_is_loaded(apart: int, slow: Counter[st
     assert slow["begun"] > slow["dropped"] > 0
 
 
-def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded(monkeypatch):
     """Nothing is computed meanwhile, and what came later has room: it must not pass."""
     monkeypatch.undo()
     kept = parse_actions("19//12,22/109/10,25,32/17/0,33,34/58/14,48/79,58/30,60")
@@ -202,7 +198,7 @@ def test_one_that_has_aged_waits_for_the_room_of_one_that_is_loaded(
     assert outcome.violation is None, outcome.violation
 
 
-def test_one_beyond_its_quotas_keeps_its_turn_while_its_pages_are_read() -> None:
+def test_one_beyond_its_quotas_keeps_its_turn_while_its_pages_are_read():
     """Its tenant's next request waits behind it, though it has room."""
     kept = parse_actions("3/1,7//6,10,11//2,18//0")
     outcome = play(keep(generate(624001803, ADVERSARY), kept))
@@ -210,7 +206,7 @@ def test_one_beyond_its_quotas_keeps_its_turn_while_its_pages_are_read() -> None
 
 
 @pytest.mark.parametrize("step", range(1, 8))
-def test_a_copy_that_fails_at_the_end_ends_nothing_else(step: int) -> None:
+def test_a_copy_that_fails_at_the_end_ends_nothing_else(step):
     """Pages wait to be written when the engine is given back, and one cannot be copied. Nothing is
     reserved for ever: the simulation looks."""
     asks = [Arrive(n, Request(n, tuple(range(n, n + 60)), 3, tenant=1)) for n in range(step + 2)]
@@ -219,7 +215,7 @@ def test_a_copy_that_fails_at_the_end_ends_nothing_else(step: int) -> None:
 
 
 @pytest.mark.parametrize("what", ["save", "load", "drop"])
-def test_a_call_is_repeated_after_the_device_failed(what: str) -> None:
+def test_a_call_is_repeated_after_the_device_failed(what):
     """A step in flight fails, and the call that finds out is interrupted at any line of its
     recovery: the caller repeats it, and gets nothing of what the device had."""
     line, interrupted = 1, True
@@ -234,7 +230,7 @@ def test_a_call_is_repeated_after_the_device_failed(what: str) -> None:
     assert line > 30
 
 
-def test_a_call_on_a_device_that_failed_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_on_a_device_that_failed_is_caught(monkeypatch):
     """Control: an engine that goes on without having recovered."""
     monkeypatch.setattr(Engine, "_repair", lambda self: None)
     with pytest.raises(AssertionError, match="HISTORY"):

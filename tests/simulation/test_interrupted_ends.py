@@ -1,8 +1,6 @@
 """Interrupts at every line of a step whose events end requests, before what clients and operators
 do next: the simulator's promises hold, and it knows which ends are certain."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 
@@ -57,7 +55,7 @@ def played(schedule: Schedule, line: int) -> int:
 
 
 @pytest.mark.parametrize("step", range(2, 5))
-def test_a_stall_that_is_over_before_its_end_is_handed_out(step: int) -> None:
+def test_a_stall_that_is_over_before_its_end_is_handed_out(step):
     stalled = schedule_of(
         Arrive(0, request(1, 4)), Arrive(0, request(2, 9)), Stall(1, 1),
         Stall(step + 1, 1, over=True),
@@ -69,7 +67,7 @@ def test_a_stall_that_is_over_before_its_end_is_handed_out(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", range(1, 5))
-def test_a_restart_before_counted_tokens_are_handed_out(step: int) -> None:
+def test_a_restart_before_counted_tokens_are_handed_out(step):
     left = schedule_of(
         Arrive(0, request(1, 2)), Arrive(0, request(2, 4)), Arrive(1, request(3, 0)),
         Restart(step + 1),
@@ -92,7 +90,7 @@ CALLS = {
 
 @pytest.mark.parametrize("what", CALLS)
 @pytest.mark.parametrize("recurrent", [False, True])
-def test_any_other_call(what: str, recurrent: bool) -> None:
+def test_any_other_call(what, recurrent):
     """A call that is no step is interrupted at many lines, and repeated."""
     shape = replace(SHAPE, recurrent=recurrent, stall_steps=9, host_pages=2)
     shape = replace(shape, limits=replace(shape.limits, saved_states=6 * recurrent))
@@ -109,7 +107,7 @@ def test_any_other_call(what: str, recurrent: bool) -> None:
     assert line > 14
 
 
-def test_a_tenant_is_put_again_after_its_end_failed() -> None:
+def test_a_tenant_is_put_again_after_its_end_failed():
     """Its requests end, a copy of what they leave fails, and the recovery from that is interrupted.
     Nothing is left of it when the call is repeated."""
     schedule = generate(402403031, ADVERSARY)
@@ -121,7 +119,7 @@ def test_a_tenant_is_put_again_after_its_end_failed() -> None:
 
 
 @pytest.mark.parametrize("step_line", range(10, 16))
-def test_a_stall_after_an_interrupted_step_is_over(step_line: int) -> None:
+def test_a_stall_after_an_interrupted_step_is_over(step_line):
     """The step is interrupted in its first lines, then the call that stalls, which is repeated."""
     asked, line = Arrive(0, request(1, 30)), 1
     while (
@@ -137,7 +135,7 @@ def test_a_stall_after_an_interrupted_step_is_over(step_line: int) -> None:
 
 
 @pytest.mark.parametrize("order", [1, -1])
-def test_a_loaded_prefix_is_what_was_saved(order: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loaded_prefix_is_what_was_saved(order, monkeypatch):
     """Control: with its pages in another order it is noticed."""
     load = Engine.load_prefix
     monkeypatch.setattr(
@@ -160,7 +158,7 @@ def test_a_loaded_prefix_is_what_was_saved(order: int, monkeypatch: pytest.Monke
     assert outcome.violation is None or outcome.violation.invariant is Invariant.HISTORY
 
 
-def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
+def test_tokens_that_a_fault_held_up_count_when_they_were_counted():
     """A rate is over the moments at which the engine counted its tokens."""
     actions = parse_actions("6/2/14,9/23,10,12/1/18,15/65/0")
     outcome = play(keep(generate(615272, ADVERSARY), actions))
@@ -169,7 +167,7 @@ def test_tokens_that_a_fault_held_up_count_when_they_were_counted() -> None:
 
 
 @pytest.mark.parametrize("line", range(140, 180))
-def test_the_use_of_a_model_whose_turn_was_interrupted(line: int) -> None:
+def test_the_use_of_a_model_whose_turn_was_interrupted(line):
     """It may count as used or not, as the line was: which model makes room then follows."""
     saved = parse_actions("31/1/5,32//0,39,41,42,46/1/0")
     schedule = keep(generate(607003555, ADVERSARY), saved)
@@ -189,9 +187,7 @@ def test_the_use_of_a_model_whose_turn_was_interrupted(line: int) -> None:
         (1, "ab", True),
     ],
 )
-def test_a_first_log_may_differ_where_lines_are_counted(
-    seed: int, logs: str, broken: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_first_log_may_differ_where_lines_are_counted(seed, logs, broken, monkeypatch):
     """CPython 3.12 misses a line of code that is traced for the first time."""
     profile = ADVERSARY if seed > 1 else SCHEDULER
     left = iter(logs)

@@ -1,8 +1,6 @@
 """Clients that leave while the device computes, and that each part of what is undone is noticed."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 import pytest
 
@@ -18,7 +16,7 @@ MAX_SEEDS = 300
 
 
 @pytest.mark.parametrize("schedules", [40, pytest.param(150, marks=pytest.mark.long)])
-def test_nothing_breaks(schedules: int) -> None:
+def test_nothing_breaks(schedules):
     """Abandoned steps change no other answer, and leave no page, slot or state behind."""
     report = run_schedules(LEAVING, 0, schedules, jobs=1)
     assert report.failure is None, report.failure
@@ -29,7 +27,7 @@ def test_nothing_breaks(schedules: int) -> None:
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-def test_nothing_breaks_for_long() -> None:
+def test_nothing_breaks_for_long():
     report = run_schedules(LEAVING, 100_000, 50_000)
     assert report.failure is None, report.failure
 
@@ -68,7 +66,7 @@ def steps_of_others_are_abandoned(patch: Patch) -> None:
         steps_of_others_are_abandoned,
     ],
 )
-def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_a_broken_part_is_noticed(broken, monkeypatch):
     """As something that was read and not written, or by what never ends."""
     broken(monkeypatch)
     violations = (play_seed(LEAVING, seed, twice=False).violation for seed in range(MAX_SEEDS))
@@ -77,7 +75,7 @@ def test_a_broken_part_is_noticed(broken: Callable[[Patch], None], monkeypatch: 
     assert found.invariant in (Invariant.HISTORY, Invariant.TOKENS, Invariant.LIVENESS)
 
 
-def test_what_was_found_of_an_abandoned_step_is_not_published() -> None:
+def test_what_was_found_of_an_abandoned_step_is_not_published():
     """A request is in an abandoned step itself, and began with pages of one before it that was
     abandoned, too."""
     assert play_seed(LEAVING, 118_237, twice=False).violation is None

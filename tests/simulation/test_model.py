@@ -1,7 +1,5 @@
 """Schedules on a real model: tokens and logits are the bits of each request's solo run."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,7 +16,6 @@ from harness.simulation.run import play_seed, run_schedules
 from reference.memory.page_copies import PageCopies
 from reference.memory.recurrent import RecurrentMemory
 from tests.named_tiers import quick_tier
-from tests.simulation.controls import Break
 
 ON_MODEL = replace(SCHEDULER, context=96, requests=12, vocab=MODEL_VOCAB, model=True)
 MEMORY_ON_MODEL = replace(ON_MODEL, name="mem", features=MEMORY.features, recurrent=0.5)
@@ -55,7 +52,7 @@ def counts(profile: Profile, seed: int) -> Counter[str]:
     [(ON_MODEL, (8, 255)), (MEMORY_ON_MODEL, (255, 363))],
     ids=["sched", "mem"],
 )
-def test_every_request_gets_its_solo_run(profile: Profile, seeds: tuple[int, ...]) -> None:
+def test_every_request_gets_its_solo_run(profile, seeds):
     """In schedules during which everything happens that could change a bit."""
     happened: Counter[str] = Counter()
     for seed in seeds:
@@ -67,7 +64,7 @@ def test_every_request_gets_its_solo_run(profile: Profile, seeds: tuple[int, ...
 
 @pytest.mark.soak
 @pytest.mark.parametrize("profile", [ON_MODEL, MEMORY_ON_MODEL], ids=["sched", "mem"])
-def test_every_request_gets_its_solo_run_for_long(profile: Profile) -> None:
+def test_every_request_gets_its_solo_run_for_long(profile):
     report = run_schedules(profile, 1000, 250, jobs=2)
     assert report.failure is None, report.failure
 
@@ -89,9 +86,7 @@ def _no_restored_states(patch: pytest.MonkeyPatch) -> None:
     ("broken", "what", "recurrent"),
     [(_no_restored_pages, "prefix restored", 0.0), (_no_restored_states, "prefix tokens_hit", 1.0)],
 )
-def test_wrong_bits_are_noticed(
-    broken: Break, what: str, recurrent: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_bits_are_noticed(broken, what, recurrent, monkeypatch):
     """Negative control: as other tokens or logits than alone, where nothing is wrong with what is
     not broken. What happens most often is played first."""
     profile = replace(MEMORY_ON_MODEL, recurrent=recurrent)

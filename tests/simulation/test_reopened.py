@@ -1,11 +1,7 @@
 """Memory of the device is given back and taken again at any moment of any schedule."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
-
-import pytest
 
 from harness.simulation.device import DeviceMemory
 from harness.simulation.drive import Simulation
@@ -63,7 +59,7 @@ def play(seeds: range) -> tuple[list[str], int, int]:
     return broken, changes, fewer
 
 
-def test_no_answer_changes() -> None:
+def test_no_answer_changes():
     """Requests of all kinds, tenants, faults, interrupts and restarts beside it."""
     broken, changes, fewer = play(range(12))
     assert not broken
@@ -71,7 +67,7 @@ def test_no_answer_changes() -> None:
     assert fewer > 10
 
 
-def test_an_engine_that_goes_on_with_lost_memory_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_goes_on_with_lost_memory_is_caught(monkeypatch):
     """Negative control."""
     monkeypatch.setattr(MemoryCalls, "reopen", lambda engine, reopen_runner: reopen_runner())
     broken, _, _ = play(range(4))

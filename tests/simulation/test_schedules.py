@@ -1,7 +1,5 @@
 """The engine under thousands of simulated schedules, and that they reach what is rare."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -57,7 +55,7 @@ def everything_happens(report: SimulationReport) -> None:
 
 @pytest.mark.parametrize("count", PARTS)
 @pytest.mark.parametrize("profile", [SCHEDULER, MEMORY], ids=["scheduler", "few pages"])
-def test_nothing_breaks(profile: Profile, count: int) -> None:
+def test_nothing_breaks(profile, count):
     """So many schedules of about 100 steps each."""
     everything_happens(nothing_broken(profile, 0, count))
 
@@ -65,12 +63,12 @@ def test_nothing_breaks(profile: Profile, count: int) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize(("profile", "first"), [(SCHEDULER, 100_000), (MEMORY, 100_000)])
-def test_nothing_breaks_for_long(profile: Profile, first: int) -> None:
+def test_nothing_breaks_for_long(profile, first):
     """100,000 schedules in all."""
     nothing_broken(profile, first, 50_000)
 
 
-def test_another_process_sees_the_same() -> None:
+def test_another_process_sees_the_same():
     """Nothing depends on the order of hashes, on addresses or on time."""
     digests = set()
     for hashes in ("1", "2"):
@@ -84,19 +82,17 @@ def test_another_process_sees_the_same() -> None:
     assert digests == {f"3 schedules, log digest {here.digest:032x}"}
 
 
-def test_a_seed_is_a_schedule() -> None:
+def test_a_seed_is_a_schedule():
     assert generate(5) == generate(5)
     assert generate(5) != generate(6)
     assert generate(5, MEMORY) != generate(5, SCHEDULER)
 
 
-def test_processes_share_the_work_and_change_nothing() -> None:
+def test_processes_share_the_work_and_change_nothing():
     assert run_schedules(MEMORY, 7, 45, jobs=2) == run_schedules(MEMORY, 7, 45, jobs=1)
 
 
-def test_the_first_failure_is_reported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_first_failure_is_reported(monkeypatch, capsys):
     """As one line that plays its smallest form again, with exit code 1 each time."""
     a_waiting_request_is_lost(monkeypatch)
     assert main(["--schedules", "30", "--seed", "1", "--jobs", "1"]) == 1
@@ -125,12 +121,12 @@ def test_the_first_failure_is_reported(
         (["--schedules", "1", "--keep", "99999"], "there is no action 99999"),
     ],
 )
-def test_bad_flags(arguments: list[str], problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_flags(arguments, problem, capsys):
     assert main(arguments) == 2
     assert problem in capsys.readouterr().err
 
 
-def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_teaches(capsys):
     with pytest.raises(SystemExit, match="0"):
         mem_test.main(["--help-all"])
     printed = capsys.readouterr().out
@@ -138,7 +134,7 @@ def test_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--seed 1" in printed
 
 
-def test_what_is_kept_can_be_written_and_read() -> None:
+def test_what_is_kept_can_be_written_and_read():
     kept = (
         KeptAction(3), KeptAction(5, None, 0), KeptAction(7, 12), KeptAction(8, 1, 2),
     )  # fmt: skip
@@ -161,7 +157,7 @@ def _many_tokens(schedule: Schedule) -> bool:
     return sum(request.max_tokens for request in _arrivals(schedule)) > 40
 
 
-def test_shrinking_deletes_and_shortens() -> None:
+def test_shrinking_deletes_and_shortens():
     """Nothing is left that is not needed to fail."""
     schedule = next(s for s in map(generate, range(99)) if _two_long_ones(s))
     smaller = keep(schedule, shrink(schedule, _two_long_ones))

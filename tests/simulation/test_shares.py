@@ -1,7 +1,5 @@
 """No tenant holds more slots than its part, however it asks."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -24,7 +22,7 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("weights", "slots"), [((1, 1), 2), ((1, 1), 1), ((1, 1, 1, 1), 7)])
-def test_no_way_of_asking_wins_slots(way: str, weights: tuple[int, ...], slots: int) -> None:
+def test_no_way_of_asking_wins_slots(way, weights, slots):
     compete(Random(1), weights, slots, cheat=0, how=WAYS[way], tokens=30)
 
 
@@ -32,13 +30,11 @@ def test_no_way_of_asking_wins_slots(way: str, weights: tuple[int, ...], slots: 
     ("weights", "slots", "most"),
     [((1, 1), 2, 1), ((1, 1), 1, 1), ((1, 1), 3, 2), ((3, 1), 8, 6), ((1, 2, 1), 8, 2)],
 )
-def test_a_whole_part_is_the_most_a_tenant_holds(
-    weights: tuple[int, ...], slots: int, most: int
-) -> None:
+def test_a_whole_part_is_the_most_a_tenant_holds(weights, slots, most):
     assert max_slots_held(weights, slots, 0) == most
 
 
-def test_where_every_label_ages_alone_labels_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_every_label_ages_alone_labels_win(monkeypatch):
     """Negative control: the lines of one tenant take turns as if they were tenants."""
 
     def by_line(self: WaitQueue, tenant: int, group: object) -> float | None:
@@ -53,7 +49,7 @@ def test_where_every_label_ages_alone_labels_win(monkeypatch: pytest.MonkeyPatch
         compete(Random(1), (1, 1), 2, cheat=0, how=WAYS["labels in turn"], tokens=30)
 
 
-def test_where_tokens_are_counted_long_prompts_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_tokens_are_counted_long_prompts_win(monkeypatch):
     """Negative control: a slot that is left over goes to who got the fewest tokens recently."""
     monkeypatch.setattr(
         Tenants,

@@ -1,7 +1,5 @@
 """What the structure tests read: the project's files, their syntax trees and their imports."""
 
-from __future__ import annotations
-
 import ast
 import gc
 from collections.abc import Mapping

@@ -2,8 +2,6 @@
 
 And no class is written in a way that some Python the project runs on misunderstands."""
 
-from __future__ import annotations
-
 import ast
 from collections import Counter
 from collections.abc import Iterable
@@ -33,11 +31,11 @@ def repeated_classes(modules: Iterable[tuple[str, ast.Module]]) -> set[str]:
     return {name for name, count in names.items() if count > 1}
 
 
-def test_every_class_name_is_unique_in_its_package() -> None:
+def test_every_class_name_is_unique_in_its_package():
     assert repeated_classes(product_modules().items()) == exceptions("class")
 
 
-def test_a_repeated_name_is_found() -> None:
+def test_a_repeated_name_is_found():
     """Negative control: two classes of one package, and two of two tiers, of which one counts."""
     modules = [
         ("harness.a", "class Kind: ..."), ("harness.b.c", "class Kind: ..."),
@@ -62,7 +60,7 @@ def generic_with_weak_slot(modules: Iterable[tuple[str, ast.Module]]) -> set[str
     }
 
 
-def test_no_generic_class_asks_for_a_slot_that_some_pythons_forget() -> None:
+def test_no_generic_class_asks_for_a_slot_that_some_pythons_forget():
     assert generic_with_weak_slot(product_modules().items()) == set()
     wrong = "@dataclass(slots=True, weakref_slot=True)\nclass Batch(Generic[A]): ..."
     assert generic_with_weak_slot([("accel.a", ast.parse(wrong))]) == {"accel.a:Batch"}

@@ -1,7 +1,5 @@
 """An error of the system is told in words, without ``[Errno 2]`` and its path a second time."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 
@@ -26,7 +24,7 @@ def raw_words(source: ast.Module) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_messages_have_the_words_of_the_system() -> None:
+def test_messages_have_the_words_of_the_system():
     found = {
         f"{relative(path)}:{line}"
         for path, source in trees().items()
@@ -45,6 +43,6 @@ def test_messages_have_the_words_of_the_system() -> None:
         ("ValueError", "{error}", 0),
     ],
 )
-def test_a_raw_one_would_be_found(caught: str, shown: str, count: int) -> None:
+def test_a_raw_one_would_be_found(caught, shown, count):
     text = f"try:\n    x()\nexcept {caught} as error:\n    raise Y(f'no: {shown}')\n"
     assert len(list(raw_words(ast.parse(text)))) == count

@@ -1,7 +1,5 @@
 """One host for requests: its clients have no loader, engine or maker of text of their own."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 
@@ -46,15 +44,15 @@ def client_imports(modules: Mapping[str, ast.Module]) -> set[str]:
 
 
 @pytest.mark.parametrize("called", OWNERS)
-def test_only_the_host_opens_models_and_makes_text(called: str) -> None:
+def test_only_the_host_opens_models_and_makes_text(called):
     assert callers(product_modules(), called) == OWNERS[called]
 
 
-def test_the_host_imports_no_client() -> None:
+def test_the_host_imports_no_client():
     assert not client_imports(product_modules())
 
 
-def test_a_second_loader_and_a_host_that_imports_a_client_are_found() -> None:
+def test_a_second_loader_and_a_host_that_imports_a_client_are_found():
     """Negative control."""
     modules = {
         "harness.host.open": ast.parse("import harness.serve.app\nEngine(ModelRunner())"),

@@ -1,7 +1,5 @@
 """Sizes that keep the project readable: of files, functions, the README and the docs."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 
@@ -29,22 +27,22 @@ def long_functions(path: Path, source: ast.Module) -> set[str]:
     }
 
 
-def test_no_file_is_too_long() -> None:
+def test_no_file_is_too_long():
     long = {relative(path) for path in sources() if line_count(path) > MAX_FILE_LINES}
     assert long == exceptions("file")
 
 
-def test_no_function_is_too_long() -> None:
+def test_no_function_is_too_long():
     long = {name for path, source in trees().items() for name in long_functions(path, source)}
     assert long == exceptions("function")
 
 
-def test_the_readme_is_short() -> None:
+def test_the_readme_is_short():
     long = {"README.md"} if line_count(ROOT / "README.md") > MAX_README_LINES else set()
     assert long == exceptions("readme")
 
 
-def test_the_docs_are_few_and_short() -> None:
+def test_the_docs_are_few_and_short():
     """Dated measurements in docs/log do not count: nobody has to read them."""
     pages = sorted((ROOT / "docs").glob("*.md"))
     lines = sum(map(line_count, pages))
@@ -52,7 +50,7 @@ def test_the_docs_are_few_and_short() -> None:
     assert long == exceptions("docs")
 
 
-def test_a_long_function_is_found() -> None:
+def test_a_long_function_is_found():
     """Negative control: a made-up function of one line more than the most."""
     source = "def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES
     assert long_functions(ROOT / "made_up.py", ast.parse(source)) == {"made_up.py:f"}

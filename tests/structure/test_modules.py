@@ -1,7 +1,5 @@
 """How modules may depend on each other: in no circle, and never on a simulator of a device."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 
@@ -61,15 +59,15 @@ def simulator_imports(modules: Mapping[str, ast.Module]) -> set[str]:
     }
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_no_modules_import_each_other_in_a_circle():
     assert circles(product_modules()) == exceptions("circle")
 
 
-def test_no_product_module_imports_a_simulator() -> None:
+def test_no_product_module_imports_a_simulator():
     assert simulator_imports(product_modules()) == exceptions("simulator")
 
 
-def test_no_test_imports_setuptools() -> None:
+def test_no_test_imports_setuptools():
     """It replaces modules that others have loaded: a test that needs it starts a process."""
     tests = {module_name(path): one for path, one in trees().items() if path.is_relative_to(TESTS)}
     known = frozenset(("setuptools", "setuptools.command.build_py", "accel.native.wheel_backend"))
@@ -109,12 +107,12 @@ def missing_names(modules: Mapping[str, ast.Module]) -> set[str]:
     }
 
 
-def test_every_imported_name_is_there() -> None:
+def test_every_imported_name_is_there():
     """The type checker reads the product alone; a test that cannot be imported ends the suite."""
     assert missing_names({module_name(path): one for path, one in trees().items()}) == set()
 
 
-def test_what_is_forbidden_is_found() -> None:
+def test_what_is_forbidden_is_found():
     """Negative control: a circle through a function's import, a product that needs a fake, and a
     name that is not there."""
     texts = {

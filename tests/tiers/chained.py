@@ -1,7 +1,5 @@
 """A graph whose steps depend on those before, and the same lowered on one tier."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,10 +1,7 @@
 """Tiers for the tests of all of them: one opened for a module, or opened by a test."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 
@@ -21,19 +18,19 @@ def each(*names: str) -> list[object]:
 
 
 @pytest.fixture(scope="module", params=each())
-def way(request: pytest.FixtureRequest) -> Way:
+def way(request) -> Way:
     """One of the ways, those of WAYS where a test does not name others."""
     return BY_NAME[request.param]
 
 
 @pytest.fixture(scope="module")
-def open_way(way: Way, kernel_cache: Path) -> Iterator[OpenTier]:
+def open_way(way, kernel_cache) -> Iterator[OpenTier]:
     """``open_way(memory_bytes=None)`` opens a tier that is closed after the module."""
     with way.opening(kernel_cache) as opening, ExitStack() as opened:
         yield lambda **limits: opened.enter_context(opening(**limits))
 
 
 @pytest.fixture(scope="module")
-def tier(open_way: OpenTier) -> Tier:
+def tier(open_way) -> Tier:
     """A tier as a user gets it, for tests that leave it as they found it."""
     return open_way()

@@ -1,18 +1,14 @@
 """Requests with LoRA adapters beside requests without: the bits of the CPU tier on every tier."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from contract.tier import Tier
 from contract.types import Request
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 from tests.adapters import write_adapter
-from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.model_runs import FEW, SHORT, assert_same, compare, generate
 
@@ -45,17 +41,13 @@ def with_adapters(requests: tuple[Request, ...]) -> tuple[Request, ...]:
 
 
 @pytest.mark.parametrize("way", WAYS, indirect=True, scope="module")
-def test_logits_and_tokens_are_the_cpu_tiers(
-    tier: Tier, synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_logits_and_tokens_are_the_cpu_tiers(tier, synthetic_model, tmp_path):
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     requests = SHORT if tier.info.name in QUICK else FEW
     compare(adapted(path, tmp_path), tier, requests=with_adapters(requests))
 
 
-def test_the_cpu_tier_has_the_bits_of_the_definitions(
-    synthetic_model: SyntheticModel, tmp_path: Path
-) -> None:
+def test_the_cpu_tier_has_the_bits_of_the_definitions(synthetic_model, tmp_path):
     """Also where matrices are rows of a tensor: the adapter has the same rows."""
     model = adapted(synthetic_model(**FAMILIES["qwen35-fused-qkv"]), tmp_path)
     with CpuTier() as cpu, CpuTier(definitions_only=True) as definitions:

@@ -1,10 +1,7 @@
 """What every tier says of itself, how it ends, and what it is when its device is lost."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,12 +12,12 @@ from contract.opcodes import Opcode
 from contract.tier_names import TIER_NAMES
 from tests.doubling import STATE, Doubling, inputs_of, run_doubling, values_of
 from tests.tiers.conftest import each
-from tests.tiers.ways import DEVICES, OpenTier, Way
+from tests.tiers.ways import DEVICES
 
 devices = pytest.mark.parametrize("way", each(*DEVICES), indirect=True, scope="module")
 
 
-def test_a_tier_says_what_it_is_and_is_closed_twice(open_way: OpenTier) -> None:
+def test_a_tier_says_what_it_is_and_is_closed_twice(open_way):
     """What a conformance package records. It is closed with a step in flight."""
     tier = open_way()
     info = tier.info
@@ -41,7 +38,7 @@ def test_a_tier_says_what_it_is_and_is_closed_twice(open_way: OpenTier) -> None:
     indirect=True,
     scope="module",
 )
-def test_a_closed_tier_goes_with_its_last_reference(way: Way, kernel_cache: Path) -> None:
+def test_a_closed_tier_goes_with_its_last_reference(way, kernel_cache):
     """Its programs and tables wait for no garbage collection; on AMD, steps refer to the tier."""
     enabled = gc.isenabled()
     gc.disable()
@@ -59,9 +56,7 @@ def test_a_closed_tier_goes_with_its_last_reference(way: Way, kernel_cache: Path
 
 
 @devices
-def test_a_step_that_does_not_end_in_time_loses_the_device(
-    open_way: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_that_does_not_end_in_time_loses_the_device(open_way, monkeypatch):
     """The deadline is the caller's. Whatever is asked of the tier from then on, it says that its
     device is lost; it gives everything back, and another tier opens."""
     tier: Any = open_way()

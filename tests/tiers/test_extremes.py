@@ -2,8 +2,6 @@
 and sinks that break a head, on this processor's kernels and on those for processors without its
 vector instructions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -12,7 +10,6 @@ import pytest
 
 from contract.dtypes import F32, I12, KV_DTYPES, MXFP4, WEIGHT_DTYPES, DType, StorageClass
 from contract.opcodes import Opcode
-from contract.tier import Tier
 from harness.parity.cases import Case, all_cases
 from harness.parity.execute import Example, by_definition, compare, example
 from harness.parity.shape import OpShape
@@ -49,7 +46,7 @@ def product(dtype: DType, tokens: int, rows: int, columns: int, kind: str = "nor
 
 
 @pytest.mark.parametrize("way", [PORTABLE], indirect=True, scope="module")
-def test_portable_kernels_are_the_definitions(tier: Tier) -> None:
+def test_portable_kernels_are_the_definitions(tier):
     """Parity has the others: products, rows of tables, attention and pages of every sort."""
     cases = [case for case in all_cases() if case.opcode in PAGED and case.dtype in KV_DTYPES][::23]
     cases += [
@@ -61,7 +58,7 @@ def test_portable_kernels_are_the_definitions(tier: Tier) -> None:
 
 
 @on_processors_in(WEIGHT_DTYPES)
-def test_long_rows_and_many_tokens(tier: Tier, dtype: DType) -> None:
+def test_long_rows_and_many_tokens(tier, dtype):
     """More columns than a worker rearranges at a time, the last span and segment short; a token
     that is broken among many."""
     short = 256 if dtype.block_elements == 256 else 288
@@ -73,7 +70,7 @@ def test_long_rows_and_many_tokens(tier: Tier, dtype: DType) -> None:
 
 
 @on_processors_in(dtype for dtype in WEIGHT_DTYPES if dtype.storage is not StorageClass.FLOAT)
-def test_the_largest_sums(tier: Tier, dtype: DType) -> None:
+def test_the_largest_sums(tier, dtype):
     """Every integer at its extreme: no sum leaves int32 and no saturating instruction saturates."""
     x = np.full((4, 512), 2047.0, np.float32) * np.array([[1], [-1], [1], [-1]], np.float32)
     x[2, ::2] *= -1
@@ -91,7 +88,7 @@ def test_the_largest_sums(tier: Tier, dtype: DType) -> None:
 
 
 @on_processors
-def test_every_exponent(tier: Tier) -> None:
+def test_every_exponent(tier):
     """MXFP4's scales from 0 over 2^-126 to 2^127; the largest overflow, no result is subnormal."""
     rng = np.random.default_rng(1)
     blocks = rng.integers(0, 256, (256, 17), np.uint8)
@@ -122,7 +119,7 @@ BROKEN: Mapping[str, Mapping[str, Any]] = {
 @on_processors
 @pytest.mark.parametrize("broken", BROKEN)
 @pytest.mark.parametrize("runs", [FEW, MANY], ids=["few", "many"])
-def test_what_breaks_a_head(tier: Tier, runs: tuple[Any, ...], broken: str) -> None:
+def test_what_breaks_a_head(tier, runs, broken):
     """Weak, strong and broken sinks, scores beyond 2^20, of which some are in a window."""
     given = dict(BROKEN[broken])
     sinks = given.pop("sinks", np.zeros(6, np.float32))
@@ -146,7 +143,7 @@ PLAIN_NORM = OpShape(
 
 @on_processors
 @pytest.mark.parametrize("kind", ["normal", "tiny", "denormal", "inf", "zeros"])
-def test_a_norm_without_weight_and_epsilon(tier: Tier, kind: str) -> None:
+def test_a_norm_without_weight_and_epsilon(tier, kind):
     """No tier invents a direction for a vector of zeros: it is NaN."""
     case = Case(Opcode.RMS_NORM, None, PLAIN_NORM, "inf" if kind == "zeros" else kind, 0)
     zeros = {"x": np.zeros((5, 896), np.float32)} if kind == "zeros" else {}

@@ -1,7 +1,5 @@
 """Models of every architecture on every tier with kernels of its own: the bits of the CPU tier."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -9,7 +7,6 @@ from typing import Any
 import pytest
 
 from contract.dtypes import F16, F32, I12, Q8_0, DType
-from contract.tier import Tier
 from contract.types import Request
 from harness.validate import Workload, validate
 from reference.cpu.tier import CpuTier
@@ -75,13 +72,10 @@ ON_OPENCL = (
     *("llama-8-experts", "phi3-long-rope", "olmo2-windows", "command-r", "qwen3-wide-heads"),
     *("qwen3next", "gemma3-untied-softcap-linear", "gemma4-shared-kv"),
     *(
-        "gemma4-per-layer-embeddings",
-        "deepseek2",
-        "stablelm-head-norms",
-        "gemma3n-shared-kv",
+        "gemma4-per-layer-embeddings", "deepseek2", "stablelm-head-norms", "gemma3n-shared-kv",
         "gpt2",
     ),
-)
+)  # fmt: skip
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16), "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
@@ -130,15 +124,13 @@ def model_of(synthetic_model: SyntheticModel, name: str, way_name: str) -> tuple
     on(METAL, MODELS, pytest.mark.soak),
     on(CUDA, MODELS),
 )
-def test_logits_and_tokens_are_the_cpu_tiers(
-    tier: Tier, synthetic_model: SyntheticModel, name: str
-) -> None:
+def test_logits_and_tokens_are_the_cpu_tiers(tier, synthetic_model, name):
     """Mixed prefill and decode, greedy and sampled; on Vulkan of two greedy requests."""
     model, kv_dtype = model_of(synthetic_model, name, tier.info.name)
     compare(model, tier, kv_dtype, GREEDY if tier.info.name == VULKAN else SHORT)
 
 
-def test_every_architecture_is_here() -> None:
+def test_every_architecture_is_here():
     found = {FAMILIES[name]["architecture"] for name in MODELS}
     assert found == {fields["architecture"] for fields in FAMILIES.values()}
 
@@ -147,9 +139,7 @@ def test_every_architecture_is_here() -> None:
     on(OPENCL, [*MODELS, "attends last"], pytest.mark.long, unmarked=(*ON_VULKAN, "attends last")),
     on(VULKAN, PICKED, pytest.mark.long, unmarked=("qwen2",)),
 )
-def test_steps_of_few_rows_are_the_definitions(
-    tier: Tier, synthetic_model: SyntheticModel, name: str
-) -> None:
+def test_steps_of_few_rows_are_the_definitions(tier, synthetic_model, name):
     """Rows are picked in the last layer: some, none, and those of the middle of a chunk."""
     quant, kv_dtype = MODELS.get(name, ("q4_k_m", F16))
     fields = PICKED.get(name) or FAMILIES[name]
@@ -162,9 +152,7 @@ def test_steps_of_few_rows_are_the_definitions(
     on(METAL, TRACED, pytest.mark.soak, unmarked=("qwen35moe-fused",)),
     on(CUDA, TRACED),
 )
-def test_every_result_is_the_definitions(
-    tier: Tier, synthetic_model: SyntheticModel, name: str
-) -> None:
+def test_every_result_is_the_definitions(tier, synthetic_model, name):
     """Node by node, the states included, and once more as in production."""
     quant, kv_dtype = TRACED[name]
     model = open_model(synthetic_model(quant=quant, **FAMILIES[name]))
@@ -179,16 +167,14 @@ def test_every_result_is_the_definitions(
 
 @pytest.mark.parametrize(("architecture", "quant", "kv_dtype"), STORAGES, ids=str)
 @pytest.mark.parametrize("way", [OPENCL], indirect=True, scope="module")
-def test_every_storage(
-    tier: Tier, synthetic_model: SyntheticModel, architecture: str, quant: str, kv_dtype: DType
-) -> None:
+def test_every_storage(tier, synthetic_model, architecture, quant, kv_dtype):
     """Biases, head norms, tied embeddings, float and quantized weights, pages of three types."""
     path = synthetic_model(architecture=architecture, quant=quant)
     compare(open_model(path), tier, kv_dtype, SHORT)
 
 
 @pytest.mark.parametrize("way", [OPENCL], indirect=True, scope="module")
-def test_default_model_writes_the_cpu_tiers_tokens(tier: Tier, default_model: Model) -> None:
+def test_default_model_writes_the_cpu_tiers_tokens(tier, default_model):
     """Twenty greedy tokens of the default model, with all their logits."""
     prompt = tuple(default_model.tokenizer.encode("The sky is blue because"))
     request = (Request(1, prompt, 20),)

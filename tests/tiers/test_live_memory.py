@@ -1,8 +1,6 @@
 """Other programs take memory of the device and free it: pages, then weights, leave the device and
 come back while requests run, and no bit of an answer changes."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
@@ -29,7 +27,6 @@ from reference.limits import Limits
 from reference.memory.planner import plan_memory
 from reference.model.open import Model, open_model
 from reference.runner import ModelRunner
-from tests.conftest import SyntheticModel
 from tests.model_runs import FEW, Outcome, assert_same
 from tests.tiers.conftest import each
 from tests.tiers.test_streaming import REQUESTS, model_of
@@ -96,9 +93,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine_of(
-    tier: Tier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[str], Machine]]:
+def machine_of(tier, synthetic_model, monkeypatch) -> Iterator[Callable[[str], Machine]]:
     made: list[Machine] = []
 
     def machine(name: str) -> Machine:
@@ -111,7 +106,7 @@ def machine_of(
 
 
 @pytest.fixture
-def copied(synthetic_model: SyntheticModel, tmp_path: Path) -> Path:
+def copied(synthetic_model, tmp_path) -> Path:
     """A model file that a test may change."""
     return Path(shutil.copy(model_of(synthetic_model, "dense").file.path, tmp_path))
 
@@ -186,9 +181,7 @@ def given_and_taken(machine: Machine, requests: tuple[Request, ...], spare: int 
     *(("opencl-banked", name) for name in ("dense", "hybrid", "mixture")),
     ("vulkan-own-memory", "dense"),
 ], indirect=["way"], scope="module")  # fmt: skip
-def test_memory_is_given_back_and_taken_again(
-    tier: Tier, machine_of: Callable[[str], Machine], name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_memory_is_given_back_and_taken_again(tier, machine_of, name, caplog):
     """No bit changes, and each change is said in a line."""
     machine = machine_of(name)
     requests = FEW if isinstance(tier, VulkanTier) else REQUESTS
@@ -199,9 +192,7 @@ def test_memory_is_given_back_and_taken_again(
 
 @pytest.mark.parametrize("failures", [1, len(RETRY_SECONDS), len(RETRY_SECONDS) + 1])
 @mainly
-def test_memory_that_is_taken_between_plan_and_allocation(
-    tier: Tier, machine_of: Callable[[str], Machine], monkeypatch: pytest.MonkeyPatch, failures: int
-) -> None:
+def test_memory_that_is_taken_between_plan_and_allocation(tier, machine_of, monkeypatch, failures):
     """It is planned again after a while. Where others take all of it, the error says so, and the
     tier has what it had before."""
     machine, alloc, refused = machine_of("dense"), type(tier).alloc, []
@@ -234,9 +225,7 @@ def test_memory_that_is_taken_between_plan_and_allocation(
 
 
 @mainly
-def test_nothing_changes_for_a_moment_or_over_and_over(
-    tier: Tier, machine_of: Callable[[str], Machine]
-) -> None:
+def test_nothing_changes_for_a_moment_or_over_and_over(tier, machine_of):
     """One look that finds little free changes nothing. Memory that is needed again soon after it
     was taken must be free for twice as long the next time."""
     machine, waits = machine_of("dense"), []
@@ -262,9 +251,7 @@ def test_nothing_changes_for_a_moment_or_over_and_over(
 
 
 @mainly
-def test_a_file_that_was_changed_is_not_read_again(
-    tier: Tier, copied: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_that_was_changed_is_not_read_again(tier, copied, monkeypatch, caplog):
     """Its bytes may be others. The weights on the device are still right, so requests go on."""
     machine = Machine(open_model(copied), tier, monkeypatch)
     expected = expected_of(machine.model, "dense", FEW)
@@ -285,7 +272,7 @@ def test_a_file_that_was_changed_is_not_read_again(
 
 
 @pytest.mark.parametrize("way", each("native", "opencl"), indirect=True, scope="module")
-def test_a_tier_that_reads_a_file_in_place_stops_where_it_changed(tier: Tier, copied: Path) -> None:
+def test_a_tier_that_reads_a_file_in_place_stops_where_it_changed(tier, copied):
     """Before the next step."""
     model = open_model(copied)
 

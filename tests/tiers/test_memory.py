@@ -1,25 +1,22 @@
 """Memory of every tier: allocated, uploaded, mapped, read and written, and when it runs out."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from contract.dtypes import F32, Q8_0
 from contract.errors import OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
-from contract.tier import Tier
 from tests.doubling import STATE, run_doubling
 from tests.growth import refused_growth
 from tests.quant.samples import random_blocks
 from tests.tiers.conftest import each
-from tests.tiers.ways import DEVICES, OpenTier, Way, used_bytes
+from tests.tiers.ways import DEVICES, used_bytes
 
 LIMIT = 100 << 20
 devices = pytest.mark.parametrize("way", each(*DEVICES), indirect=True, scope="module")
 
 
-def test_memory_is_zeroed_and_state_is_kept(tier: Tier) -> None:
+def test_memory_is_zeroed_and_state_is_kept(tier):
     """State keeps what the host wrote over a submission that does not touch it; freed memory that
     is taken again is zeros."""
     state = tier.alloc(STATE, 64)
@@ -35,7 +32,7 @@ def test_memory_is_zeroed_and_state_is_kept(tier: Tier) -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_parts_of_state_are_read_and_written(tier: Tier, mapped: bool) -> None:
+def test_parts_of_state_are_read_and_written(tier, mapped):
     """Any range of bytes, before and after the host mapped the buffer, and after a submission."""
     state = tier.alloc(STATE, 64)
     if mapped:
@@ -53,7 +50,7 @@ def test_parts_of_state_are_read_and_written(tier: Tier, mapped: bool) -> None:
     tier.free(state)
 
 
-def test_bytes_outside_a_buffer_are_refused(tier: Tier) -> None:
+def test_bytes_outside_a_buffer_are_refused(tier):
     """Neither read nor written, and the buffer is named."""
     state = tier.alloc(STATE, 64)
     for offset, nbytes in ((60, 5), (-1, 2), (65, 0)):
@@ -64,7 +61,7 @@ def test_bytes_outside_a_buffer_are_refused(tier: Tier) -> None:
     tier.free(state)
 
 
-def test_upload_holds_the_bytes(tier: Tier) -> None:
+def test_upload_holds_the_bytes(tier):
     """A weight's bytes can be read back: they are the caller's."""
     data = random_blocks(Q8_0, 64, 256, 5)
     decl = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (64, 256), "w")
@@ -75,7 +72,7 @@ def test_upload_holds_the_bytes(tier: Tier) -> None:
 
 
 @devices
-def test_out_of_memory_says_need_and_have(open_way: OpenTier) -> None:
+def test_out_of_memory_says_need_and_have(open_way):
     """Nothing is allocated when it does not fit, and what was freed can be had again."""
     tier = open_way(memory_bytes=LIMIT)
     before = used_bytes(tier)
@@ -92,7 +89,7 @@ def test_out_of_memory_says_need_and_have(open_way: OpenTier) -> None:
     tier.close()
 
 
-def test_dropped_batches_give_their_memory_back(tier: Tier) -> None:
+def test_dropped_batches_give_their_memory_back(tier):
     """A bucket that is forgotten leaves nothing behind."""
     for _ in range(2):
         run_doubling(tier)
@@ -103,9 +100,7 @@ def test_dropped_batches_give_their_memory_back(tier: Tier) -> None:
 
 
 @devices
-def test_what_steps_share_stays_when_it_cannot_grow(
-    open_way: OpenTier, way: Way, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_steps_share_stays_when_it_cannot_grow(open_way, way, monkeypatch):
     """Batches lowered before still use it."""
     for what in way.grows:
         tier = open_way()

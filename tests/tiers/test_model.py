@@ -1,9 +1,5 @@
 """A whole model on every tier: every logit and token equals the CPU tier's."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from contract.tier import Tier
@@ -27,7 +23,7 @@ def models(*slow: str) -> pytest.MarkDecorator:
 
 
 @models("amd-userq", "vulkan-integers", "vulkan-own-memory", "opencl-one-worker")
-def test_logits_and_tokens_are_the_cpu_tiers(tier: Tier, way: Way, tiny_model_path: Path) -> None:
+def test_logits_and_tokens_are_the_cpu_tiers(tier, way, tiny_model_path):
     """Mixed prefill and decode, greedy and sampled. What is left to ``--all`` has the kernels of
     another way, or ops that parity compares; the user queues of AMD have the steps below."""
     compare(open_model(tiny_model_path), tier, requests=way.requests)
@@ -37,15 +33,13 @@ def test_logits_and_tokens_are_the_cpu_tiers(tier: Tier, way: Way, tiny_model_pa
 @pytest.mark.parametrize(
     "way", each("metal-simulated", "amd-kfd", "amd-userq"), indirect=True, scope="module"
 )
-def test_long_requests_on_simulated_devices(tier: Tier, tiny_model_path: Path) -> None:
+def test_long_requests_on_simulated_devices(tier, tiny_model_path):
     """More than a chunk, a window and a page."""
     compare(open_model(tiny_model_path), tier, requests=REQUESTS)
 
 
 @models("amd-kfd", *OTHERS)
-def test_steps_fed_on_the_device_sample_the_same_tokens(
-    tier: Tier, way: Way, tiny_model_path: Path
-) -> None:
+def test_steps_fed_on_the_device_sample_the_same_tokens(tier, way, tiny_model_path):
     """Decode without the host between the steps, on device memory of either kind. Of amdkfd see
     ``tests/amd/test_tier.py``, which counts its calls as well."""
     model = open_model(tiny_model_path)
@@ -68,7 +62,7 @@ def tokens_of(model: Model, tier: Tier, way: Way, steps_ahead: int) -> dict[int,
 
 
 @pytest.mark.parametrize("way", each("metal-simulated", "amd-kfd"), indirect=True, scope="module")
-def test_steps_of_few_rows_are_the_definitions(tier: Tier, tiny_model_path: Path) -> None:
+def test_steps_of_few_rows_are_the_definitions(tier, tiny_model_path):
     """Rows are picked in the last layer: some, none, and those of the middle of a chunk. Tests of
     OpenCL and Vulkan do so with every architecture."""
     assert_definitions(open_model(tiny_model_path), tier)

@@ -1,7 +1,5 @@
 """Steps on simulated GPUs whose timing a test decides: recordings, memory, a device that hangs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,11 +41,11 @@ class Machine:
 
 
 @pytest.fixture(params=[INTEL, METAL])
-def machine(request: pytest.FixtureRequest, kernel_cache: Path) -> Machine:
+def machine(request, kernel_cache) -> Machine:
     return Machine(request.param, kernel_cache)
 
 
-def test_steps_in_flight_have_recordings_of_their_own(machine: Machine) -> None:
+def test_steps_in_flight_have_recordings_of_their_own(machine):
     """The device begins none of eight steps before the last is submitted; slots are reused."""
     with machine.open() as tier:
         machine.made.behaviour.looks = NEVER
@@ -69,7 +67,7 @@ def test_steps_in_flight_have_recordings_of_their_own(machine: Machine) -> None:
     assert machine.clean
 
 
-def test_a_long_step_is_cut(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_step_is_cut(machine, monkeypatch):
     """So that no watchdog ends it: each op is a command of its own."""
     monkeypatch.setattr(work, "BATCH_WORK", 1)
     with machine.open() as tier:
@@ -80,7 +78,7 @@ def test_a_long_step_is_cut(machine: Machine, monkeypatch: pytest.MonkeyPatch) -
     assert machine.clean
 
 
-def test_scratch_that_moves_is_followed(machine: Machine) -> None:
+def test_scratch_that_moves_is_followed(machine):
     """Batches recorded before use the new memory."""
     with machine.open() as tier:
         lowered = Doubling(tier)
@@ -96,7 +94,7 @@ def test_scratch_that_moves_is_followed(machine: Machine) -> None:
     assert machine.clean
 
 
-def test_memory_that_a_step_may_use_is_released_after_it(machine: Machine) -> None:
+def test_memory_that_a_step_may_use_is_released_after_it(machine):
     """Steps may use all memory: an arena is given back when those in flight have ended."""
     with machine.open() as tier:
         machine.made.behaviour.looks = NEVER
@@ -120,9 +118,7 @@ def test_memory_that_a_step_may_use_is_released_after_it(machine: Machine) -> No
     ],
     indirect=["machine"],
 )
-def test_a_device_that_hangs_is_lost(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch, ends: bool
-) -> None:
+def test_a_device_that_hangs_is_lost(machine, monkeypatch, ends):
     """Every use says so. What the device may still use is given back only if the step ends before
     the tier is closed; then another tier opens."""
     tier = machine.open()

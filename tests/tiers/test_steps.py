@@ -1,7 +1,5 @@
 """Steps on every tier: each has inputs and outputs of its own, however many are in flight."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,6 @@ from contract.ir.inputs import InputCopy, input_layout, pack_inputs
 from contract.ir.scratch import buffer_bytes
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
-from contract.tier import Tier
 from reference.cpu.tier import CpuTier
 from tests.doubling import GRAPH, KEY, LAYOUT, WIDTH, Doubling, inputs_of, run_doubling, values_of
 from tests.tiers.chained import LARGEST, Lowered, same, step_block
@@ -28,12 +25,12 @@ DEPTH = 8
 
 
 @pytest.mark.parametrize("way", each(*WAYS, *OTHERS), indirect=True, scope="module")
-def test_replays_read_new_inputs(tier: Tier) -> None:
+def test_replays_read_new_inputs(tier):
     """One batch, many submissions: what the host writes is seen by the next one."""
     run_doubling(tier, rounds=6)
 
 
-def test_steps_in_flight_keep_inputs_and_outputs_apart(tier: Tier) -> None:
+def test_steps_in_flight_keep_inputs_and_outputs_apart(tier):
     """Inputs are overwritten as soon as they were submitted; the last step is read first."""
     lowered = Doubling(tier)
     steps = []
@@ -50,7 +47,7 @@ def test_steps_in_flight_keep_inputs_and_outputs_apart(tier: Tier) -> None:
 
 
 @kernels
-def test_steps_that_depend_on_each_other(tier: Tier) -> None:
+def test_steps_that_depend_on_each_other(tier):
     """Outputs and states are those of the CPU tier, which runs one step after the other."""
     late, exact = Lowered(tier), Lowered(CpuTier())
     for first in range(3):
@@ -69,7 +66,7 @@ def test_steps_that_depend_on_each_other(tier: Tier) -> None:
 
 
 @devices
-def test_inputs_that_are_not_copied_are_noticed(tier: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inputs_that_are_not_copied_are_noticed(tier, monkeypatch):
     """The negative control: a step whose snapshot is left as it was computes the step before."""
     lowered, values = Doubling(tier), values_of(0)
     lowered.run()
@@ -82,7 +79,7 @@ def test_inputs_that_are_not_copied_are_noticed(tier: Any, monkeypatch: pytest.M
     tier.free(lowered.y)
 
 
-def test_outputs_outlive_later_steps(tier: Tier) -> None:
+def test_outputs_outlive_later_steps(tier):
     """What a fence holds is its own; the buffer itself shows the last step when it is mapped."""
     lowered, values = Doubling(tier), values_of(0)
     fence = tier.submit(lowered.batch, inputs_of(values), ("y",))
@@ -96,7 +93,7 @@ def test_outputs_outlive_later_steps(tier: Tier) -> None:
 
 
 @kernels
-def test_large_outputs_outlive_later_steps(tier: Tier) -> None:
+def test_large_outputs_outlive_later_steps(tier):
     """The same of an output that is brought to the host only when a step wants it."""
     lowered, exact = Lowered(tier), Lowered(CpuTier())
     assert lowered.buffers["product"].nbytes > MAPPED_OUTPUT_BYTES
@@ -114,7 +111,7 @@ def test_large_outputs_outlive_later_steps(tier: Tier) -> None:
     lowered.free()
 
 
-def test_a_step_of_nothing_has_empty_outputs(tier: Tier) -> None:
+def test_a_step_of_nothing_has_empty_outputs(tier):
     """Without a token no op has anything to do."""
     lowered = Doubling(tier)
     fence = tier.submit(lowered.batch, pack_inputs(LAYOUT, ShapeKey(0, 0), {}), ("y",))
@@ -123,7 +120,7 @@ def test_a_step_of_nothing_has_empty_outputs(tier: Tier) -> None:
     tier.free(lowered.y)
 
 
-def test_a_step_beyond_the_bucket_is_refused(tier: Tier) -> None:
+def test_a_step_beyond_the_bucket_is_refused(tier):
     """Its scratch memory would be overrun."""
     lowered = Doubling(tier)
     block = inputs_of(values_of(0))
@@ -135,7 +132,7 @@ def test_a_step_beyond_the_bucket_is_refused(tier: Tier) -> None:
 
 
 @devices
-def test_slots_are_used_again(tier: Any) -> None:
+def test_slots_are_used_again(tier):
     """There is memory for the inputs of as many steps as were ever in flight together."""
     lowered, submissions = Doubling(tier), tier._submissions
     made = []
@@ -149,7 +146,7 @@ def test_slots_are_used_again(tier: Any) -> None:
     tier.free(lowered.y)
 
 
-def test_batches_follow_a_growing_scratch(tier: Tier) -> None:
+def test_batches_follow_a_growing_scratch(tier):
     """A batch lowered for a small step still runs after a large one moved what all share."""
     first, largest = Doubling(tier), ShapeKey(2000, 0)
     first.run()
@@ -163,7 +160,7 @@ def test_batches_follow_a_growing_scratch(tier: Tier) -> None:
 
 
 @devices
-def test_opcodes_without_a_rule_are_named(tier: Tier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_opcodes_without_a_rule_are_named(tier, monkeypatch):
     """Lowering refuses what there is no rule for before anything runs."""
     absent = next(iter(GRAPH.nodes)).opcode
     rules: dict[Opcode, Any] = {op: rule for op, rule in RULES.items() if op is not absent}

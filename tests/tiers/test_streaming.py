@@ -1,10 +1,8 @@
 """Weights streamed from host memory: the bits of weights on the device, at every share of them."""
 
-from __future__ import annotations
-
 import gc
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -32,7 +30,7 @@ from tests.conftest import SyntheticModel
 from tests.families_table import FAMILIES
 from tests.model_runs import FEW, Outcome, assert_same
 from tests.tiers.conftest import each
-from tests.tiers.ways import OpenTier, used_bytes
+from tests.tiers.ways import used_bytes
 
 MODELS: Mapping[str, tuple[str, str]] = {
     "dense": ("qwen3", "q4_k_m"),
@@ -121,9 +119,7 @@ def streamed(tier: Tier, model: Model, names: Collection[str]) -> Iterator[None]
     indirect=["way"],
     scope="module",
 )
-def test_streamed_weights_give_the_bits_of_resident_ones(
-    tier: Tier, synthetic_model: SyntheticModel, name: str, share: str
-) -> None:
+def test_streamed_weights_give_the_bits_of_resident_ones(tier, synthetic_model, name, share):
     """Prompts in chunks, several sequences, one of them preempted, greedy and sampled."""
     model = model_of(synthetic_model, name)
     requests = FEW if isinstance(tier, VulkanTier) else REQUESTS
@@ -134,9 +130,7 @@ def test_streamed_weights_give_the_bits_of_resident_ones(
 
 
 @mainly
-def test_a_step_takes_no_more_calls(
-    tier: Tier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_takes_no_more_calls(tier, synthetic_model, monkeypatch):
     """The copies are part of the recorded step: as many kernels are enqueued as without them."""
     model = model_of(synthetic_model, "dense")
     enqueue = binding.enqueue_nd_range_kernel
@@ -168,12 +162,7 @@ def _at_once(step: Step, ring: WeightRing, names: Collection[str]) -> Iterator[t
 
 @pytest.mark.parametrize("planted", [_late, _at_once])
 @mainly
-def test_a_copy_at_the_wrong_time_is_caught(
-    tier: Tier,
-    synthetic_model: SyntheticModel,
-    monkeypatch: pytest.MonkeyPatch,
-    planted: Callable[..., Iterator[tuple[str, int]]],
-) -> None:
+def test_a_copy_at_the_wrong_time_is_caught(tier, synthetic_model, monkeypatch, planted):
     """Negative control."""
     model = model_of(synthetic_model, "dense")
     monkeypatch.setattr(weight_ring, "_copy_positions", planted)
@@ -184,9 +173,7 @@ def test_a_copy_at_the_wrong_time_is_caught(
 
 
 @mainly
-def test_a_copy_to_the_wrong_bytes_is_caught(
-    tier: Tier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_to_the_wrong_bytes_is_caught(tier, synthetic_model, monkeypatch):
     """Negative control: the bytes of one weight are copied to where another of its size is."""
     model = model_of(synthetic_model, "dense")
     tensor = WeightRing.tensor
@@ -208,9 +195,7 @@ def test_a_copy_to_the_wrong_bytes_is_caught(
     indirect=["way"],
     scope="module",
 )
-def test_the_plan_is_what_a_tier_allocates(
-    open_way: OpenTier, synthetic_model: SyntheticModel, share: str
-) -> None:
+def test_the_plan_is_what_a_tier_allocates(open_way, synthetic_model, share):
     """The estimate that weights are chosen by is close to the plan, and that to the memory."""
     model = model_of(synthetic_model, "dense")
     graph = model.graph(LIMITS)
@@ -237,9 +222,7 @@ def test_the_plan_is_what_a_tier_allocates(
 
 
 @mainly
-def test_host_memory_that_is_refused_is_named(
-    tier: Tier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_memory_that_is_refused_is_named(tier, synthetic_model, monkeypatch):
     """Nothing stays allocated, and the tier runs the model afterwards."""
     model = model_of(synthetic_model, "dense")
 

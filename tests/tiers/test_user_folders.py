@@ -1,7 +1,5 @@
 """The folders of the user are those of every other program."""
 
-from __future__ import annotations
-
 import platformdirs
 import pytest
 
@@ -10,9 +8,7 @@ from accel.user_folders import PROGRAM, user_folder
 
 @pytest.mark.parametrize("home", ["/home/somebody", "relative", ""])
 @pytest.mark.parametrize("named", [None, "/elsewhere", "relative", "", " /blank"])
-def test_folders_are_those_of_platformdirs(
-    monkeypatch: pytest.MonkeyPatch, home: str, named: str | None
-) -> None:
+def test_folders_are_those_of_platformdirs(monkeypatch, home, named):
     """An empty or relative variable counts as none."""
     monkeypatch.setenv("HOME", home)
     for kind in ("cache", "config", "state"):

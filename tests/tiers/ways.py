@@ -1,7 +1,5 @@
 """Every way a tier runs on a machine without an accelerator: what tests of all tiers go through."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
@@ -167,18 +165,15 @@ def _vulkan_way(way: str) -> Way:
 
 
 WAYS = {
-    "cpu": Way(_cpu),
-    "native": Way(_native, (SCRATCH,), REQUESTS),
-    "opencl": _opencl_way("persistent"),
-    "opencl-banked": _opencl_way("banked", INPUTS),
-    "vulkan": _vulkan_way("shared"),
-    "vulkan-own-memory": _vulkan_way("own-memory"),
+    "cpu": Way(_cpu), "native": Way(_native, (SCRATCH,), REQUESTS),
+    "opencl": _opencl_way("persistent"), "opencl-banked": _opencl_way("banked", INPUTS),
+    "vulkan": _vulkan_way("shared"), "vulkan-own-memory": _vulkan_way("own-memory"),
     "metal-simulated": Way(_metal, (SCRATCH,), FEW),
     "intel-simulated": Way(_intel, (SCRATCH,), FEW),
     "amd-kfd": Way(partial(_amd, tier="t1"), (SCRATCH,), FEW),
     "amd-userq": Way(partial(_amd, tier="t2"), (SCRATCH,), FEW),
     "cuda-emulated": Way(_cuda, (SCRATCH, INPUTS)),
-}
+}  # fmt: skip
 """One way for each kind of memory and queue. None is called as a tier that needs its device."""
 OTHERS = {
     "opencl-one-worker": _opencl_way("one-worker"),

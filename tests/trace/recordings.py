@@ -1,13 +1,13 @@
 """Runs to record: requests of all kinds through an engine, and recurrent states moved about."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from contract.dtypes import BY_NAME
 from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
@@ -83,6 +83,21 @@ def record_recurrent(path: Path, trace: Path, tier: str) -> None:
                 buffer = run._buffers[decl.name]
                 nbytes = buffer.nbytes // LIMITS.slots
                 recorded.write(buffer, 0, recorded.read(buffer, nbytes, nbytes))
+            generate(run, 2)
+
+
+def record_page_copies(path: Path, trace: Path, kv_dtype: str) -> None:
+    """Pages that are copied, saved in host memory, and loaded from it between two steps."""
+    model = open_model(path)
+    limits = replace(LIMITS, kv_dtype=BY_NAME[kv_dtype])
+    with model.file:
+        recorder = record_on(CpuTier(), trace, model, limits)
+        with recorder as recorded, ModelRunner(model, recorded, limits) as run:
+            generate(run, 1)
+            copies = run.page_copies()
+            assert copies is not None
+            copies.copy(0, 5)
+            copies.load(copies.save(5), 6)
             generate(run, 2)
 
 

@@ -1,7 +1,5 @@
 """The trace file as bytes: whatever happened to them, reading tells or stops, and never breaks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +18,7 @@ FRESH = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @pytest.fixture(scope="module")
-def written(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def written(tmp_path_factory) -> bytes:
     """A trace of one record of each kind."""
     path = tmp_path_factory.mktemp("traces") / "written"
     with TraceWriter(path, HEADER) as writer:
@@ -38,13 +36,13 @@ def read(path: Path, data: bytes) -> tuple[list[tuple[RecordKind, bytes]], bool]
         return records, reader.whole
 
 
-def test_what_was_written_is_read(tmp_path: Path, written: bytes) -> None:
+def test_what_was_written_is_read(tmp_path, written):
     assert read(tmp_path / "t", written) == ([*RECORDS, (RecordKind.END, b"")], True)
 
 
 @FRESH
 @given(st.data())
-def test_any_flipped_bit_is_an_error(tmp_path: Path, written: bytes, data: st.DataObject) -> None:
+def test_any_flipped_bit_is_an_error(tmp_path, written, data):
     """Magic, version, header, kinds, lengths, checksums, payloads."""
     bit = data.draw(st.integers(0, 8 * len(written) - 1))
     changed = bytearray(written)
@@ -55,9 +53,7 @@ def test_any_flipped_bit_is_an_error(tmp_path: Path, written: bytes, data: st.Da
 
 @FRESH
 @given(st.data())
-def test_any_cut_leaves_the_records_before_it(
-    tmp_path: Path, written: bytes, data: st.DataObject
-) -> None:
+def test_any_cut_leaves_the_records_before_it(tmp_path, written, data):
     """Those that are whole, and the knowledge that the end is missing."""
     ends = len(written) - FRAME.itemsize - np.cumsum([0, *map(size, reversed(RECORDS))])[::-1]
     kept = data.draw(st.integers(int(ends[0]), len(written) - 1))
@@ -71,12 +67,12 @@ def size(record: tuple[RecordKind, bytes]) -> int:
     return FRAME.itemsize + len(record[1])
 
 
-def test_what_follows_the_end_is_an_error(tmp_path: Path, written: bytes) -> None:
+def test_what_follows_the_end_is_an_error(tmp_path, written):
     with pytest.raises(TraceError, match="bytes follow the end"):
         read(tmp_path / "t", written + b"\0")
 
 
-def test_a_file_in_the_way_is_kept(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_kept(tmp_path):
     path = tmp_path / "t"
     path.write_bytes(b"mine")
     with pytest.raises(ConfigError, match="cannot be written: File exists"):
@@ -90,7 +86,7 @@ blocks = st.lists(st.integers(0, 255), min_size=4, max_size=4).map(
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), blocks), min_size=1, max_size=12))
-def test_inputs_come_back_from_their_changes(steps: list[tuple[int, np.ndarray]]) -> None:
+def test_inputs_come_back_from_their_changes(steps):
     """Of several graphs in any order; what did not change is not stored."""
     recorded, replayed = InputHistory(), InputHistory()
     latest: dict[int, np.ndarray] = {}
@@ -105,7 +101,7 @@ def test_inputs_come_back_from_their_changes(steps: list[tuple[int, np.ndarray]]
         latest[graph] = inputs.copy()
 
 
-def test_a_digest_knows_what_counts_as_equal() -> None:
+def test_a_digest_knows_what_counts_as_equal():
     """-0 is +0 and every NaN one NaN in binary32, elsewhere a byte is a byte."""
     words = np.array([0, 0x7FC00000, 0x3F800000], np.uint32)
     same = np.array([0x80000000, 0xFFC00001, 0x3F800000], np.uint32)

@@ -1,7 +1,5 @@
 """A trace or a timeline that its disk has no room for is named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -30,7 +28,7 @@ def write_timeline(path: Path, requests: int) -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", bytes(4096), LARGE], ids=["close", "flushed", "write"])
-def test_a_trace_names_its_file(tmp_path: Path, payload: bytes) -> None:
+def test_a_trace_names_its_file(tmp_path, payload):
     """At its end, too, and when what ends it is the same disk."""
     path = tmp_path / "a.trace"
     with (
@@ -41,7 +39,7 @@ def test_a_trace_names_its_file(tmp_path: Path, payload: bytes) -> None:
 
 
 @pytest.mark.parametrize("requests", [1, 4000])
-def test_a_timeline_names_its_file(tmp_path: Path, requests: int) -> None:
+def test_a_timeline_names_its_file(tmp_path, requests):
     path = tmp_path / "a.json"
     with (
         largest_file(16),

@@ -1,7 +1,5 @@
 """Random runs of the engine, recorded on one tier and replayed on another: always the same bits."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import permutations
@@ -125,9 +123,7 @@ def models(synthetic_model: Callable[..., Path], seed: int) -> Path:
 
 
 @pytest.mark.parametrize("seed", long_except(range(TRACES), *IN_EVERY_RUN))
-def test_a_random_run_replays(
-    synthetic_model: Callable[..., Path], tmp_path: Path, seed: int
-) -> None:
+def test_a_random_run_replays(synthetic_model, tmp_path, seed):
     """On another tier than it was recorded on, in all pairs."""
     pairs = list(permutations(TIERS, 2))
     recorded, replayed = pairs[seed % len(pairs)]
@@ -136,7 +132,7 @@ def test_a_random_run_replays(
 
 
 @pytest.mark.soak
-def test_random_runs_replay(synthetic_model: Callable[..., Path], tmp_path: Path) -> None:
+def test_random_runs_replay(synthetic_model, tmp_path):
     for seed in range(TRACES, SOAKED):
         names = ("cpu", "late") if seed % 2 else ("late", "opencl")
         record_and_replay(models(synthetic_model, seed), tmp_path, seed, *names)

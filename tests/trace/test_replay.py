@@ -1,9 +1,6 @@
 """A recorded run gives the same bits again, on any tier; whatever differs is found."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +22,7 @@ from tests.trace.recordings import (
     record_constrained,
     record_draft,
     record_engine,
+    record_page_copies,
     record_recurrent,
     replay,
     replay_both,
@@ -32,7 +30,7 @@ from tests.trace.recordings import (
 
 
 @pytest.fixture(scope="module")
-def trace(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trace(tiny_model_path, tmp_path_factory) -> Path:
     """A run of the engine on the CPU tier."""
     path = tmp_path_factory.mktemp("traces") / "engine.trace"
     record_engine(tiny_model_path, path, "cpu")
@@ -41,9 +39,7 @@ def trace(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.mark.parametrize("other", TIERS)
 @pytest.mark.parametrize(("tier", "depth"), [("cpu", 0), ("late", 3), ("native", 2), ("opencl", 1)])
-def test_what_one_tier_did_every_tier_does(
-    tiny_model_path: Path, tmp_path: Path, tier: str, depth: int, other: str
-) -> None:
+def test_what_one_tier_did_every_tier_does(tiny_model_path, tmp_path, tier, depth, other):
     """Prefill and decode, greedy and sampled, joining and leaving, at any depth of the pipeline."""
     path = tmp_path / "engine.trace"
     tokens = record_engine(tiny_model_path, path, tier, depth=depth)
@@ -55,9 +51,7 @@ def test_what_one_tier_did_every_tier_does(
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_models_side_by_side(
-    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
-) -> None:
+def test_models_side_by_side(synthetic_model, tiny_model_path, tmp_path, tier):
     """Two on one tier, their steps in turn; each weight comes from its own file."""
     paths = (tiny_model_path, synthetic_model(architecture="qwen2", quant="q8_0"))
     trace = tmp_path / "both.trace"
@@ -68,9 +62,7 @@ def test_models_side_by_side(
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_draft_model_is_in_it(
-    synthetic_model: Callable[..., Path], tiny_model_path: Path, tmp_path: Path, tier: str
-) -> None:
+def test_a_draft_model_is_in_it(synthetic_model, tiny_model_path, tmp_path, tier):
     paths = (tiny_model_path, synthetic_model(architecture="qwen3", quant="q8_0"))
     trace = tmp_path / "draft.trace"
     assert record_draft(paths, trace) > 0
@@ -78,18 +70,14 @@ def test_a_draft_model_is_in_it(
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_masks_biases_and_log_probabilities_are_in_it(
-    tiny_model_path: Path, tmp_path: Path, tier: str
-) -> None:
+def test_masks_biases_and_log_probabilities_are_in_it(tiny_model_path, tmp_path, tier):
     path = tmp_path / "constrained.trace"
     record_constrained(tiny_model_path, path, "late")
     assert replay(tiny_model_path, path, tier).difference is None
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_recurrent_states_move_as_they_did(
-    synthetic_model: Callable[..., Path], tmp_path: Path, tier: str
-) -> None:
+def test_recurrent_states_move_as_they_did(synthetic_model, tmp_path, tier):
     """Saves and loads in the queue, reads and writes between steps."""
     model = synthetic_model(architecture="qwen35", quant="q4_k_m")
     path = tmp_path / "recurrent.trace"
@@ -100,7 +88,16 @@ def test_recurrent_states_move_as_they_did(
     assert replay(model, path, tier).difference is None
 
 
-def test_recording_changes_nothing(tiny_model_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kv_dtype", ["f16", "q8_0", "i12", "i4r", "i3r"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_pages_of_every_type_are_copied_as_they_were(tiny_model_path, tmp_path, tier, kv_dtype):
+    """As they are with caches in host memory and on disk."""
+    path = tmp_path / "pages.trace"
+    record_page_copies(tiny_model_path, path, kv_dtype)
+    assert replay(tiny_model_path, path, tier).difference is None
+
+
+def test_recording_changes_nothing(tiny_model_path, tmp_path):
     """The tokens are those of the tier alone, and small: far less than the inputs themselves."""
     first = record_engine(tiny_model_path, tmp_path / "one", "cpu")
     assert first == record_engine(tiny_model_path, tmp_path / "other", "opencl", depth=3)
@@ -119,9 +116,7 @@ def test_recording_changes_nothing(tiny_model_path: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("step", [1, 4, 9])
-def test_the_first_step_that_differs_is_named(
-    tiny_model_path: Path, trace: Path, step: int
-) -> None:
+def test_the_first_step_that_differs_is_named(tiny_model_path, trace, step):
     """The negative control: a tier that reads one token wrong."""
     difference = replay(tiny_model_path, trace, "cpu", of=Wrong(step)).difference
     assert difference is not None
@@ -131,9 +126,7 @@ def test_the_first_step_that_differs_is_named(
     assert difference.submission <= step + 1
 
 
-def test_an_input_that_was_changed_is_found(
-    tiny_model_path: Path, trace: Path, tmp_path: Path
-) -> None:
+def test_an_input_that_was_changed_is_found(tiny_model_path, trace, tmp_path):
     """A trace rewritten with one other token, every checksum right: the results tell."""
     forged = tmp_path / "forged.trace"
     with TraceReader(trace) as reader, TraceWriter(forged, reader.header) as writer:
@@ -153,9 +146,7 @@ def test_an_input_that_was_changed_is_found(
 
 @pytest.mark.parametrize("where", [0.02, 0.3, 0.5, 0.77, 0.999])
 @pytest.mark.parametrize("bit", [1, 128])
-def test_a_flipped_bit_is_found(
-    tiny_model_path: Path, trace: Path, tmp_path: Path, where: float, bit: int
-) -> None:
+def test_a_flipped_bit_is_found(tiny_model_path, trace, tmp_path, where, bit):
     """Wherever it is, lengths included, reading stops there and says so."""
     data = bytearray(trace.read_bytes())
     data[int(where * len(data))] ^= bit
@@ -165,7 +156,7 @@ def test_a_flipped_bit_is_found(
         replay(tiny_model_path, damaged, "cpu")
 
 
-def test_every_flipped_frame_is_found(trace: Path, tmp_path: Path) -> None:
+def test_every_flipped_frame_is_found(trace, tmp_path):
     """Kinds and lengths too: none of them passes for a tail that was cut off."""
     data = trace.read_bytes()
     with TraceReader(trace) as reader:
@@ -183,9 +174,7 @@ def test_every_flipped_frame_is_found(trace: Path, tmp_path: Path) -> None:
                 list(reader.records())
 
 
-def test_a_tail_that_was_cut_off_is_dropped(
-    tiny_model_path: Path, trace: Path, tmp_path: Path
-) -> None:
+def test_a_tail_that_was_cut_off_is_dropped(tiny_model_path, trace, tmp_path):
     """What is whole is replayed, and the answer says that something is missing."""
     data = trace.read_bytes()
     cut = tmp_path / "cut.trace"
@@ -197,7 +186,7 @@ def test_a_tail_that_was_cut_off_is_dropped(
 
 
 @pytest.mark.parametrize("kept", [0, 5, PREFIX.itemsize - 1, PREFIX.itemsize + 3])
-def test_a_header_cannot_be_cut(trace: Path, tmp_path: Path, kept: int) -> None:
+def test_a_header_cannot_be_cut(trace, tmp_path, kept):
     cut = tmp_path / "cut.trace"
     cut.write_bytes(trace.read_bytes()[:kept])
     with pytest.raises(TraceError, match=r"not a trace|header is damaged"):
@@ -205,9 +194,7 @@ def test_a_header_cannot_be_cut(trace: Path, tmp_path: Path, kept: int) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_what_a_tier_refused_is_not_done_again(
-    tiny_model_path: Path, tmp_path: Path, tier: str
-) -> None:
+def test_what_a_tier_refused_is_not_done_again(tiny_model_path, tmp_path, tier):
     """A fault in the middle: the requests resume, and the replay leaves out what never ran."""
     path = tmp_path / "refused.trace"
     tokens = record_engine(tiny_model_path, path, "cpu", of=Refusing(5))
@@ -217,9 +204,7 @@ def test_what_a_tier_refused_is_not_done_again(
     assert replay(tiny_model_path, path, tier).difference is None
 
 
-def test_a_submission_that_ends_the_process_is_in_the_trace(
-    tiny_model_path: Path, trace: Path, tmp_path: Path
-) -> None:
+def test_a_submission_that_ends_the_process_is_in_the_trace(tiny_model_path, trace, tmp_path):
     """It was written before it was done: the last one without a result."""
     data = trace.read_bytes()
     with TraceReader(trace) as reader:
@@ -233,15 +218,13 @@ def test_a_submission_that_ends_the_process_is_in_the_trace(
     assert replayed.submissions == replay(tiny_model_path, trace, "cpu").submissions
 
 
-def test_another_model_is_refused(
-    synthetic_model: Callable[..., Path], trace: Path, tiny_model_path: Path
-) -> None:
+def test_another_model_is_refused(synthetic_model, trace, tiny_model_path):
     other = synthetic_model(architecture="qwen2", quant="q8_0")
     with pytest.raises(TraceError, match="recorded with another model"):
         replay(other, trace, "cpu")
 
 
-def test_senseless_records_are_errors(tiny_model_path: Path, trace: Path, tmp_path: Path) -> None:
+def test_senseless_records_are_errors(tiny_model_path, trace, tmp_path):
     """Numbers of things that are not there, fields that are missing: never a crash."""
     with TraceReader(trace) as reader:
         header = reader.header
@@ -266,9 +249,7 @@ def test_senseless_records_are_errors(tiny_model_path: Path, trace: Path, tmp_pa
 
 
 @pytest.mark.parametrize("seed", range(16))
-def test_other_numbers_never_break_it(
-    tiny_model_path: Path, trace: Path, tmp_path: Path, seed: int
-) -> None:
+def test_other_numbers_never_break_it(tiny_model_path, trace, tmp_path, seed):
     """One bit of one payload is another and every checksum right: an error with a name, another
     result, or nothing that mattered."""
     rng = np.random.default_rng(seed)

@@ -1,7 +1,5 @@
 """``zinc-rt run --trace`` and ``python -m harness.replay``: what they say, and their exit codes."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +12,7 @@ from harness.trace.framing import RecordKind, TraceReader, TraceWriter
 
 
 @pytest.fixture(scope="module")
-def recorded(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def recorded(tiny_model_path, tmp_path_factory) -> tuple[Path, Path]:
     """A trace and a timeline of one answer."""
     folder = tmp_path_factory.mktemp("recorded")
     trace, timeline = folder / "run.trace", folder / "run.json"
@@ -26,9 +24,7 @@ def recorded(tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.parametrize("tier", ["cpu", "native", "opencl"])
-def test_a_recorded_answer_is_identical(
-    recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str], tier: str
-) -> None:
+def test_a_recorded_answer_is_identical(recorded, capsys, tier):
     """The model is found by the trace itself."""
     assert replay([str(recorded[0]), "--tier", tier]) == 0
     said = capsys.readouterr()
@@ -37,7 +33,7 @@ def test_a_recorded_answer_is_identical(
     assert "cut off" not in said.err
 
 
-def test_the_timeline_is_json(recorded: tuple[Path, Path]) -> None:
+def test_the_timeline_is_json(recorded):
     """With times that go forward: a session that is watched has a clock."""
     events = json.loads(recorded[1].read_text())
     steps = [event for event in events if event["ph"] == "X" and event["pid"] == 1]
@@ -45,9 +41,7 @@ def test_the_timeline_is_json(recorded: tuple[Path, Path]) -> None:
     assert all(step["dur"] > 0 for step in steps)
 
 
-def test_a_cut_trace_says_so(
-    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cut_trace_says_so(recorded, tmp_path, capsys):
     cut = tmp_path / "cut.trace"
     cut.write_bytes(recorded[0].read_bytes()[:-5])
     assert replay([str(cut), "--tier", "cpu"]) == 3
@@ -59,9 +53,7 @@ def test_a_cut_trace_says_so(
     assert "0 submissions, 0 results" in capsys.readouterr().out
 
 
-def test_records_left_out_or_swapped_are_named(
-    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_left_out_or_swapped_are_named(recorded, tmp_path, capsys):
     """Every checksum is right: the first, one in the middle and the last result, and two buffers
     of every pair of kinds."""
     with TraceReader(recorded[0]) as reader:
@@ -100,9 +92,7 @@ def test_records_left_out_or_swapped_are_named(
         assert "Traceback" not in said
 
 
-def test_a_difference_is_exit_code_1(
-    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_difference_is_exit_code_1(recorded, tmp_path, capsys):
     """One digest is another: the submission and the output are named."""
     forged, results = tmp_path / "forged.trace", 0
     with TraceReader(recorded[0]) as reader, TraceWriter(forged, reader.header) as writer:
@@ -120,18 +110,14 @@ def test_a_difference_is_exit_code_1(
     assert "output.ring is another" in said
 
 
-def test_what_is_in_a_trace_is_listed(
-    recorded: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_in_a_trace_is_listed(recorded, capsys):
     assert replay([str(recorded[0]), "--list"]) == 0
     said = capsys.readouterr().out
     assert "tier: cpu" in said
     assert "submit" in said
 
 
-def test_a_damaged_trace_is_exit_code_2(
-    recorded: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_trace_is_exit_code_2(recorded, tmp_path, capsys):
     data = bytearray(recorded[0].read_bytes())
     data[len(data) // 2] ^= 1
     damaged = tmp_path / "damaged.trace"
@@ -144,9 +130,7 @@ def test_a_damaged_trace_is_exit_code_2(
 
 
 @pytest.mark.parametrize("flag", ["--trace", "--timeline"])
-def test_a_file_in_the_way_is_kept(
-    tiny_model_path: Path, tmp_path: Path, flag: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_file_in_the_way_is_kept(tiny_model_path, tmp_path, flag, capsys):
     path = tmp_path / "mine"
     path.write_text("mine")
     command = ["run", "--raw", "--tier", "cpu", "--context", "64", "--max-tokens", "2"]
@@ -155,7 +139,7 @@ def test_a_file_in_the_way_is_kept(
     assert path.read_text() == "mine"
 
 
-def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_teaches(capsys):
     with pytest.raises(SystemExit):
         replay(["--help"])
     said = capsys.readouterr().out

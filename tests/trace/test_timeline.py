@@ -1,10 +1,7 @@
 """A timeline is valid, shows every decision of an engine once, and nothing overlaps in it."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,9 +33,7 @@ class Ticking(ManualClock):
 
 
 @pytest.fixture(scope="module", params=[0, 3])
-def events(
-    request: pytest.FixtureRequest, tiny_model_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Events:
+def events(request, tiny_model_path, tmp_path_factory) -> Events:
     """Seven requests of two tenants in memory for two or three, one of them cancelled."""
     path = tmp_path_factory.mktemp("timelines") / "timeline.json"
     model, clock = open_model(tiny_model_path), Ticking()
@@ -67,7 +62,7 @@ def of(events: Events, group: int, *phases: str) -> Events:
     return sorted(found, key=lambda event: event["ts"])
 
 
-def test_steps_follow_each_other(events: Events) -> None:
+def test_steps_follow_each_other(events):
     """Every step once, none before the one before it ended; every token in one of them."""
     steps = of(events, STEPS, "X")
     assert [step["args"]["number"] for step in steps] == list(range(len(steps)))
@@ -77,7 +72,7 @@ def test_steps_follow_each_other(events: Events) -> None:
     assert sum(step["args"]["prefill"] for step in steps) > 0
 
 
-def test_slots_hold_one_request_at_a_time(events: Events) -> None:
+def test_slots_hold_one_request_at_a_time(events):
     """Occupations are closed before others begin, and chunks lie inside the one they are for."""
     for slot in range(LIMITS.slots):
         held = None
@@ -95,7 +90,7 @@ def test_slots_hold_one_request_at_a_time(events: Events) -> None:
         assert held is None
 
 
-def test_a_request_waits_runs_and_ends(events: Events) -> None:
+def test_a_request_waits_runs_and_ends(events):
     """States follow each other without a gap; the last one has the reason."""
     for number in range(7):
         states = [e for e in events if e["pid"] == TENANTS and e.get("id") == number]
@@ -112,7 +107,7 @@ def test_a_request_waits_runs_and_ends(events: Events) -> None:
     assert any("preempted" in e.get("args", {}) for e in of(events, TENANTS, "e"))
 
 
-def test_what_is_computed_for_nobody_is_said(tmp_path: Path) -> None:
+def test_what_is_computed_for_nobody_is_said(tmp_path):
     """A chunk of a request that left, or that came back after the step was submitted."""
     path = tmp_path / "timeline.json"
     chunks = [Chunk(0, 5, 1), Chunk(1, 5, 1)]
@@ -131,7 +126,7 @@ def test_what_is_computed_for_nobody_is_said(tmp_path: Path) -> None:
     assert [event["ts"] for event in of(events, SLOTS, "X")] == [4_000_000]
 
 
-def test_a_file_in_the_way_is_kept(tmp_path: Path) -> None:
+def test_a_file_in_the_way_is_kept(tmp_path):
     path = tmp_path / "timeline.json"
     path.write_text("mine")
     with pytest.raises(ConfigError, match="cannot be written: File exists"):

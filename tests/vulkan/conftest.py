@@ -1,11 +1,8 @@
 """Vulkan tiers for the tests, one cache of pipelines for all of them, and libraries that fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,13 +46,13 @@ def vulkan() -> Vulkan:
 
 
 @pytest.fixture
-def faulty(vulkan: Vulkan) -> Vulkan:
+def faulty(vulkan) -> Vulkan:
     """The same through a ``Library``, in whose ``instead`` a test puts what goes wrong."""
     return Vulkan(vulkan.ffi, Library(vulkan.library))
 
 
 @pytest.fixture
-def open_vulkan(vulkan: Vulkan, kernel_cache: Path) -> Iterator[OpenTier]:
+def open_vulkan(vulkan, kernel_cache) -> Iterator[OpenTier]:
     """``open_vulkan(**choices)`` opens a tier that is closed after the test."""
     with ExitStack() as opened:
 
@@ -69,6 +66,6 @@ def open_vulkan(vulkan: Vulkan, kernel_cache: Path) -> Iterator[OpenTier]:
 
 
 @pytest.fixture
-def tier(open_vulkan: OpenTier) -> VulkanTier:
+def tier(open_vulkan) -> VulkanTier:
     """A tier as a user gets it."""
     return open_vulkan()

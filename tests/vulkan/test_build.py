@@ -1,7 +1,5 @@
 """The modules of the package are those of the kernels beside them."""
 
-from __future__ import annotations
-
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +32,7 @@ def need_compiler() -> str:
         missing("glslangValidator is not installed", INSTALL_HINT)
 
 
-def test_every_module_was_built_from_the_text_of_now() -> None:
+def test_every_module_was_built_from_the_text_of_now():
     """And the package has no other."""
     known = {build.name: build.digest for build in builds()}
     assert read_digests(FOLDER).modules == known, "run python -m accel.vulkan.build"
@@ -45,7 +43,7 @@ def test_every_module_was_built_from_the_text_of_now() -> None:
 @pytest.mark.parametrize(
     "step", [pytest.param(12, marks=pytest.mark.long), pytest.param(1, marks=pytest.mark.soak)]
 )
-def test_building_again_gives_the_same_files(step: int) -> None:
+def test_building_again_gives_the_same_files(step):
     """Byte for byte with the compiler they were made with; with another one they compile."""
     same = need_compiler() == read_digests(FOLDER).compiler
     for build in list(builds())[::step]:
@@ -53,7 +51,7 @@ def test_building_again_gives_the_same_files(step: int) -> None:
         assert not same or made == (FOLDER / f"{build.name}.zrt").read_bytes(), build.name
 
 
-def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_text_is_noticed(monkeypatch):
     """Negative control: one more comment."""
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "// more\n")
@@ -61,7 +59,7 @@ def test_a_changed_text_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read_digests(FOLDER).modules["add"] != build.digest
 
 
-def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
     need_compiler()
     original = build_module.module_source
     monkeypatch.setattr(build_module, "module_source", lambda *a: original(*a) + "nonsense\n")
@@ -69,7 +67,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch
         compiled(replace(Build(Module("add")), module=Module("rms_norm")))
 
 
-def test_declarations_are_those_of_the_header() -> None:
+def test_declarations_are_those_of_the_header():
     """Where the machine has the header of the version they were made from."""
     if not HEADER.is_file():
         missing(f"{HEADER} is not there", "apt install libvulkan-dev")
@@ -79,11 +77,11 @@ def test_declarations_are_those_of_the_header() -> None:
     assert made == kept or versions[0] != versions[1]
 
 
-def test_bindings_are_those_of_the_declarations() -> None:
+def test_bindings_are_those_of_the_declarations():
     assert bindings() == Path(build_module.__file__).with_name(BINDINGS).read_text()
 
 
-def test_products_of_quantized_matrices_have_packed_dots() -> None:
+def test_products_of_quantized_matrices_have_packed_dots():
     """However a kernel spells them: nothing else would say that they are gone."""
     names = {build.name for build in builds()}
     for dtype in STORED["matmul_row"]:

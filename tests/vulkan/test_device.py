@@ -1,7 +1,5 @@
 """What is missing on a machine, and what to do about it."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -30,19 +28,19 @@ def refused(library: Vulkan, device: str = "") -> TierUnavailable:
     return caught.value
 
 
-def test_without_cffi_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cffi_the_extra_is_named(monkeypatch):
     monkeypatch.delitem(sys.modules, "accel.vulkan.bindings", raising=False)
     monkeypatch.setitem(sys.modules, "_cffi_backend", None)
     with pytest.raises(TierUnavailable, match=r"pip install '(zinc-rt|\.)\[vulkan\]'"):
         load_vulkan()
 
 
-def test_without_a_loader_what_to_install_is_said() -> None:
+def test_without_a_loader_what_to_install_is_said():
     with pytest.raises(TierUnavailable, match=r"no Vulkan loader.*apt install libvulkan1"):
         load_vulkan(("libvulkan-of-nobody.so",))
 
 
-def test_without_a_driver_what_to_install_is_said(vulkan: Vulkan) -> None:
+def test_without_a_driver_what_to_install_is_said(vulkan):
     """The loader alone: it makes no instance, or one without devices."""
     incompatible = vulkan.constant("ERROR_INCOMPATIBLE_DRIVER")
     error = refused(instead(vulkan, vkCreateInstance=lambda real, *a: incompatible))
@@ -57,7 +55,7 @@ def test_without_a_driver_what_to_install_is_said(vulkan: Vulkan) -> None:
     assert "no device" in error.reason
 
 
-def test_a_name_nobody_has_lists_those_there_are(vulkan: Vulkan) -> None:
+def test_a_name_nobody_has_lists_those_there_are(vulkan):
     with Instance(vulkan) as instance:
         names = [device.name for device in instance.devices()]
     error = refused(vulkan, "Voodoo 2")
@@ -65,7 +63,7 @@ def test_a_name_nobody_has_lists_those_there_are(vulkan: Vulkan) -> None:
     assert all(name in error.remedy for name in names)
 
 
-def test_an_old_device_says_its_version(vulkan: Vulkan) -> None:
+def test_an_old_device_says_its_version(vulkan):
     def old(real: Any, device: Any, properties: Any) -> None:
         real(device, properties)
         properties.properties.apiVersion = VERSION_1_1
@@ -75,7 +73,7 @@ def test_an_old_device_says_its_version(vulkan: Vulkan) -> None:
 
 
 @pytest.mark.parametrize("feature", FEATURES_12)
-def test_a_missing_feature_is_named(vulkan: Vulkan, feature: str) -> None:
+def test_a_missing_feature_is_named(vulkan, feature):
     """In whichever order the structures of features are linked."""
     kind = "VkPhysicalDeviceVulkan12Features"
 
@@ -91,13 +89,13 @@ def test_a_missing_feature_is_named(vulkan: Vulkan, feature: str) -> None:
     assert f"lacks {feature}" in error.reason
 
 
-def test_a_device_that_cannot_be_opened_is_named(vulkan: Vulkan) -> None:
+def test_a_device_that_cannot_be_opened_is_named(vulkan):
     failed = vulkan.constant("ERROR_INITIALIZATION_FAILED")
     error = refused(instead(vulkan, vkCreateDevice=lambda real, *a: failed))
     assert "cannot be opened" in error.reason
 
 
-def test_processors_come_last(vulkan: Vulkan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors_come_last(vulkan, monkeypatch):
     """A graphics card is taken before a driver that computes on the processor."""
     with Instance(vulkan) as instance:
         (cpu, *_) = instance.devices()
@@ -111,7 +109,7 @@ def test_processors_come_last(vulkan: Vulkan, monkeypatch: pytest.MonkeyPatch) -
     assert names == ["DISCRETE", "INTEGRATED", "VIRTUAL", "CPU"]
 
 
-def test_every_device_has_a_line(vulkan: Vulkan) -> None:
+def test_every_device_has_a_line(vulkan):
     """Driver, memory, features and kernels, as ``zinc-rt devices`` shows them."""
     with Instance(vulkan) as instance:
         devices = instance.devices()

@@ -1,10 +1,5 @@
 """Which products of many tokens are multiplied from planes, in wide tiles and in small ones."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from accel.kernels.matrix_tiles import WIDE_FORMATS, plane_bytes
@@ -47,7 +42,7 @@ def names(step: Step) -> list[str]:
     return [op.name for op in step.ops]
 
 
-def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
+def test_matrices_are_expanded_beside_the_norm_and_activations_once():
     expanded = with_expanded_tiles(step(product("gate"), product("up")))
     assert names(expanded) == [
         *("expand_weight", "expand_weight", "rms_norm_quantize", "expand_tokens"),
@@ -59,7 +54,7 @@ def test_matrices_are_expanded_beside_the_norm_and_activations_once() -> None:
     assert sizes == [plane_bytes(PLANES_FROM, COLUMNS), plane_bytes(MIN_ROWS, COLUMNS)]
 
 
-def test_new_integers_in_the_same_place_are_expanded_again() -> None:
+def test_new_integers_in_the_same_place_are_expanded_again():
     first, second = step(product("gate")), step(product("up"))
     expanded = with_expanded_tiles(Step([*first.ops, *second.ops], first.scratch))
     assert names(expanded) == [
@@ -91,9 +86,7 @@ WIDE_ROWS = {"rows": MIN_WIDE_ROWS, "most": WIDE_FROM}
         (SMALL, {"dtype": Q4_K, "most": SMALL_BUCKETS[-1] + 1}, "matmul_tiles"),
     ],
 )
-def test_kernels_of_products(
-    change: Callable[[Step], Step], given: dict[str, Any], name: str
-) -> None:
+def test_kernels_of_products(change, given, name):
     """With the operands, sizes and count they had: by tokens, rows and formats; few tokens, few or
     very many rows and other formats stay in tiles."""
     before = product("gate", **given)
@@ -110,13 +103,13 @@ def of_one_layer() -> list[Op]:
     return [keys, queries, product("v", dtype=Q6_K, rows=MIN_WIDE_ROWS - 1, most=WIDE_FROM)]
 
 
-def test_products_of_the_same_activations_begin_with_the_longest() -> None:
+def test_products_of_the_same_activations_begin_with_the_longest():
     made = with_tiles_128x128(step(*of_one_layer()))
     assert names(made) == ["rms_norm_quantize", "matmul_tiles", "matmul_wide", "matmul_narrow"]
 
 
 @pytest.mark.parametrize("operand", ["x", "residual"])
-def test_those_of_others_stay_where_they_are(operand: str) -> None:
+def test_those_of_others_stay_where_they_are(operand):
     """They may read what one in front of them writes."""
     ops = of_one_layer()
     index = [o.name for o in ops[1].device.operands].index(operand)

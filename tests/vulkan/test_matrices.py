@@ -1,8 +1,6 @@
 """Matrix units: which devices have them, and products that are made for them, whose work the items
 of a subgroup do here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -42,7 +40,7 @@ from contract.shape_key import ShapeKey
 from harness.parity.cases import Case, all_cases
 from harness.parity.execute import build_graph, compare
 from tests.long_cases import long_except
-from tests.vulkan.conftest import Library, OpenTier
+from tests.vulkan.conftest import Library
 
 FORMAT = Q4_K
 
@@ -50,14 +48,9 @@ FORMAT = Q4_K
 def pretended(vulkan: Vulkan, **changes: Any) -> bool:
     """Whether a device counts as having matrix units that has all it takes but for ``changes``."""
     told = {
-        "items": 32,
-        "operations": 0x10,
-        "matrices": 1,
-        "model": 1,
-        "function": True,
-        "type": 3,
+        "items": 32, "operations": 0x10, "matrices": 1, "model": 1, "function": True, "type": 3,
         "scope": 3,
-    }
+    }  # fmt: skip
     told |= {"vendor": min(VENDORS), "extensions": {EXTENSION}, "memory": GROUP_MEMORY_BYTES}
     told |= changes
     ffi = vulkan.ffi
@@ -103,7 +96,7 @@ def pretended(vulkan: Vulkan, **changes: Any) -> bool:
         return has_matrices(Vulkan(ffi, Library(vulkan.library, instead)), instance.handle, faked)
 
 
-def test_a_device_that_has_everything_has_matrix_units(vulkan: Vulkan) -> None:
+def test_a_device_that_has_everything_has_matrix_units(vulkan):
     assert pretended(vulkan)
 
 
@@ -123,7 +116,7 @@ def test_a_device_that_has_everything_has_matrix_units(vulkan: Vulkan) -> None:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_what_is_missing_is_enough(vulkan: Vulkan, change: dict[str, Any]) -> None:
+def test_what_is_missing_is_enough(vulkan, change):
     """Other subgroups, no feature, no function, bytes without signs, a device nobody has tried."""
     assert not pretended(vulkan, **change)
 
@@ -161,9 +154,7 @@ def agree(tier: VulkanTier) -> bool:
 @pytest.mark.parametrize(
     "wide", [(), pytest.param(WIDE_PRODUCTS, marks=pytest.mark.soak)], ids=["small", "all"]
 )
-def test_a_device_is_asked_for_the_bits_of_packed_dots(
-    tier: VulkanTier, monkeypatch: pytest.MonkeyPatch, wide: tuple[str, ...]
-) -> None:
+def test_a_device_is_asked_for_the_bits_of_packed_dots(tier, monkeypatch, wide):
     """A processor's compiler takes half a minute for wide tiles, whose bits tests of kernels
     have."""
     with_units(monkeypatch)
@@ -172,9 +163,7 @@ def test_a_device_is_asked_for_the_bits_of_packed_dots(
     assert {*wide, FEW_PRODUCT, PLANE_PRODUCT} <= {m.op for m, _ in tier._runtime.program._kernels}
 
 
-def test_a_device_that_multiplies_wrong_is_noticed(
-    tier: VulkanTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_device_that_multiplies_wrong_is_noticed(tier, monkeypatch):
     """Negative control: elements are not where the kernel looks for them. Of a format with one
     kernel, which a processor's compiler has soon; the others are those of the next test."""
     with_units(monkeypatch, ("rows.stride * ELEMENT_ROW(e)", "rows.stride * (ELEMENT_ROW(e) ^ 8u)"))
@@ -207,9 +196,7 @@ class HeldHere:
 
 @pytest.mark.parametrize("silent", [False, True])
 @pytest.mark.parametrize("wrong", [None, "matmul_tiles", FEW_PRODUCT, WIDE_PRODUCT, PLANE_PRODUCT])
-def test_every_kernel_is_compared_with_packed_dots(
-    monkeypatch: pytest.MonkeyPatch, wrong: str | None, silent: bool
-) -> None:
+def test_every_kernel_is_compared_with_packed_dots(monkeypatch, wrong, silent):
     """Kernels that write the same agree, but not where one of them has another bit, or writes
     nothing."""
     memory = HeldHere()
@@ -255,9 +242,7 @@ STEPS: dict[str, tuple[dict[str, Any], set[str], set[str]]] = {
 
 
 @pytest.mark.parametrize("name", long_except(STEPS, "tiles", "small tiles", "planes"))
-def test_steps_of_many_tokens_are_multiplied_in_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_steps_of_many_tokens_are_multiplied_in_tiles(open_vulkan, monkeypatch, name):
     """Of the whole tier: lowered, fused, launched, equal to the definition."""
     constants, used, unused = STEPS[name]
     with_units(monkeypatch)
@@ -272,7 +257,7 @@ def test_steps_of_many_tokens_are_multiplied_in_tiles(
 
 
 @pytest.mark.parametrize("most", [*SMALL_BUCKETS, TILED])
-def test_such_steps_have_forms_of_their_own(open_vulkan: OpenTier, most: int) -> None:
+def test_such_steps_have_forms_of_their_own(open_vulkan, most):
     """Where there are matrix units, which are worth it from fewer tokens on than packed dots, and
     larger steps are expanded."""
     units, dots = (open_vulkan(traits=Traits(dot=True, matrix=m)) for m in (True, False))
@@ -298,9 +283,7 @@ def has_whole_queries(case: Case) -> bool:
 
 
 @pytest.mark.long
-def test_many_queries_are_attended_in_tiles(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_queries_are_attended_in_tiles(open_vulkan, monkeypatch):
     """The same of attention, of which a few cases do, each window among them; they have fewer
     tokens than it takes."""
     with_units(monkeypatch)
@@ -316,9 +299,7 @@ def test_many_queries_are_attended_in_tiles(
     assert "flash_attn_tiles" in modules
 
 
-def test_queries_are_attended_in_tiles_where_they_are_whole_vectors(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_queries_are_attended_in_tiles_where_they_are_whole_vectors(monkeypatch):
     """Every other case has them within wider rows."""
     monkeypatch.setattr(fused, "ATTENTION_TILES_FROM", PROMPTS[0].sizes["tokens"])
     found = set()

@@ -1,7 +1,5 @@
 """Arenas and allocations in them, transfers, and memory that runs out anywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -22,7 +20,7 @@ from contract.ir.nodes import BufferDecl, BufferKind
 from contract.opcodes import Opcode
 from contract.shape_key import ShapeKey
 from tests.run_graph import run_graph
-from tests.vulkan.conftest import Library, OpenTier
+from tests.vulkan.conftest import Library
 
 CAPACITY = 64 << 20
 STATE = BufferDecl("state", BufferKind.STATE, F32, (4, 4))
@@ -30,7 +28,7 @@ WEIGHT = BufferDecl("blk.0.weight", BufferKind.WEIGHT, F32, (64, 64), "blk.0.wei
 
 
 @pytest.fixture(params=[True, False], ids=["shared", "own"])
-def memory(vulkan: Vulkan, request: pytest.FixtureRequest) -> Iterator[Memory]:
+def memory(vulkan, request) -> Iterator[Memory]:
     with Instance(vulkan) as instance:
         queue = Queue(vulkan, instance.device())
         made = Memory(queue, CAPACITY, request.param)
@@ -40,7 +38,7 @@ def memory(vulkan: Vulkan, request: pytest.FixtureRequest) -> Iterator[Memory]:
         queue.close(False)
 
 
-def test_what_was_written_is_read(memory: Memory) -> None:
+def test_what_was_written_is_read(memory):
     """More than both staging buffers hold, from any byte on; other memory stays as it was."""
     data = np.random.default_rng(0).integers(0, 256, 2 * STAGING_BYTES + 1000, np.uint8)
     around = memory.allocate("around", 512)
@@ -52,7 +50,7 @@ def test_what_was_written_is_read(memory: Memory) -> None:
     assert allocation.address % ALIGNMENT == around.address % ALIGNMENT == 0
 
 
-def test_mapped_memory_is_read_and_written(memory: Memory) -> None:
+def test_mapped_memory_is_read_and_written(memory):
     """What lies there is seen; what else is written goes to the mapped bytes too."""
     allocation = memory.adopt("data", np.arange(64, dtype=np.uint8))
     mapped = memory.map(allocation)
@@ -62,7 +60,7 @@ def test_mapped_memory_is_read_and_written(memory: Memory) -> None:
     assert np.array_equal(memory.read(allocation, 8, 4), [8, 9, 99, 99])
 
 
-def test_everything_comes_back(memory: Memory) -> None:
+def test_everything_comes_back(memory):
     allocations = [memory.allocate(str(n), 100 << n) for n in range(12)]
     assert memory.used == sum(allocation.nbytes for allocation in allocations)
     for allocation in allocations[::2] + allocations[1::2]:
@@ -70,7 +68,7 @@ def test_everything_comes_back(memory: Memory) -> None:
     assert memory.used == memory.held == 0
 
 
-def test_what_is_expected_gets_one_arena(memory: Memory) -> None:
+def test_what_is_expected_gets_one_arena(memory):
     """So that a plan is met exactly."""
     memory.expect(30 * 1024)
     for number in range(30):
@@ -78,7 +76,7 @@ def test_what_is_expected_gets_one_arena(memory: Memory) -> None:
     assert memory.held == 30 * 1024
 
 
-def test_more_than_there_is_names_the_buffer(memory: Memory) -> None:
+def test_more_than_there_is_names_the_buffer(memory):
     first = memory.allocate("first", 40 << 20)
     with pytest.raises(OutOfMemory, match=r"^out of memory for second: need 41\.9 MB"):
         memory.allocate("second", 40 << 20)
@@ -100,9 +98,7 @@ def failing(library: Any, name: str, at: int, result: int) -> None:
 
 @pytest.mark.parametrize("function", ["vkAllocateMemory", "vkCreateBuffer", "vkMapMemory"])
 @pytest.mark.parametrize("shared", [True, False])
-def test_memory_the_driver_refuses_names_the_buffer(
-    faulty: Vulkan, open_vulkan: OpenTier, function: str, shared: bool
-) -> None:
+def test_memory_the_driver_refuses_names_the_buffer(faulty, open_vulkan, function, shared):
     """Wherever it runs out; nothing is kept, and with memory again the tier goes on."""
     library = faulty.library
     assert isinstance(library, Library)
@@ -143,9 +139,7 @@ def with_small_buffers(vulkan: Vulkan, **instead: Any) -> Vulkan:
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_tensor_larger_than_a_buffer_may_be_lies_in_several(
-    vulkan: Vulkan, open_vulkan: OpenTier, shared: bool
-) -> None:
+def test_a_tensor_larger_than_a_buffer_may_be_lies_in_several(vulkan, open_vulkan, shared):
     """None of which is larger; bytes on both sides of a border are written, read and zeroed."""
     sizes: dict[Any, int] = {}
     inside: list[bool] = []
@@ -184,7 +178,7 @@ def test_a_tensor_larger_than_a_buffer_may_be_lies_in_several(
     tier.free(state)
 
 
-def test_a_matrix_in_several_buffers_is_multiplied(vulkan: Vulkan, open_vulkan: OpenTier) -> None:
+def test_a_matrix_in_several_buffers_is_multiplied(vulkan, open_vulkan):
     """By kernels that know addresses alone."""
     tier = open_vulkan(with_small_buffers(vulkan), shared=False)
     rows, columns = 1500, 512
@@ -200,7 +194,7 @@ def test_a_matrix_in_several_buffers_is_multiplied(vulkan: Vulkan, open_vulkan: 
     assert (found["y"].view(np.float32).reshape(1, rows) == expected).all()
 
 
-def test_buffers_that_lie_apart_are_refused(vulkan: Vulkan, open_vulkan: OpenTier) -> None:
+def test_buffers_that_lie_apart_are_refused(vulkan, open_vulkan):
     """The device's limit, not what is free, is named as what there is."""
 
     def apart(real: Any, device: Any, information: Any) -> int:
@@ -221,7 +215,7 @@ def test_buffers_that_lie_apart_are_refused(vulkan: Vulkan, open_vulkan: OpenTie
     tier.free(tier.alloc(STATE, 1 << 20))
 
 
-def test_other_programs_memory_is_seen(vulkan: Vulkan, open_vulkan: OpenTier) -> None:
+def test_other_programs_memory_is_seen(vulkan, open_vulkan):
     """Where the driver says what is left, that is what is available."""
 
     def told(real: Any, device: Any, properties: Any) -> None:

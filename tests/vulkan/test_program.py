@@ -1,14 +1,11 @@
 """Pipelines kept on disk, and what becomes of entries that are damaged or foreign."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from accel.packets.disk_cache import read_entry, write_entry
-from accel.vulkan.api import Vulkan
 from accel.vulkan.device import CacheKey, Instance
 from accel.vulkan.program import CACHE_HEADER, MAGIC, cache_file, fitting_cache
 from tests.doubling import run_doubling
@@ -25,7 +22,7 @@ def entry_of(open_vulkan: OpenTier, folder: Path) -> Path:
     return entry
 
 
-def test_pipelines_are_kept(open_vulkan: OpenTier, tmp_path: Path) -> None:
+def test_pipelines_are_kept(open_vulkan, tmp_path):
     """A valid entry whose header is this driver's; a second start leaves it as it is."""
     entry = entry_of(open_vulkan, tmp_path)
     data = read_entry(entry, MAGIC)
@@ -46,7 +43,7 @@ def test_pipelines_are_kept(open_vulkan: OpenTier, tmp_path: Path) -> None:
     ],
     ids=["empty", "truncated", "one-bit", "another-version"],
 )
-def test_a_damaged_entry_is_replaced(open_vulkan: OpenTier, tmp_path: Path, damage) -> None:
+def test_a_damaged_entry_is_replaced(open_vulkan, tmp_path, damage):
     entry = entry_of(open_vulkan, tmp_path)
     entry.write_bytes(damage(entry.read_bytes()))
     assert read_entry(entry, MAGIC) is None
@@ -54,7 +51,7 @@ def test_a_damaged_entry_is_replaced(open_vulkan: OpenTier, tmp_path: Path, dama
     assert read_entry(entry, MAGIC) is not None
 
 
-def test_a_whole_entry_of_another_driver_is_not_used(open_vulkan: OpenTier, tmp_path: Path) -> None:
+def test_a_whole_entry_of_another_driver_is_not_used(open_vulkan, tmp_path):
     """Well-formed for us, but not what the driver wrote."""
     entry = entry_of(open_vulkan, tmp_path)
     write_entry(entry, MAGIC, HEADER + b"pipelines of another driver")
@@ -62,7 +59,7 @@ def test_a_whole_entry_of_another_driver_is_not_used(open_vulkan: OpenTier, tmp_
     assert b"another driver" not in entry.read_bytes()
 
 
-def test_only_a_fitting_header_reaches_the_driver() -> None:
+def test_only_a_fitting_header_reaches_the_driver():
     assert fitting_cache(HEADER + b"rest", KEY) == HEADER + b"rest"
     assert fitting_cache(None, KEY) == fitting_cache(HEADER[:-1], KEY) == b""
     for key in (replace(KEY, vendor=1), replace(KEY, device=1), replace(KEY, uuid=bytes(16))):
@@ -70,7 +67,7 @@ def test_only_a_fitting_header_reaches_the_driver() -> None:
     assert fitting_cache(CACHE_HEADER.pack(32, 2, 7, 8, KEY.uuid), KEY) == b""
 
 
-def test_every_device_and_driver_has_its_own_file(vulkan: Vulkan, tmp_path: Path) -> None:
+def test_every_device_and_driver_has_its_own_file(vulkan, tmp_path):
     with Instance(vulkan) as instance:
         device = instance.device()
     newer = replace(device, cache_key=replace(device.cache_key, driver=1 << 30))
@@ -78,7 +75,7 @@ def test_every_device_and_driver_has_its_own_file(vulkan: Vulkan, tmp_path: Path
     assert len({cache_file(tmp_path, found) for found in (device, newer, other)}) == 3
 
 
-def test_an_unwritable_cache_only_costs_time(open_vulkan: OpenTier, tmp_path: Path) -> None:
+def test_an_unwritable_cache_only_costs_time(open_vulkan, tmp_path):
     """A cache that is a file is no folder."""
     blocked = tmp_path / "blocked"
     blocked.write_text("")

@@ -1,7 +1,5 @@
 """Steps of one token, whose groups repeat small ops: every logit equals the CPU tier's."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -27,7 +25,6 @@ from reference.limits import whole_contexts
 from reference.model.open import Model, open_model
 from reference.runner import LOGITS, ModelRunner, StepInput
 from tests.long_cases import long_except
-from tests.vulkan.conftest import OpenTier
 
 SyntheticModel = Callable[..., Path]
 CHUNK = 256
@@ -81,9 +78,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", long_except(SHAPES, "norms", "seven-heads"))
-def test_every_shape_of_heads(
-    open_vulkan: OpenTier, synthetic_model: SyntheticModel, name: str
-) -> None:
+def test_every_shape_of_heads(open_vulkan, synthetic_model, name):
     """From the first token over the ends of pages and of a tile; with norms and biases or without,
     rotations of either kind."""
     layers = 2 if name == "norms" else 1
@@ -99,9 +94,7 @@ def test_every_shape_of_heads(
 
 
 @pytest.mark.parametrize("hidden", [5120, 6656])
-def test_activations_of_many_segments(
-    open_vulkan: OpenTier, synthetic_model: SyntheticModel, hidden: int
-) -> None:
+def test_activations_of_many_segments(open_vulkan, synthetic_model, hidden):
     """Nearly as many as a group has room for, and more: behind them is what makes them."""
     sizes = {"layers": 1, "hidden": hidden, "feed_forward": 256, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
@@ -111,9 +104,7 @@ def test_activations_of_many_segments(
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
 
-def test_parts_of_several_tiles(
-    open_vulkan: OpenTier, synthetic_model: SyntheticModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_several_tiles(open_vulkan, synthetic_model, monkeypatch):
     """Spans, where the context has more tiles than there are parts."""
     monkeypatch.setattr(vulkan_tier, "PARTS", 16)
     sizes = {"layers": 1, "hidden": 256, "feed_forward": 256, "vocab": 320}
@@ -125,7 +116,7 @@ def test_parts_of_several_tiles(
     assert all((a == b).all() for a, b in zip(expected, got, strict=True))
 
 
-def test_a_layer_is_eight_launches(synthetic_model: SyntheticModel) -> None:
+def test_a_layer_is_eight_launches(synthetic_model):
     """q, k and v; attention; its merge; output; gate and up; down: six waits instead of ten."""
     sizes = {"layers": 3, "hidden": 512, "feed_forward": 768, "vocab": 320}
     model = open_model(synthetic_model(quant="q4_k_m", **sizes, **SHAPES["norms"]))
@@ -145,9 +136,7 @@ def test_a_layer_is_eight_launches(synthetic_model: SyntheticModel) -> None:
 @pytest.mark.parametrize(
     ("tokens", "of_one_row"), [(2, {"norm_row": 1}), (60, {"norm_row": 3, "gate_row": 1})]
 )
-def test_steps_of_more_tokens_have_none(
-    synthetic_model: SyntheticModel, tokens: int, of_one_row: dict[str, int]
-) -> None:
+def test_steps_of_more_tokens_have_none(synthetic_model, tokens, of_one_row):
     """But for their one row of logits, and of 60 tokens for that row in the last layer."""
     model = open_model(synthetic_model(quant="q4_k_m"))
     graph = model.graph(whole_contexts(1, 128, I12, 64, 1))

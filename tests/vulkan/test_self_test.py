@@ -1,7 +1,5 @@
 """What a device is asked before it is trusted, and what wrong answers lead to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 
@@ -20,7 +18,6 @@ from accel.kernels.device_probe import (
 from accel.kernels.source import Traits
 from accel.vulkan.launcher import launch_packet
 from contract.errors import TierUnavailable
-from tests.vulkan.conftest import OpenTier
 
 REMEDIES = {"divide": "divide", "root": "root", "half": "half", "signed": "dot", "mixed": "dot"}
 
@@ -34,19 +31,19 @@ def spoiled(name: str, traits: Traits) -> Found:
 
 
 @pytest.mark.parametrize("name", REMEDIES)
-def test_what_the_device_gets_wrong_integers_do(name: str) -> None:
+def test_what_the_device_gets_wrong_integers_do(name):
     """One bit of one sample is enough; everything else stays with the device."""
     traits = traits_of(lambda asked: spoiled(name, asked), "vulkan", "device", True)
     assert traits == replace(ALL_NATIVE, **{REMEDIES[name]: False})
 
 
 @pytest.mark.parametrize("name", ["contraction", "difference", "regrouping", "narrowing"])
-def test_what_has_no_remedy_refuses_the_device(name: str) -> None:
+def test_what_has_no_remedy_refuses_the_device(name):
     with pytest.raises(TierUnavailable, match=f"does not compute exactly: {name}"):
         traits_of(lambda asked: spoiled(name, asked), "vulkan", "device", True)
 
 
-def test_remedies_that_fail_refuse_the_device() -> None:
+def test_remedies_that_fail_refuse_the_device():
     """Wrong with the device's own division, and wrong in integers."""
 
     def wrong(asked: Traits) -> Found:
@@ -56,7 +53,7 @@ def test_remedies_that_fail_refuse_the_device() -> None:
         traits_of(wrong, "vulkan", "device", True)
 
 
-def test_a_division_that_flushes_is_done_in_integers() -> None:
+def test_a_division_that_flushes_is_done_in_integers():
     """Subnormal results alone are enough; a flushed product is no reason to refuse the device."""
 
     def flushing(asked: Traits) -> Found:
@@ -69,13 +66,13 @@ def test_a_division_that_flushes_is_done_in_integers() -> None:
     assert traits_of(flushing, "vulkan", "device", True) == replace(ALL_NATIVE, divide=False)
 
 
-def test_a_right_device_does_everything_itself() -> None:
+def test_a_right_device_does_everything_itself():
     for has_dot in (True, False):
         asked = traits_of(lambda traits: samples().expected, "vulkan", "device", has_dot)
         assert asked == replace(ALL_NATIVE, dot=has_dot)
 
 
-def test_here_integers_and_the_device_agree(open_vulkan: OpenTier) -> None:
+def test_here_integers_and_the_device_agree(open_vulkan):
     """The real answers: found by asking, and equal with every remedy in place."""
     tier = open_vulkan()
     assert tier.traits.dot == tier.device.integer_dot

@@ -1,7 +1,5 @@
 """Modules are exact: nothing may be contracted, and nothing drivers disagree about is used."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 
@@ -79,7 +77,7 @@ def kernel_named(name: str) -> KernelHeader:
 
 
 @pytest.mark.parametrize("name", long_except(NAMES, *ONE_OF_EACH.values()))
-def test_shipped_modules_are_exact_and_valid(name: str, tmp_path: Path) -> None:
+def test_shipped_modules_are_exact_and_valid(name, tmp_path):
     """As they lie in the package and as a device with all float controls gets them."""
     kernel = kernel_named(name)
     assert contractible(kernel.code) == []
@@ -91,7 +89,7 @@ def test_shipped_modules_are_exact_and_valid(name: str, tmp_path: Path) -> None:
     assert validated(tmp_path, controlled) == ""
 
 
-def test_the_compiler_alone_is_not_exact(tmp_path: Path) -> None:
+def test_the_compiler_alone_is_not_exact(tmp_path):
     """Negative control: before the pass results may be contracted; after it none may be."""
     code = compile_raw(tmp_path, "given.a * given.b + given.c")
     assert len(contractible(code)) == 2
@@ -101,18 +99,18 @@ def test_the_compiler_alone_is_not_exact(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("expression", ["fma(given.a, given.b, given.c)", "exp(given.a)"])
-def test_what_drivers_disagree_about_is_refused(tmp_path: Path, expression: str) -> None:
+def test_what_drivers_disagree_about_is_refused(tmp_path, expression):
     with pytest.raises(InexactModule, match=r"GLSL.std.450 instruction \d+"):
         exact(compile_raw(tmp_path, expression))
 
 
-def test_foreign_bytes_are_refused() -> None:
+def test_foreign_bytes_are_refused():
     for foreign in (b"", b"no module", bytes(64)):
         with pytest.raises(ValueError, match="not a SPIR-V module"):
             exact(foreign)
 
 
-def test_an_instruction_beyond_the_end_is_refused() -> None:
+def test_an_instruction_beyond_the_end_is_refused():
     code = kernel_named("add").code
     with pytest.raises(ValueError, match="the SPIR-V instruction at word"):
         exact(code + (5 << 16).to_bytes(4, "little"))

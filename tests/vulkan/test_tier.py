@@ -1,7 +1,5 @@
 """The Vulkan tier behind the contract: memory, kernels, errors, deadlines, a lost device."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 
@@ -9,16 +7,15 @@ import numpy as np
 import pytest
 
 from accel.packets import work
-from accel.vulkan.api import Vulkan
 from contract.errors import DeviceLost, OutOfMemory, TierError
 from reference.cpu.tier import CpuTier
 from tests.doubling import WIDTH, Doubling, inputs_of, run_doubling
 from tests.tiers.chained import LARGEST, Lowered, same, step_block
-from tests.vulkan.conftest import Library, OpenTier
+from tests.vulkan.conftest import Library
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared: bool) -> None:
+def test_a_step_is_one_submission(faulty, open_vulkan, shared):
     """However many command buffers it is cut into, and nothing is recorded again for it once what
     the host maps is known."""
     tier = open_vulkan(faulty, shared=shared)
@@ -38,9 +35,7 @@ def test_a_step_is_one_submission(faulty: Vulkan, open_vulkan: OpenTier, shared:
 
 
 @pytest.mark.parametrize("most", [1, 1 << 60])
-def test_long_steps_are_cut(
-    faulty: Vulkan, open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
+def test_long_steps_are_cut(faulty, open_vulkan, monkeypatch, most):
     """A batch an op, or one for all: the same results, from one call."""
     monkeypatch.setattr(work, "BATCH_WORK", most)
     tier = open_vulkan(faulty)
@@ -60,7 +55,7 @@ def test_long_steps_are_cut(
 
 
 @pytest.mark.parametrize("function", ["vkQueueSubmit", "vkWaitSemaphores"])
-def test_a_lost_device_stays_lost(faulty: Vulkan, open_vulkan: OpenTier, function: str) -> None:
+def test_a_lost_device_stays_lost(faulty, open_vulkan, function):
     """At submission or while waiting: a clear error, then and ever after; another tier opens."""
     tier = open_vulkan(faulty)
     lowered = Doubling(tier)
@@ -76,9 +71,7 @@ def test_a_lost_device_stays_lost(faulty: Vulkan, open_vulkan: OpenTier, functio
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_a_step_that_does_not_end_in_time_loses_the_device(
-    faulty: Vulkan, open_vulkan: OpenTier, shared: bool
-) -> None:
+def test_a_step_that_does_not_end_in_time_loses_the_device(faulty, open_vulkan, shared):
     """The deadline is the caller's."""
     tier = open_vulkan(faulty, shared=shared)
     lowered = Doubling(tier)
@@ -95,7 +88,7 @@ def test_a_step_that_does_not_end_in_time_loses_the_device(
     lowered.assert_lost()
 
 
-def test_pipelines_the_driver_cannot_make(faulty: Vulkan, open_vulkan: OpenTier) -> None:
+def test_pipelines_the_driver_cannot_make(faulty, open_vulkan):
     """Out of memory names what was lowered; the tier goes on once there is some again."""
     tier = open_vulkan(faulty, cache=None)
     library = faulty.library
@@ -109,9 +102,7 @@ def test_pipelines_the_driver_cannot_make(faulty: Vulkan, open_vulkan: OpenTier)
     run_doubling(tier)
 
 
-def test_snapshots_that_are_shared_are_noticed(
-    open_vulkan: OpenTier, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snapshots_that_are_shared_are_noticed(open_vulkan, monkeypatch):
     """Negative control: one snapshot for all steps, which the host overwrites while they wait."""
     late, exact = Lowered(open_vulkan()), Lowered(CpuTier())
     late.outputs(step_block(1, seed=99))

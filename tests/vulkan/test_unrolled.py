@@ -1,7 +1,5 @@
 """Loops are written out, arrays become values, and operations of floats stay as they were."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from accel.vulkan.build import ENVIRONMENT, FOLDER, UNROLLED_OPS, builds, unrolled
@@ -42,7 +40,7 @@ def with_loops(folder: Path) -> bytes:
     return exact(raw)
 
 
-def test_loops_are_written_out(tmp_path: Path) -> None:
+def test_loops_are_written_out(tmp_path):
     """Those around others, too."""
     code = with_loops(tmp_path)
     assert loops_and_arrays(code) == (3, 1)
@@ -53,7 +51,7 @@ def test_loops_are_written_out(tmp_path: Path) -> None:
     assert validated(tmp_path, made) == ""
 
 
-def test_operations_of_floats_stay(tmp_path: Path) -> None:
+def test_operations_of_floats_stay(tmp_path):
     """And a negative control: what is not marked is folded."""
     raw = compile_raw(tmp_path, CONSTANTS)
     assert float_operations(raw) == 3
@@ -61,7 +59,7 @@ def test_operations_of_floats_stay(tmp_path: Path) -> None:
     assert float_operations(unrolled(raw, ENVIRONMENT)) < 3
 
 
-def test_kept_modules_have_no_such_loop() -> None:
+def test_kept_modules_have_no_such_loop():
     """Of the kernels that are to keep their arrays in registers."""
     names = [build.name for build in builds() if build.module.op in UNROLLED_OPS]
     assert names

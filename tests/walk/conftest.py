@@ -1,7 +1,5 @@
 """A newcomer: the shipped wheel in an environment of its own, an empty home, no special rights."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
@@ -70,7 +68,7 @@ class Newcomer:
 
 
 @pytest.fixture(scope="session")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory) -> Path:
     """The wheel that pip builds of this source for this machine, once for all test processes."""
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "wheel"
@@ -97,7 +95,7 @@ def _build(folder: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def newcomer(wheel: Path) -> Iterator[Newcomer]:
+def newcomer(wheel) -> Iterator[Newcomer]:
     """As another user than root, where this user may read Python's packages."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,7 +1,5 @@
 """The commands of README and docs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The C program of docs/examples, against the header and the library that the wheel installs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -9,12 +7,12 @@ import pytest
 
 from tests.native.c_plan import compiled, run
 from tests.paths import ROOT
-from tests.walk.conftest import MODEL, Newcomer
+from tests.walk.conftest import MODEL
 
 pytestmark = pytest.mark.walk
 
 
-def test_a_program_decodes_with_what_the_wheel_has(newcomer: Newcomer, tmp_path: Path) -> None:
+def test_a_program_decodes_with_what_the_wheel_has(newcomer, tmp_path):
     """The digest is that of ``zinc-rt logits``, and the files lie in the installed packages."""
     said = newcomer.zinc("export-plan", "wheel.plan", "--model", MODEL, "--context", "128")
     found = re.search(r"^compile +.* (\S+/libzinc_rt\.\w+) -I (\S+) ", said, re.MULTILINE)

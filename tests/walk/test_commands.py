@@ -1,7 +1,5 @@
 """Every command of README, docs and help is understood; those that end here are run."""
 
-from __future__ import annotations
-
 import argparse
 import fcntl
 import importlib
@@ -67,12 +65,12 @@ def understood(words: tuple[str, ...]) -> str | None:
     return f"unknown {unknown}" if unknown else None
 
 
-def test_there_are_commands() -> None:
+def test_there_are_commands():
     assert len(ALL) > 60
     assert {page for page, _ in ALL} >= {"README.md", "serving.md", "tools.md", "memory.md"}
 
 
-def test_every_command_of_the_pages_is_understood() -> None:
+def test_every_command_of_the_pages_is_understood():
     wrong = [
         (page, " ".join(words), problem)
         for page, words in ALL
@@ -83,12 +81,12 @@ def test_every_command_of_the_pages_is_understood() -> None:
     assert [one for one in wrong if not mentions.search(one[2])] == []
 
 
-def test_a_command_that_is_not_understood_would_be_found() -> None:
+def test_a_command_that_is_not_understood_would_be_found():
     assert understood(("zinc-rt", "run", "hi", "--no-such-flag", "1"))
     assert understood(("python", "-m", "harness.synth", "--no-such-flag"))
 
 
-def test_every_example_of_the_help_is_understood() -> None:
+def test_every_example_of_the_help_is_understood():
     root = build_parser()
     texts = [
         parser.epilog or "" for parser in (root, *commands(root)) if isinstance(parser, Parser)
@@ -117,7 +115,7 @@ def runnable() -> list[tuple[str, ...]]:
 
 
 @pytest.fixture(scope="module")
-def settled(newcomer: Newcomer) -> Newcomer:
+def settled(newcomer) -> Newcomer:
     """A newcomer with a model of their own, and with what the pages call FILE and
     ``requests.jsonl``."""
     newcomer.zinc("model", "use", f"./{MODEL}")
@@ -129,7 +127,7 @@ def settled(newcomer: Newcomer) -> Newcomer:
 
 
 @pytest.mark.parametrize("words", runnable(), ids=" ".join)
-def test_commands_of_the_pages_run(settled: Newcomer, words: tuple[str, ...]) -> None:
+def test_commands_of_the_pages_run(settled, words):
     more = ("--max-tokens", "8") if words[1] in ("run", "chat") else ()
     given = "Hello\n" if words[1] == "chat" else ""
     done = settled.run(*words, *more, given=given)
@@ -148,14 +146,14 @@ def test_commands_of_the_pages_run(settled: Newcomer, words: tuple[str, ...]) ->
         "zinc-rt goldens check",
     ],
 )
-def test_what_is_missing_is_said_in_one_line(settled: Newcomer, line: str) -> None:
+def test_what_is_missing_is_said_in_one_line(settled, line):
     done = settled.run(*words_of(line))
     assert done.returncode in (1, 2)
     assert ONE_LINE.fullmatch(done.stderr), done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_first_steps(newcomer: Newcomer) -> None:
+def test_the_first_steps(newcomer):
     """From nothing to an answer: what is missing, a model, a setting, a pipe."""
     assert "zinc-rt" in newcomer.zinc("--version")
     # Another command of the pages may have written one into this home before.
@@ -172,7 +170,7 @@ def test_the_first_steps(newcomer: Newcomer) -> None:
     assert len(newcomer.zinc("chat", "-n", "8", "--quiet", given="Why?\nAnd?\n").splitlines()) >= 2
 
 
-def test_a_script_of_the_readme(settled: Newcomer) -> None:
+def test_a_script_of_the_readme(settled):
     """Its Python example runs, with shorter answers."""
     text = (ROOT / "README.md").read_text("utf-8")
     start = text.index("    from zinc_rt import")
@@ -202,7 +200,7 @@ except ZincError as error:
 """
 
 
-def test_a_users_script_is_typed(settled: Newcomer) -> None:
+def test_a_users_script_is_typed(settled):
     """The installed package has types: mypy passes the script, and names what is wrong in one."""
     words = ("python", "-m", "mypy", "--strict", "--cache-dir", "types", "-c")
     done = settled.run(*words, SCRIPT)
@@ -212,7 +210,7 @@ def test_a_users_script_is_typed(settled: Newcomer) -> None:
     assert settled.run("python", "-c", SCRIPT).stdout == ""
 
 
-def test_what_users_of_other_programs_type(settled: Newcomer) -> None:
+def test_what_users_of_other_programs_type(settled):
     """They name the model first, and have short commands for models."""
     answer = settled.zinc("run", "--model", MODEL, "Why?", "-n", "8")
     assert settled.zinc("run", MODEL, "Why?", "-n", "8") == answer
@@ -225,7 +223,7 @@ def test_what_users_of_other_programs_type(settled: Newcomer) -> None:
     assert "did you mean smollm2-135m-instruct?" in settled.run("zinc-rt", "pull", "smollm2").stderr
 
 
-def test_a_terminal_of_80_columns(settled: Newcomer) -> None:
+def test_a_terminal_of_80_columns(settled):
     """No line of the help is cut or wrapped by the terminal."""
     for name in ("run", "serve", "model"):
         master, slave = pty.openpty()
@@ -243,7 +241,7 @@ def test_a_terminal_of_80_columns(settled: Newcomer) -> None:
         assert max(map(len, shown.decode().split("\r\n"))) <= 80
 
 
-def test_nothing_is_written_outside_the_home(settled: Newcomer) -> None:
+def test_nothing_is_written_outside_the_home(settled):
     """A model is chosen, a configuration exists, and both are below the home."""
     listed = settled.zinc("model", "active").strip()
     assert Path(listed).is_relative_to(settled.home.resolve())

@@ -1,7 +1,5 @@
 """The shipped wheel in the places where newcomers and operators run it, and what it leaves out."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator
@@ -9,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from accel.wheel_parts import PARTS
-from tests.walk.conftest import MODEL, Newcomer
+from tests.tables import table
+from tests.walk.conftest import MODEL
 
 pytestmark = pytest.mark.walk
 ASK = ("run", "Why?", "-n", "8")
@@ -22,7 +21,7 @@ exec(open(sys.argv.pop(1)).read())
 
 
 @pytest.fixture(scope="module")
-def answer(newcomer: Newcomer) -> str:
+def answer(newcomer) -> str:
     """What the newcomer's model answers."""
     newcomer.zinc("model", "use", f"./{MODEL}")
     return newcomer.zinc(*ASK)
@@ -30,43 +29,26 @@ def answer(newcomer: Newcomer) -> str:
 
 @pytest.mark.parametrize(
     "said",
-    [
-        {"LANG": "C", "LC_ALL": "C"},
-        {"PYTHONOPTIMIZE": "2"},
-        {"TMPDIR": "/no/such/folder"},
-        {"TERM": "xterm-256color", "COLUMNS": "20"},
-        {"TERM": ""},
-        {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONUNBUFFERED": "1"},
-    ],
+    table(__file__, "test_environments")["any_environment_has_the_same_answer"],
     ids=lambda said: "-".join(said),
 )
-def test_any_environment_has_the_same_answer(
-    newcomer: Newcomer, answer: str, said: dict[str, str]
-) -> None:
+def test_any_environment_has_the_same_answer(newcomer, answer, said):
     done = newcomer.run("zinc-rt", *ASK, **said)
     assert (done.returncode, done.stdout) == (0, answer), done.stderr
     assert "\x1b" not in done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    "line",
-    [
-        'umask 077; zinc-rt run "Why?" -n 8',
-        'python -I -m zinc_rt run "Why?" -n 8',
-        'mkdir -p "a b/ö" && cp tiny.gguf "a b/ö/m ü.gguf" && cd "a b/ö" && '
-        'zinc-rt run --model "m ü.gguf" "Why?" -n 8',
-        'zinc-rt run "Why?" -n 8 <&-',
-        'mkdir -p own && chmod 500 own && HOME=$PWD/own zinc-rt run -m tiny.gguf "Why?" -n 8',
-    ],
+    "line", table(__file__, "test_environments")["any_shell_has_the_same_answer"]
 )
-def test_any_shell_has_the_same_answer(newcomer: Newcomer, answer: str, line: str) -> None:
+def test_any_shell_has_the_same_answer(newcomer, answer, line):
     """Strict permissions, isolated Python, odd paths, no input, a home that cannot be written."""
     done = newcomer.run("bash", "-c", line)
     assert (done.returncode, done.stdout) == (0, answer), done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_the_tools_of_the_wheel_work(newcomer: Newcomer, answer: str) -> None:
+def test_the_tools_of_the_wheel_work(newcomer, answer):
     assert answer
     newcomer.zinc("synth", "--arch", "qwen3", "--layers", "1", "--out", "tools.gguf")
     words = ("--tokens", "1,2,3", "--decode", "1", "--model", "tools.gguf")
@@ -82,7 +64,7 @@ def left_out() -> Iterator[str]:
     yield from (part.path for part in PARTS if "linux" not in part.systems)
 
 
-def test_the_wheel_has_only_what_its_system_can_run(newcomer: Newcomer) -> None:
+def test_the_wheel_has_only_what_its_system_can_run(newcomer):
     (site,) = newcomer.python.parents[1].glob("lib/python*/site-packages")
     assert (site / "accel" / "native" / "tier.py").is_file()
     for path in left_out():
@@ -103,7 +85,7 @@ def test_the_wheel_has_only_what_its_system_can_run(newcomer: Newcomer) -> None:
         assert "Traceback" not in done.stderr
 
 
-def test_ctrl_c_while_the_installed_script_loads(newcomer: Newcomer) -> None:
+def test_ctrl_c_while_the_installed_script_loads(newcomer):
     script = newcomer.python.with_name("zinc-rt")
     done = newcomer.run("python", "-c", INTERRUPTED_START, str(script), "check")
     assert (done.stdout, done.stderr) == ("", "")

@@ -1,8 +1,6 @@
 """The first model of a newcomer, fetched from a hub on loopback by the shipped wheel and by
 ``ci/demo``: whole, cut off, damaged, and onto a full disk."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -27,7 +25,7 @@ INSTALLED = ". ci/environment.sh; pip_install() { :; }; install_project server"
 
 
 @pytest.fixture
-def hub(newcomer: Newcomer) -> Iterator[Hub]:
+def hub(newcomer) -> Iterator[Hub]:
     """A hub that has the newcomer's model, of which nothing is fetched yet."""
     with serving_hub() as server:
         server.files["org/first"] = {FILE: (newcomer.home / MODEL).read_bytes()}
@@ -36,7 +34,7 @@ def hub(newcomer: Newcomer) -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def answer(newcomer: Newcomer) -> str:
+def answer(newcomer) -> str:
     """What the model answers, as a file of the newcomer's."""
     return newcomer.zinc("run", "--model", f"./{MODEL}", "Why?", "-n", "8")
 
@@ -47,7 +45,7 @@ def partial_files(newcomer: Newcomer) -> list[str]:
     return [path.name for path in cache.glob("partial/**/*") if path.is_file()]
 
 
-def test_the_first_demo_fetches_its_model(newcomer: Newcomer, hub: Hub, answer: str) -> None:
+def test_the_first_demo_fetches_its_model(newcomer, hub, answer):
     """``ci/demo`` downloads the model once; the second time it needs no network, and installs
     nothing where it did so before."""
     checkout = newcomer.home / "checkout"
@@ -69,7 +67,7 @@ def test_the_first_demo_fetches_its_model(newcomer: Newcomer, hub: Hub, answer: 
     assert len(hub.gets(FILE)) == 1
 
 
-def test_a_download_that_is_cut_off_goes_on(newcomer: Newcomer, hub: Hub, answer: str) -> None:
+def test_a_download_that_is_cut_off_goes_on(newcomer, hub, answer):
     content = hub.files["org/first"][FILE]
     content += bytes(DOWNLOAD_CHUNK_SIZE + BESIDE - len(content))
     hub.files["org/first"][FILE] = content
@@ -84,7 +82,7 @@ def test_a_download_that_is_cut_off_goes_on(newcomer: Newcomer, hub: Hub, answer
     assert hub.gets(FILE) == [None, f"bytes={DOWNLOAD_CHUNK_SIZE}-"]
 
 
-def test_wrong_bytes_are_discarded(newcomer: Newcomer, hub: Hub) -> None:
+def test_wrong_bytes_are_discarded(newcomer, hub):
     hub.digests[FILE] = "0" * 64
     done = newcomer.run("zinc-rt", *ASK, HF_ENDPOINT=hub.address)
     assert (done.returncode, done.stdout) == (2, "")
@@ -94,7 +92,7 @@ def test_wrong_bytes_are_discarded(newcomer: Newcomer, hub: Hub) -> None:
     assert partial_files(newcomer) == []
 
 
-def test_a_disk_that_fills_up_is_named(newcomer: Newcomer, hub: Hub) -> None:
+def test_a_disk_that_fills_up_is_named(newcomer, hub):
     """A file that may not grow stands for a disk that another program fills meanwhile."""
     line = f"ulimit -f 300; zinc-rt model pull {NAME}"
     done = newcomer.run("bash", "-c", line, HF_ENDPOINT=hub.address)

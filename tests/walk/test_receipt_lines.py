@@ -1,8 +1,6 @@
 """The first lines of docs/receipts.md, from a server to a sample that verifies, as a newcomer types
 them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -14,7 +12,7 @@ import pytest
 from tests.needs import machine_lacks
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
-from tests.walk.conftest import MODEL, Newcomer
+from tests.walk.conftest import MODEL
 
 pytestmark = pytest.mark.walk
 BLOCK = re.compile(r"(?:^ {4}.*\n)+", re.MULTILINE)
@@ -34,7 +32,7 @@ def lines_of_the_page() -> list[str]:
 
 
 @pytest.fixture
-def port(newcomer: Newcomer) -> Iterator[str]:
+def port(newcomer) -> Iterator[str]:
     """The server of the second line, at a port that is free; it is stopped at the end."""
     if shutil.which("curl") is None:
         machine_lacks("curl")
@@ -57,7 +55,7 @@ def port(newcomer: Newcomer) -> Iterator[str]:
         os.close(sink)
 
 
-def test_the_page_has_five_lines() -> None:
+def test_the_page_has_five_lines():
     install, serve, ask, fetch, verify = lines_of_the_page()
     assert install.startswith("pip install ")
     assert serve.startswith("zinc-rt serve --receipts receipts/ &")
@@ -65,7 +63,7 @@ def test_the_page_has_five_lines() -> None:
     assert verify.startswith("zinc-rt verify receipt.json --sample 4")
 
 
-def test_a_newcomer_gets_from_a_server_to_a_verified_sample(newcomer: Newcomer, port: str) -> None:
+def test_a_newcomer_gets_from_a_server_to_a_verified_sample(newcomer, port):
     """The lines behind the server's, unchanged but for its port; then a token of the receipt is
     changed, which the last line names."""
     *_, ask, fetch, verify = lines_of_the_page()

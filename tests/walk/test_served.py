@@ -1,7 +1,5 @@
 """A newcomer serves the model: page, requests, proofs, users, and the end of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -11,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Page, expect
 
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
 from tests.walk.conftest import MODEL, Newcomer
-from tests.walk.pages import Asked, page_requests
+from tests.walk.pages import page_requests
 
 pytestmark = pytest.mark.walk
 QUESTION = {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 24}
@@ -45,7 +43,7 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(newcomer: Newcomer) -> Iterator[Served]:
+def served(newcomer) -> Iterator[Served]:
     """``zinc-rt serve`` until it names its page; ended by ``zinc-rt stop``."""
     newcomer.zinc("model", "use", f"./{MODEL}")
     words = ("serve", "--port", "0", "--context", "1K", "--alias", "my-model")
@@ -67,7 +65,7 @@ def served(newcomer: Newcomer) -> Iterator[Served]:
 
 
 @pytest.fixture(params=WIDTHS)
-def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
+def page(browser, request) -> Iterator[Page]:
     page = browser.new_page(viewport={"width": request.param, "height": 844})
     page.set_default_timeout(60_000)
     # The page draws a seed for every answer.
@@ -76,7 +74,7 @@ def page(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Page]:
     page.close()
 
 
-def test_the_log_says_how_to_go_on(served: Served) -> None:
+def test_the_log_says_how_to_go_on(served):
     text = "\n".join(served.lines)
     assert f"listening on {served.url}" in text
     assert "sampling, where a request names none: temperature 0.7" in text
@@ -84,16 +82,16 @@ def test_the_log_says_how_to_go_on(served: Served) -> None:
 
 
 @pytest.mark.parametrize("asked", REQUESTS, ids=lambda asked: f"{asked.page} {asked.route}")
-def test_requests_of_the_pages_are_answered(served: Served, asked: Asked) -> None:
+def test_requests_of_the_pages_are_answered(served, asked):
     assert "error" not in served.ask(asked.route, asked.body)
 
 
-def test_the_pages_have_requests() -> None:
+def test_the_pages_have_requests():
     assert {asked.page for asked in REQUESTS} >= {"README.md", "serving.md", "receipts.md"}
     assert len(REQUESTS) > 3
 
 
-def test_an_answer_is_verified(served: Served) -> None:
+def test_an_answer_is_verified(served):
     """A request and its answer: identical, and different once a character is changed."""
     home = served.newcomer.home
     (body,) = (asked.body for asked in REQUESTS if asked.page == "README.md")
@@ -111,7 +109,7 @@ def test_an_answer_is_verified(served: Served) -> None:
     assert done.stdout.startswith("different: ")
 
 
-def test_the_lines_by_which_the_readme_verifies(served: Served) -> None:
+def test_the_lines_by_which_the_readme_verifies(served):
     """As they are typed, but for the server's address and the size of its context."""
     page = (ROOT / "README.md").read_text("utf-8")
     typed = [line.strip() for line in re.findall(r"^ {4}\$ (.*)$", page, re.MULTILINE)]
@@ -129,21 +127,21 @@ def test_the_lines_by_which_the_readme_verifies(served: Served) -> None:
     assert done[3].stdout.startswith("different: choices[0].message.content: character 0: '?")
 
 
-def test_one_model_has_several_names(served: Served) -> None:
+def test_one_model_has_several_names(served):
     listed = served.ask("/v1/models")["data"][0]
     assert listed["x_zinc"]["sampling"]["temperature"] == 0.7
     for name in (listed["id"], MODEL.removesuffix(".gguf"), "my-model"):
         assert served.ask("/v1/chat/completions", {**QUESTION, "model": name})["choices"]
 
 
-def test_the_terminal_talks_to_it(served: Served) -> None:
+def test_the_terminal_talks_to_it(served):
     newcomer = served.newcomer
     said = newcomer.zinc("chat", "--server", served.url, "-n", "8", given="Hello\n")
     assert said
     assert served.url in newcomer.zinc("ps")
 
 
-def test_users_get_keys(served: Served) -> None:
+def test_users_get_keys(served):
     """A file of tenants that does not exist yet is made by the first command."""
     newcomer = served.newcomer
     words = ("--tenants", "tenants.toml")
@@ -154,7 +152,7 @@ def test_users_get_keys(served: Served) -> None:
 
 
 @pytest.mark.browser
-def test_a_page_answers(served: Served, page: Page) -> None:
+def test_a_page_answers(served, page):
     """An answer, the same conversation after a reload, and no sideways scrolling."""
     page.goto(served.url)
     expect(page.locator("#model")).to_have_value(MODEL.removesuffix(".gguf"))

@@ -7,8 +7,6 @@ Float operations are IEEE's with subnormal numbers. The four functions of divisi
 guide's pseudocode for V_DIV_SCALE, V_DIV_FMAS and V_DIV_FIXUP, except where the compiler's sequence
 would not be correctly rounded, see the comments. Reciprocals and roots are correctly rounded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

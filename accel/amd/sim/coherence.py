@@ -5,8 +5,6 @@ A launch sees the writes of an earlier one only if the queue waited for that one
 invalidated the caches it reads through; the host sees them only once the second-level cache was
 written back. Memory is tracked in 32-bit words."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from accel.amd.sim.memory_view import GpuFault

@@ -4,8 +4,6 @@ kernels.
 It refuses what the hardware would silently misunderstand: unknown packets, wrong counts, misaligned
 addresses, registers outside their space, launches that break a limit."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

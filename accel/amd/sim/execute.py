@@ -3,8 +3,6 @@
 The waves at the lowest address run first, so that diverged waves meet again. Waits do nothing,
 since loads complete at once; ``waits.py`` checks that they are where they must be."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol

@@ -4,8 +4,6 @@ queues and syncobjs.
 It refuses what the real driver refuses (``amdgpu_gem.c``, ``amdgpu_userq.c``,
 ``mes_userqueue.c``)."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

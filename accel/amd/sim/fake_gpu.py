@@ -1,7 +1,5 @@
 """A simulated GPU: memory and queues as its drivers' users see them."""
 
-from __future__ import annotations
-
 import mmap
 from dataclasses import dataclass, field
 

@@ -5,8 +5,6 @@ Its two drivers read the structures of ``uapi.py`` and ``uapi_drm.py`` from the 
 launch is done when the doorbell has been rung, unless its queue waits for memory or processes a few
 packets at a time: then ``idle`` continues it."""
 
-from __future__ import annotations
-
 import errno
 from collections import Counter
 

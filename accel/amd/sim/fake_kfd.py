@@ -1,7 +1,5 @@
 """A simulated amdkfd: memory, queues and events, and the checks of the real one."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Callable, Mapping
 

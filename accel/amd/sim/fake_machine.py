@@ -1,7 +1,5 @@
 """State that the simulated drivers of one machine share: its GPU, open files, memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The memory of a simulated GPU: one range of addresses, of which pages are mapped."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from contract.arrays import Array, Bytes

@@ -3,8 +3,6 @@
 Types are those of ``semantics.txt`` and "r", a scalar register in either of its forms, "v"
 and "c", one as a column of unsigned or float numbers, "low" and "high", the halves of 64 bits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -3,8 +3,6 @@
 Registers are values: nothing is changed in place. What a block wrote goes back to the state at its
 end, for lanes that take part, if anything later reads it."""
 
-from __future__ import annotations
-
 import re
 
 from accel.amd.isa.blocks import Block, Function, blocks_of, needed

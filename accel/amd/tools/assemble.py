@@ -1,8 +1,6 @@
 """Compiles a developer's kernel, a ``.k`` or ``.s`` file, to a ``.zrt`` kernel file, and checks it
 as the kernels of the package are checked."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

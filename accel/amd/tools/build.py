@@ -3,8 +3,6 @@ gfx1100 in ``modules_gfx1100/*.zrt``.
 
 python -m accel.amd.tools.build    needs clang and lld 19; users of the tiers do not"""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import tempfile

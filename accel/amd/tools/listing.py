@@ -3,29 +3,21 @@
 Registers are those of the table of semantics, so a listing shows what the wait check and the
 simulator use, not an assembler's spelling."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
+from accel.amd.isa import decode
 from accel.amd.isa.blocks import blocks_of
-from accel.amd.isa.decode import (
-    EXEC,
-    GFX12,
-    LITERAL_AFTER,
-    M0,
-    NULL,
-    SCC,
-    VCC,
-    Instruction,
-    Kind,
-    instructions,
-    isa_of,
-)
 from accel.amd.isa.semantics import VECTOR_OFFSET, access
 from contract.kernel import KernelHeader
 
-NAMED = {VCC: "vcc", EXEC: "exec", M0: "m0", NULL: "null", SCC: "scc"}
-ENCODED = {encoding.name: encoding for encoding in GFX12.encodings}
+NAMED = {
+    decode.VCC: "vcc",
+    decode.EXEC: "exec",
+    decode.M0: "m0",
+    decode.NULL: "null",
+    decode.SCC: "scc",
+}
+ENCODED = {encoding.name: encoding for encoding in decode.GFX12.encodings}
 OFFSETS = ("offset", "offset0", "offset1")
 TTMP, TTMPS = 108, 16
 VGPRS = 1536
@@ -47,9 +39,9 @@ def listing(kernel: KernelHeader) -> Iterator[str]:
         f"{x * y * z}, {kernel.vgpr_count} vector registers, {kernel.lds_bytes:,} bytes of group "
         f"memory, at most {occupancy(kernel)} waves a SIMD"
     )
-    isa = isa_of(kernel.target)
+    isa = decode.isa_of(kernel.target)
     starts = set(blocks_of(kernel.code, isa))
-    for instruction in instructions(kernel.code, isa):
+    for instruction in decode.instructions(kernel.code, isa):
         if instruction.address in starts:
             yield f"{instruction.address:#x}:"
         yield f"    {line(instruction, kernel.code)}"
@@ -66,7 +58,7 @@ def occupancy(kernel: KernelHeader) -> int:
     return max(waves, 1)
 
 
-def line(instruction: Instruction, code: bytes) -> str:
+def line(instruction: decode.Instruction, code: bytes) -> str:
     """One instruction: words, mnemonic, registers written <- registers and constants read."""
     words = code[instruction.address : instruction.end]
     shown = " ".join(words[n : n + 4][::-1].hex() for n in range(0, len(words), 4))
@@ -78,14 +70,14 @@ def line(instruction: Instruction, code: bytes) -> str:
     return f"{shown:<27}{instruction.name:<26}{' '.join(filter(None, parts))}".rstrip()
 
 
-def _constants(instruction: Instruction) -> Iterator[str]:
+def _constants(instruction: decode.Instruction) -> Iterator[str]:
     """Constants among the operands, and offsets of addresses."""
     fields = instruction.fields
     for name in ENCODED[instruction.encoding].sources:
         operand = instruction.source(name)
-        if operand.kind is Kind.CONSTANT:
+        if operand.kind is decode.Kind.CONSTANT:
             yield f"{operand.value:#x}"
-    if instruction.name in LITERAL_AFTER and instruction.literal is not None:
+    if instruction.name in decode.LITERAL_AFTER and instruction.literal is not None:
         yield f"{instruction.literal:#x}"
     if "simm" in fields and "branch" not in instruction.name:
         yield f"{fields['simm']:#x}"
@@ -117,6 +109,6 @@ def _register(number: int) -> tuple[str, int]:
         return NAMED[number], 0
     if TTMP <= number < TTMP + TTMPS:
         return "ttmp", number - TTMP
-    if number in (VCC + 1, EXEC + 1):
+    if number in (decode.VCC + 1, decode.EXEC + 1):
         return f"{NAMED[number - 1]}_hi", 0
     return "s", number

@@ -5,8 +5,6 @@ One work-group of each launch is executed and counted as the command processor w
 the operands' real sizes; the other groups of the launch count as much. Seconds follow from a few
 numbers of a data sheet and from guesses marked as such. No card was measured."""
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

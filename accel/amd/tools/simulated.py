@@ -1,7 +1,5 @@
 """The AMD tiers on a simulated GPU, for developers without a card."""
 
-from __future__ import annotations
-
 from accel.amd.kernel import Kernel
 from accel.amd.sim.fake_kernel import FakeKernel
 from accel.amd.tier import AmdTier

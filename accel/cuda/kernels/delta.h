@@ -12,6 +12,7 @@
 #endif
 #define LANE_KEYS (STATE_SIZE / ROW_LANES)
 #define ROWS_AT_ONCE (WARP_LANES / ROW_LANES)
+#define R4_VALUES 256  // a segment of rule R4, which shorter rows are padded to with +0
 
 // Rule R4 over a lane's values, into the first of them. Not a loop over halves, which a compiler
 // leaves in memory.
@@ -46,7 +47,8 @@ template <int N> DEVICE void fold_of_rows(float (&sum)[N]) {
         for (int n = 0; n < N; n++) sum[n] = sum[n] + other[n];
     }
 #pragma unroll
-    for (int n = 0; n < N; n++) sum[n] = sum[n] + 0.0f;
+    for (int n = 0; n < N; n++)
+        if (STATE_SIZE < R4_VALUES) sum[n] = sum[n] + 0.0f;
 }
 
 // A lane's part of the product of a row and keys or queries.

@@ -4,11 +4,11 @@
 // slots need in later steps: those after each of the latest STATES positions, in the row of its
 // remainder.
 //
-// Compiled with HISTORY, THREADS, CONV_TOKENS, STATES (1 or at least HISTORY), STORES, these operand numbers (see packets.h), -1 if
-// absent: X, WEIGHT, QUERY, STATE, Y, BIAS, INPUT_GATE, OUTPUT_GATE, and the packet number CONV.
+// Compiled with HISTORY, THREADS, CONV_TOKENS, STATES (1 or at least HISTORY), STORES, STEPS (see
+// queries.h), these operand numbers (see packets.h), -1 if absent: X, WEIGHT, QUERY, STATE, Y, BIAS,
+// INPUT_GATE, OUTPUT_GATE, and the packet number CONV.
 
 #include "queries.h"
-#include "warp.h"
 
 #define WARPS (THREADS / WARP_LANES)
 #define KEPT 0x80000000u  // in an index: a row of the slot's stored values, not a token
@@ -167,6 +167,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                      ? ((const float *)operand_at(launch, WEIGHT))[channel * (HISTORY + 1) + i]
                      : 0.0f;
     PRECEDING_DONE;
+    if (leaves_out(launch, STEPS)) return;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     // One row of blocks stores several states of a slot, since a token's row may be another's past.
     for (unsigned first = blockIdx.y * CONV_TOKENS; first < tokens;

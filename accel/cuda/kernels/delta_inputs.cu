@@ -4,6 +4,7 @@
 // DECAY, DT_BIAS, QK, GATES, and the packet number INPUTS_OP.
 
 #include "delta_token.h"
+#include "queries.h"
 
 DEVICE const float *row_at(const LAUNCH &launch, int operand, unsigned token) {
     return (const float *)operand_at(launch, operand) + token * stride_at(launch, operand);
@@ -19,6 +20,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const float scale = op->real[SSM_DELTA_INPUTS_QUERY_SCALE];
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
+    if (leaves_out(launch, STEPS)) return;
     if (token >= count_of(launch, op)) return;
     const float *x = row_at(launch, X, token);
     float *qk = (float *)row_at(launch, QK, token), *gates = (float *)row_at(launch, GATES, token);

@@ -3,6 +3,7 @@
 // packets.h): X, GATE, WEIGHT, Y, and the packet number NORM.
 
 #include "delta_token.h"
+#include "queries.h"
 
 extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     delta_norm(U64 scratch, U64 inputs, const __grid_constant__ PACKETS packets, U64 workspace) {
@@ -12,6 +13,7 @@ extern "C" __global__ void __launch_bounds__(WARPS *WARP_LANES)
     const int lane = threadIdx.x % WARP_LANES;
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
+    if (leaves_out(launch, STEPS)) return;
     if (token >= count_of(launch, op)) return;
     const float *x = (const float *)operand_at(launch, X) + token * stride_at(launch, X);
     const float *gate = (const float *)operand_at(launch, GATE) + token * stride_at(launch, GATE);

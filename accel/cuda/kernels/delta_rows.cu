@@ -11,8 +11,11 @@
 //
 // A slot has STATES rows of states; what follows a position is in the row of its remainder.
 //
-// Compiled with STATE_SIZE, ROW_LANES, WARPS, ROW_SETS, GROUP_TOKENS, STAGES (three), STATES, these
-// operand numbers (see packets.h): X, QK, GATES, QUERY, STATE, Y, and the packet number NET.
+// Slots are in PARTS parts by the remainder of their number, of which a block takes one.
+//
+// Compiled with STATE_SIZE, ROW_LANES, WARPS, ROW_SETS, GROUP_TOKENS, STAGES (three), STATES, PARTS,
+// MAX_TOKENS, STEPS (see queries.h), these operand numbers (see packets.h): X, QK, GATES, QUERY,
+// STATE, Y, and the packet number NET.
 
 #include "delta.h"
 #include "queries.h"
@@ -47,26 +50,29 @@ struct DELTA_SOURCE {
     const float *qk, *v, *gates;
     const unsigned *query;
     size_t qk_stride, x_stride, gates_stride, query_stride;
+    const unsigned *own;  // the block's tokens, if there are several PARTS
     unsigned tokens, key_heads, value_heads, head;
 
+    __device__ __forceinline__ unsigned number(unsigned at) const { return PARTS > 1 ? own[at] : at; }
     // Reads tokens `first` to `first` + GROUP_TOKENS - 1. Behind the last token it reads that again.
     __device__ __forceinline__ void load(GROUP_PARTS_OF_THREAD &parts, unsigned first) const {
 #pragma unroll
         for (unsigned n = 0; n < THREAD_PARTS; n++) {
             const unsigned item = n * THREADS + threadIdx.x, part = item % (2 * KEY_PARTS);
             if (GROUP_PARTS % THREADS && item >= GROUP_PARTS) break;
-            const unsigned token = min(first + item / (2 * KEY_PARTS), tokens - 1);
+            const unsigned token = number(min(first + item / (2 * KEY_PARTS), tokens - 1));
             const unsigned heads = part < KEY_PARTS ? 0 : key_heads;
             parts.keys[n] = *(const float4 *)(qk + token * qk_stride + heads * STATE_SIZE +
                                               part % KEY_PARTS * 4);
         }
         if (threadIdx.x < GROUP_TOKENS * VALUE_PARTS) {
-            const unsigned token = min(first + threadIdx.x / VALUE_PARTS, tokens - 1);
+            const unsigned token = number(min(first + threadIdx.x / VALUE_PARTS, tokens - 1));
             parts.values =
                 *(const float4 *)(v + token * x_stride + threadIdx.x % VALUE_PARTS * 4);
         }
         if (threadIdx.x < 4 * GROUP_TOKENS) {
-            const unsigned token = min(first + threadIdx.x / 4, tokens - 1), what = threadIdx.x % 4;
+            const unsigned token = number(min(first + threadIdx.x / 4, tokens - 1));
+            const unsigned what = threadIdx.x % 4;
             const float *of_gates = gates + token * gates_stride + what * value_heads + head;
             const unsigned *of_query = query + token * query_stride +
                                        (what == 2 ? QUERY_SLOT : QUERY_POSITION);
@@ -158,16 +164,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const PACKET *net = packet_of(launch, NET);
     const unsigned key_heads = net->size[SSM_DELTA_NET_KEY_HEADS];
     const unsigned value_heads = net->size[SSM_DELTA_NET_VALUE_HEADS];
-    const unsigned head = blockIdx.x, first_row = blockIdx.y * BLOCK_ROWS;
+    const unsigned head = blockIdx.x, first_row = blockIdx.y / PARTS * BLOCK_ROWS;
     const unsigned key_head = net->size[SSM_DELTA_NET_GROUPED]
                                   ? head / (value_heads / key_heads)
                                   : head % key_heads;
-    const unsigned tokens = count_of(launch, net);
+    const unsigned all = count_of(launch, net);
+    const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
+    unsigned *const own = (unsigned *)shared + STAGES * STAGE_FLOATS;
+    unsigned *const counts = own + MAX_TOKENS;
     const int lane = threadIdx.x % WARP_LANES;
     const unsigned own_row =
         threadIdx.x / WARP_LANES * (ROW_SETS * ROWS_AT_ONCE) + lane / ROW_LANES;
     FOLLOWING_MAY_START;
     PRECEDING_DONE;
+    if (leaves_out(launch, STEPS)) return;
+    unsigned tokens = PARTS > 1 ? 0 : all;
+    for (unsigned first = 0; PARTS > 1 && first < all; first += THREADS)
+        tokens = find_own(queries, first, all, PARTS, blockIdx.y % PARTS, own, tokens, counts);
     if (!tokens) return;
     const DELTA_SOURCE source = {
         (const float *)operand_at(launch, QK) + key_head * STATE_SIZE,
@@ -178,6 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         stride_at(launch, X),
         stride_at(launch, GATES),
         stride_at(launch, QUERY),
+        own,
         tokens,
         key_heads,
         value_heads,
@@ -189,7 +203,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const size_t y_stride = stride_at(launch, Y);
     float m[ROW_SETS][LANE_KEYS] = {};
     float sum[ROW_SETS] = {};  // M k of the next token
-    const QUERIES queries = {source.query, source.query_stride};
     unsigned held = NO_ROW;  // the row that the state in registers belongs to
     auto state_of = [&](unsigned row, int set) {
         return states + (((size_t)row * value_heads + head) * STATE_SIZE + first_row + own_row +
@@ -247,7 +260,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         bool plain = group + GROUP_TOKENS < tokens && behind.slot() == at.slot() &&
                      (STATES == 1 ? behind.position() != 0
                                   : behind.position() == at.position() + number + 1);
-        if (STATES > 1) plain = plain && !queries.remains(group + number, tokens, STATES);
+        const unsigned own_token = source.number(min(group + number, tokens - 1));
+        if (STATES > 1) plain = plain && !queries.remains(own_token, all, STATES);
         if (__ballot_sync(ALL_LANES, plain) == ALL_LANES) {
             float output[ROW_SETS][GROUP_TOKENS];
 #pragma unroll
@@ -273,8 +287,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 fold_outputs(output[s], lane);
 #pragma unroll
                 for (int n = 0; n < OUTPUTS; n++)
-                    y[(group + lane % ROW_LANES * OUTPUTS + n) * y_stride + s * ROWS_AT_ONCE] =
-                        output[s][n];
+                    y[source.number(group + lane % ROW_LANES * OUTPUTS + n) * y_stride +
+                      s * ROWS_AT_ONCE] = output[s][n];
             }
         } else {
 #pragma unroll 1
@@ -282,14 +296,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
                 float q[LANE_KEYS], output[ROW_SETS];
                 load_lane(q, at.token + n * TOKEN_FLOATS + lane_at);
                 change_rows<ROW_SETS, 1>(m, even.k, even.v, even.b, sum);
-                if (STATES > 1 && queries.remains(group + n, tokens, STATES)) store();
+                if (STATES > 1 && queries.remains(source.number(group + n), all, STATES)) store();
 #pragma unroll
                 for (int s = 0; s < ROW_SETS; s++) output[s] = product_in_lane(m[s], q);
                 fold_of_rows(output);
                 if (lane % ROW_LANES == 0)
 #pragma unroll
                     for (int s = 0; s < ROW_SETS; s++)
-                        y[(group + n) * y_stride + s * ROWS_AT_ONCE] = output[s];
+                        y[source.number(group + n) * y_stride + s * ROWS_AT_ONCE] = output[s];
                 if (group + n + 1 == tokens) break;
                 even = odd;
                 odd.load(token_at(n + 2));

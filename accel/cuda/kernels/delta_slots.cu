@@ -1,15 +1,15 @@
 // SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM of several slots (rules R2, R4 and R8). A block
 // computes one key head and the value heads that share it. It takes one slot after the other, with
 // all tokens of the slot, GROUP_TOKENS at a time. WARPS warps have their own rows of every state. The
-// rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the
-// computation and begin before the previous kernel has ended, since only this kernel writes states.
-// Four more warps meanwhile prepare the tokens of the next pass and gate those of the one before.
+// rows pass through the warp's slots of shared memory in chunks. Copies run ahead of the computation
+// and begin before the previous kernel has ended: who writes the states ended long before. Four more
+// warps meanwhile prepare the tokens of the next pass and gate those of the one before.
 //
 // Compiled with STATE_SIZE, HISTORY, WARPS, BLOCKS_AT_ONCE (blocks of a multiprocessor), SHARERS,
-// MAX_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp; with these operand
-// numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY, DT_BIAS, STATE,
-// GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has STATES rows of
-// states; what follows a position is in the row of its remainder. With several GROUP_TOKENS is 1.
+// MAX_TOKENS, GROUP_TOKENS, SLOTS and CHUNK_SETS (sets of four rows) of a warp, STEPS (queries.h);
+// with these operand numbers (see packets.h): X, CONV_WEIGHT, QUERY, CONV_STATE, ALPHA, BETA, DECAY,
+// DT_BIAS, STATE, GATE, NORM_WEIGHT, Y; with the packet numbers INPUTS_OP, NET and NORM. A slot has
+// STATES rows; what follows a position is in that of its remainder. With several GROUP_TOKENS is 1.
 
 #include "delta_token.h"
 #include "queries.h"
@@ -25,50 +25,55 @@
 #define GROUP_CHANNELS ((2 + SHARERS) * STATE_SIZE)  // a token's query, key and values
 #define MIXED 2  // channels that a thread convolves at once
 #define NO_TOKEN 0xFFFFFFFFu
+#define TOKEN_WORDS ((MAX_TOKENS + WARP_LANES - 1) / WARP_LANES)  // of a bit for each token
 
 // The tokens of a step by slots, in shared memory.
 struct SLOT_ORDER {
     unsigned before[MAX_TOKENS];  // the row of the state before the token
     unsigned next[MAX_TOKENS];    // the next token of the same slot, or NO_TOKEN
     unsigned first[MAX_TOKENS];   // the first tokens of the slots
+    unsigned firsts[TOKEN_WORDS]; // a bit for each token that is the first of its slot
     unsigned slots;
 
-    // By one warp. Slots are looked up often, so `before` has them first.
-    __device__ __forceinline__ void find(const QUERIES &queries, unsigned tokens, int lane) {
-        constexpr unsigned each = (MAX_TOKENS + WARP_LANES - 1) / WARP_LANES;
+    // By the whole block, a thread for each token. Slots are looked up often, so `before` has them
+    // first.
+    __device__ __forceinline__ void find(const QUERIES &queries, unsigned tokens) {
+        constexpr unsigned each = (MAX_TOKENS + THREADS - 1) / THREADS;
         unsigned own[each], row[each], behind[each];
         bool is_first[each];
 #pragma unroll
         for (unsigned n = 0; n < each; n++) {
-            const unsigned token = n * WARP_LANES + lane;
+            const unsigned token = n * THREADS + threadIdx.x;
             if (token >= tokens) continue;
             before[token] = own[n] = queries.slot(token);
             row[n] = queries.row_before(token, STATES);
         }
-        __syncwarp();
+        __syncthreads();
 #pragma unroll
         for (unsigned n = 0; n < each; n++) {
-            const unsigned token = n * WARP_LANES + lane;
+            const unsigned token = n * THREADS + threadIdx.x;
             is_first[n] = token < tokens, behind[n] = NO_TOKEN;
-            if (!is_first[n]) continue;
+            if (is_first[n])
 #pragma unroll 8
-            for (unsigned i = tokens; i-- > 0;) {
-                const bool same = before[i] == own[n];
-                if (same && i > token) behind[n] = i;
-                if (same && i < token) is_first[n] = false;
-            }
+                for (unsigned i = tokens; i-- > 0;) {
+                    const bool same = before[i] == own[n];
+                    if (same && i > token) behind[n] = i;
+                    if (same && i < token) is_first[n] = false;
+                }
+            const unsigned bits = __ballot_sync(ALL_LANES, is_first[n]);
+            if (token % WARP_LANES == 0 && token < MAX_TOKENS) firsts[token / WARP_LANES] = bits;
         }
-        __syncwarp();
-        unsigned found = 0;
+        __syncthreads();
 #pragma unroll
         for (unsigned n = 0; n < each; n++) {
-            const unsigned token = n * WARP_LANES + lane;
-            const unsigned firsts = __ballot_sync(ALL_LANES, is_first[n]);
-            if (is_first[n]) first[found + __popc(firsts & ((1u << lane) - 1))] = token;
-            if (token < tokens) before[token] = row[n], next[token] = behind[n];
-            found += __popc(firsts);
+            const unsigned token = n * THREADS + threadIdx.x;
+            if (token >= tokens) continue;
+            before[token] = row[n], next[token] = behind[n];
+            unsigned found = __popc(firsts[token / WARP_LANES] & ((1u << token % WARP_LANES) - 1));
+            for (unsigned word = 0; word < token / WARP_LANES; word++) found += __popc(firsts[word]);
+            if (is_first[n]) first[found] = token;
+            if (token + 1 == tokens) slots = found + is_first[n];
         }
-        if (lane == 0) slots = found;
     }
 
     __device__ __forceinline__ unsigned behind_group(unsigned token) const {
@@ -369,7 +374,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_AT_ONCE)
     const int lane = threadIdx.x % WARP_LANES;
     const QUERIES queries = {(const unsigned *)operand_at(launch, QUERY), stride_at(launch, QUERY)};
     FOLLOWING_MAY_START;
-    if (warp == 0) order->find(queries, count_of(launch, net), lane);
+    const bool idle = leaves_out(launch, STEPS);
+    if (idle) PRECEDING_DONE;
+    if (idle) return;
+    if (threadIdx.x == 0) order->slots = 0;
+    order->find(queries, count_of(launch, net));
     const bool has_rows = warp < WARPS;
     STATE_ROWS rows = {
         rings + warp * SLOTS * (CHUNK_BYTES / 4),

@@ -1,7 +1,5 @@
 """Compiles Metal texts of the kernel dialect as C++ for the simulated device."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

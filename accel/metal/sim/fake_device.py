@@ -1,7 +1,5 @@
 """The simulated MTLDevice, its libraries and pipelines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

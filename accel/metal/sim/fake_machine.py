@@ -1,7 +1,5 @@
 """The properties of the simulated Mac, and the state that the objects of its Metal share."""
 
-from __future__ import annotations
-
 import mmap
 import os
 from collections.abc import Callable

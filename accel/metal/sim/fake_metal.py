@@ -3,8 +3,6 @@
 It does what the real ones do with right calls and records wrong ones, see ``problems``; it has
 never been compared with an Apple GPU."""
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 A message is sent as to a real runtime: the tier calls ``objc_msgSend`` with the types it assumes,
 which jumps to a function with the types of the method's encoding."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator

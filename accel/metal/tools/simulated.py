@@ -1,7 +1,5 @@
 """The Metal tier on a simulated Mac, for developers without one."""
 
-from __future__ import annotations
-
 from accel.metal.sim.fake_metal import FakeMetal
 from accel.metal.tier import MetalTier
 

@@ -2,8 +2,6 @@
 send it SIGTERM when standard input ends. So the module ends with the process that holds the other
 end of the pipe, however that is killed."""
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal

@@ -1,7 +1,5 @@
 """Clients of a server: threads that send requests, read streams, and record arrival times."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque

@@ -1,7 +1,5 @@
 """The command ``zinc-rt bench --server``."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import signal

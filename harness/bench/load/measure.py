@@ -1,7 +1,5 @@
 """Measures everything ``--server`` reports, as plain JSON types, and compares it with targets."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence

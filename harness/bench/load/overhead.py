@@ -33,9 +33,9 @@ SAMPLING = SamplingParams(temperature=0.8)
 
 
 @contextmanager
-def server_here(setup: ServerSetup) -> Iterator[Running]:
-    """Run a server in this process, so that its engine can also be used without HTTP. Its limits
-    are those of ``zinc-rt serve``."""
+def server_here(setup: ServerSetup, engine_process: bool = False) -> Iterator[Running]:
+    """Run a server in this process, so that its engine can also be used without HTTP, unless that
+    is in an ``engine_process``. Its limits are those of ``zinc-rt serve``."""
     from harness.cli.serve_command import LISTED, MAX_BIASES
     from harness.serve.model import ModelOptions
     from harness.serve.run import ServeOptions, running
@@ -50,7 +50,13 @@ def server_here(setup: ServerSetup) -> Iterator[Running]:
     )
     with tempfile.TemporaryDirectory() as folder:
         model = ModelOptions(session, "bench", Path(folder) / "digests.json")
-        options = ServeOptions(setup.model, model, Path(folder) / "ledger.sqlite", Path(folder))
+        options = ServeOptions(
+            setup.model,
+            model,
+            Path(folder) / "ledger.sqlite",
+            Path(folder),
+            engine_process=engine_process,
+        )
         with running(options) as server:
             yield server
 

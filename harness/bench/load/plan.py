@@ -1,7 +1,5 @@
 """Plans a load: requests, their tenants and their times. The same seed gives the same load."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

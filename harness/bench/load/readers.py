@@ -4,8 +4,6 @@ request bodies, send all at once and print the seconds until every answer is rea
 The process stands for clients on other machines. The kernel collects the answers and wakes a reader
 only for 64 KiB or the end, so that reading takes no time from the measured server."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

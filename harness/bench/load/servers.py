@@ -1,7 +1,5 @@
 """Starts servers as processes: this project's, and the peer's on the same file."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

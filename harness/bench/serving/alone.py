@@ -1,7 +1,5 @@
 """Measures what one user gains from the prefix cache and from speculative decoding."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Measures sequences that decode together, and the delay of an interactive one among them."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace

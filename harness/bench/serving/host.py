@@ -3,8 +3,6 @@
 Everything the submitting thread does is real: planning, the step's inputs, the tier's copy of them,
 the events. Times are CPU time of the thread, which other processes hardly change."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from collections.abc import Iterator, Sequence

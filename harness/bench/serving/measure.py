@@ -1,7 +1,5 @@
 """Measures everything ``--serve`` reports, as plain JSON types, and compares it with targets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,14 +11,7 @@ from contract.errors import RequestError
 from harness.bench.engines import PEER, peer_version
 from harness.bench.machine import busy_processes, machine_facts
 from harness.bench.measure import FIRST_PROMPT, Samples, Say, flash_name, in_turn, ratio, summary
-from harness.bench.serving import host
-from harness.bench.serving.alone import (
-    edit_text,
-    edited_twice,
-    editing_prompt,
-    first_token_seconds,
-    replay_chat,
-)
+from harness.bench.serving import alone, host
 from harness.bench.serving.concurrent import decode_together, interactive_intervals
 from harness.bench.serving.plan import (
     CONTEXT,
@@ -69,7 +60,7 @@ def run_serving(plan: ServingPlan, say: Say = lambda text: None) -> dict[str, An
             say(f"opening {name}")
             runners[name] = stack.enter_context(serving_runner(plan, model, name))
         peers = _measure_together(plan, runners, samples, model.config.vocab, say)
-        prompt = editing_prompt(model)
+        prompt = alone.editing_prompt(model)
         for repetition in range(plan.repeat):
             say(f"one user and sixteen, {repetition + 1} of {plan.repeat}")
             for name in in_turn(plan.tiers, repetition):
@@ -169,13 +160,15 @@ def _measure_mixed(plan: ServingPlan, runner: ModelRunner, found: Samples) -> No
 
 
 def _measure_alone(runner: ModelRunner, found: Samples, prompt: Tokens, repetition: int) -> None:
-    chat = replay_chat(runner)
+    chat = alone.replay_chat(runner)
     found.add("chat_hits", chat.hit / chat.prompted)
-    cold, hit = first_token_seconds(runner, repetition)
+    cold, hit = alone.first_token_seconds(runner, repetition)
     found.add("first_token_cold", cold)
     found.add("first_token_hit", hit)
     found.add("first_token_gain", hit / cold)
-    plain, guessed = edited_twice(lambda lookup: edit_text(runner, prompt, lookup=lookup))
+    plain, guessed = alone.edited_twice(
+        lambda lookup: alone.edit_text(runner, prompt, lookup=lookup)
+    )
     found.add("lookup_plain", plain.rate)
     found.add("lookup_guessed", guessed.rate)
     found.add("lookup_gain", guessed.rate / plain.rate)

@@ -1,7 +1,5 @@
 """The plan of a serving benchmark: what to measure, on what, and its sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

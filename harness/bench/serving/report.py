@@ -1,7 +1,5 @@
 """Renders a report of ``--serve`` as text for a terminal and as Markdown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from harness.bench.engines import PEER

@@ -204,9 +204,10 @@ class Grammars:
             longest_reply=1 << 16,
         )
 
-    def masks(self, grammar: str, count: int) -> list[TokenMasks]:
-        """Masks for ``count`` sequences under a grammar in llguidance's Lark dialect. Raises
-        GrammarRefused, and GrammarsBusy if other grammars take too long."""
+    def masks(self, grammar: str, count: int, checked: bool = False) -> list[TokenMasks]:
+        """Masks for ``count`` sequences under a grammar in llguidance's Lark dialect. One that was
+        ``checked`` by another object is compiled here at once. Raises GrammarRefused, and
+        GrammarsBusy if other grammars take too long."""
         whole = self._head + grammar
         words = mask_words(self._vocab)
         with self._lock:
@@ -215,7 +216,7 @@ class Grammars:
             if not self._compiling.acquire(timeout=self._limits.wall_seconds):
                 raise GrammarsBusy
             try:
-                matcher = self._compile(whole)
+                matcher = self._matcher_of(whole) if checked else self._compile(whole)
             finally:
                 self._compiling.release()
         with self._lock:

@@ -15,10 +15,10 @@ from harness.cli.serve_command import SLOTS
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, model_file, session_options
 from harness.file_digests import DIGESTS_FILE
 from harness.host.options import SessionOptions
+from harness.other_programs import advice
 from harness.settings import Settings, resolve
 from harness.settings_table import SETTINGS
 from harness.toml_file import nearest_of
-from zinc_rt.other_names import ARGUMENTS
 
 __all__ = [
     "NAMES",
@@ -120,8 +120,8 @@ def hint_for(name: str, names: Sequence[str]) -> str:
     setting."""
     from difflib import SequenceMatcher
 
-    if name in ARGUMENTS:
-        return f"; {ARGUMENTS[name]}"
+    if name in advice("arguments"):
+        return f"; {advice('arguments')[name]}"
     flag = f"--{name.replace('_', '-')}"
     for known in names:
         if known in SETTINGS and flag in SETTINGS[known].flags:

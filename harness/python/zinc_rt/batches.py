@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 from contract.errors import ZincError
 from contract.types import Request, TokenEvent
-from harness.host.driver import EngineDriver, EventStream
 from harness.host.event_queue import TimedEvent
+from harness.host.stream_driver import EventStream, StreamDriver
 from harness.host.submissions import WAIT_SECONDS, Submission
 
 Result = TypeVar("Result")
@@ -63,7 +63,7 @@ Job = Callable[[], Work[Result] | Finished[Result]]
 """Prepares a prompt, for example tokenizes it, while the engine works on others."""
 
 
-def run_batch(driver: EngineDriver, jobs: Iterator[Job[Result]], at_once: int) -> Iterator[Result]:
+def run_batch(driver: StreamDriver, jobs: Iterator[Job[Result]], at_once: int) -> Iterator[Result]:
     """The results of all jobs, each as soon as it is complete; ``at_once`` jobs run at a time. If
     the iteration ends early, running jobs are cancelled. Raises EngineStopped."""
     stream = driver.open_stream(UNREAD_EVENTS)
@@ -85,7 +85,7 @@ def run_batch(driver: EngineDriver, jobs: Iterator[Job[Result]], at_once: int) -
 
 
 def _begin(
-    driver: EngineDriver, stream: EventStream, jobs: Iterator[Job[Result]], room: int
+    driver: StreamDriver, stream: EventStream, jobs: Iterator[Job[Result]], room: int
 ) -> tuple[list[Work[Result]], list[Result]]:
     """Submit jobs until ``room`` are added. Returns them, and the results of jobs that need no
     engine."""

@@ -25,7 +25,7 @@ from zinc_rt.other_names import refuse_unknown_arguments
 from zinc_rt.outputs import Output, Score
 from zinc_rt.parameters import SamplingParams
 from zinc_rt.pending import Pending, text_of_tokens
-from zinc_rt.readings import Embedding, HiddenStates, Scoring, unscored
+from zinc_rt.readings import Embedding, HiddenStates, Scoring
 from zinc_rt.shapes import (
     Conversation,
     Message,
@@ -226,11 +226,8 @@ class LLM(OpenModel):
         prompts = prompts_of(texts, "texts")
         starts = starts_of(start, prompts)
 
-        def job(index: int, prompt: Prompt, first: int) -> Scoring | Finished[Score]:
-            tokens = self._encode(prompt)
-            if len(tokens) == first == 1:
-                return Finished(unscored(index, tokens, 1, top))
-            scoring = Scoring(index, tokens, first, top, next(self._ids), experts)
+        def job(index: int, prompt: Prompt, first: int) -> Scoring:
+            scoring = Scoring(index, self._encode(prompt), first, top, next(self._ids), experts)
             scoring.use(self._default_adapters)
             return scoring
 

@@ -185,13 +185,18 @@ def _with_hints(make: Callable[..., None]) -> Callable[..., None]:
 
             hint = hint_for(unknown[0], NAMES)
             raise TypeError(f"SamplingParams has no argument {unknown[0]!r}{hint}")
-        make(self, **{name: value for name, value in given.items() if value is not None})
+        make(self, **{name: _plain(value) for name, value in given.items() if value is not None})
 
     return init
 
 
 NAMES = tuple(one.name for one in fields(SamplingParams))
 SamplingParams.__init__ = _with_hints(SamplingParams.__init__)  # type: ignore[method-assign]
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as Python's, other values as they are."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _check_integer(name: str, value: object, minimum: int, maximum: int) -> None:
@@ -220,25 +225,28 @@ def _token_ids(name: str, given: object) -> tuple[int, ...]:
         given = given.tolist()
     if not isinstance(given, Sequence) or isinstance(given, str | bytes):
         raise RequestError(name, f"is {given!r}, not a list of token ids")
-    for token in given:
+    tokens = tuple(map(_plain, given))
+    for token in tokens:
         _check_integer(name, token, 0, MAX_INT32)
-    return tuple(given)
+    return tokens
 
 
 def _biases(given: object) -> Numbers[int]:
     if not isinstance(given, Mapping):
         raise RequestError("logit_bias", f"is {given!r}, not a dict of token ids and numbers")
-    for token, bias in given.items():
+    biases = tuple((_plain(token), _plain(bias)) for token, bias in given.items())
+    for token, bias in biases:
         _check_integer("logit_bias", token, 0, MAX_INT32)
         if type(bias) not in (int, float) or not abs(bias) < float("inf"):
             raise RequestError("logit_bias", f"of token {token} is {bias!r}, not a finite number")
-    return Numbers(tuple(given.items()))
+    return Numbers(biases)
 
 
 def _scales(given: object) -> Numbers[str]:
     if not isinstance(given, Mapping):
         raise RequestError("lora", f"is {given!r}, not a dict of adapters and scales")
-    for name, scale in given.items():
+    scales = tuple((str(name), _plain(scale)) for name, scale in given.items())
+    for name, scale in scales:
         if type(scale) not in (int, float) or not abs(scale) < float("inf"):
             raise RequestError("lora", f"of {name!r} is {scale!r}, not a finite number")
-    return Numbers(tuple((str(name), scale) for name, scale in given.items()))
+    return Numbers(scales)

@@ -14,9 +14,9 @@ from contract.types import Request, TokenEvent
 from harness.host.answer_text import AnswerText
 from harness.host.answer_text import Piece as AnswerPiece
 from harness.host.collectors import ExpertChoices
-from harness.host.driver import EventStream
 from harness.host.harmony_reply import content_of
 from harness.host.reply_parts import Part
+from harness.host.stream_driver import EventStream
 from harness.host.structured.grammars import GrammarBroke, TokenMasks
 from harness.host.submissions import NO_MASKS, Submission
 from reference.model.tokenizer import Tokenizer

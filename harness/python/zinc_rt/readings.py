@@ -12,8 +12,8 @@ from contract.errors import NonFiniteLogits, ZincError
 from contract.types import Request, SamplingParams, TokenEvent
 from harness.host.answer_text import failure_of
 from harness.host.collectors import ExpertChoices
-from harness.host.driver import EventStream
 from harness.host.pooling import Pool
+from harness.host.stream_driver import EventStream
 from harness.host.submissions import Submission
 from harness.named_adapters import Scales
 from reference.runner import HIDDEN
@@ -63,11 +63,11 @@ class Scoring(Reading):
                 tuple(tokens),
                 max_tokens=0,
                 sampling=UNPENALIZED,
-                score_from=start,
+                score_from=None if len(tokens) == start == 1 else start,
                 score_top=top if top else 1,  # the first says which token is the likeliest
             )
         )
-        self._index, self._top = index, top
+        self._index, self._start, self._top = index, start, top
         self._parts: list[TokenScores] = []
         self._experts = ExpertChoices() if experts else None
 
@@ -76,13 +76,13 @@ class Scoring(Reading):
         """The submission to the engine's driver."""
         (request,) = self.requests
         experts = {} if self._experts is None else {request.id: self._experts}
-        return Submission(self.requests, scores={request.id: self._parts.append}, experts=experts)
+        scores = {} if request.score_from is None else {request.id: self._parts.append}
+        return Submission(self.requests, scores=scores, experts=experts)
 
     def output(self, stream: EventStream) -> Score:
         """The scores, after the last event."""
         (request,) = self.requests
-        assert request.score_from is not None
-        score = unscored(self._index, request.prompt, request.score_from, self._top)
+        score = unscored(self._index, request.prompt, self._start, self._top)
         for part in self._parts:
             rows = slice(part.first, part.first + len(part.log_probability))
             score.log_probabilities[rows] = part.log_probability

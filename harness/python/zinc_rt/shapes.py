@@ -126,6 +126,8 @@ def parameters_for_one(parameters: SamplingParams | None) -> SamplingParams:
 
 def starts_of(start: int | Sequence[int], prompts: Iterable[Any]) -> Iterable[int]:
     """The position of the first scored token for each prompt."""
+    if isinstance(start, np.ndarray):
+        start = cast(list[int], start.tolist())
     if _is_integer(start):
         return itertools.repeat(int(cast(int, start)))
     if not isinstance(start, Sequence) or not all(map(_is_integer, start)):

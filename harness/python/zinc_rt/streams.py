@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from contract.errors import RequestError
-from harness.host.driver import EngineDriver, EventStream
+from harness.host.stream_driver import EventStream, StreamDriver
 from harness.host.submissions import WAIT_SECONDS
 from zinc_rt.outputs import Output, Piece
 from zinc_rt.pending import Pending
@@ -20,7 +20,7 @@ class Stream:
     request begins with the iteration and is cancelled if that ends early. While nobody iterates,
     the request is stalled."""
 
-    def __init__(self, driver: EngineDriver, prepare: Callable[[], Pending]) -> None:
+    def __init__(self, driver: StreamDriver, prepare: Callable[[], Pending]) -> None:
         self._driver = driver
         self._prepare = prepare
         self._output: Output | None = None

@@ -19,6 +19,7 @@ from harness.serve.errors import ApiError, invalid_value, try_again
 from harness.serve.generation import Generation
 from harness.serve.llama_cpp.slot_files import SlotFileRefused, SlotFolder
 from harness.serve.model import ServedModel
+from reference.engine import Engine
 
 SIMILAR = 0.1
 """A prompt takes the slot whose conversation shares the longest prefix with it, if that is more
@@ -143,8 +144,8 @@ class SlotTable:
         Raises ApiError, RequestError and StorageProblem."""
         files, tokens = self._files(), slot.tokens
         driver = model.driver
-        tokens = tokens[: driver.call(lambda engine: engine.cached_prefix(tenant.id, tokens))]
-        state = driver.call(lambda engine: engine.save_state(tenant.id, tokens))
+        tokens = tokens[: driver.call(Engine.cached_prefix, tenant.id, tokens)]
+        state = driver.call(Engine.save_state, tenant.id, tokens)
         pages, nbytes = files.write(
             name, tenant, model.kv_function, _pages(model, tenant, tokens), state, tokens
         )
@@ -166,9 +167,7 @@ class SlotTable:
             problem = f"{name!r} is not restored: {refused}"
             raise ApiError(400, problem, param="filename", code="slot_file_refused") from None
         tokens, pages, state, nbytes = saved
-        count = model.driver.call(
-            lambda engine: engine.load_prefix(tenant.id, tokens, pages, state)
-        )
+        count = model.driver.call(Engine.load_prefix, tenant.id, tokens, pages, state)
         if not count:
             raise try_again("there is no room for the saved slot now", "no_room", 1)
         with self._lock:
@@ -182,7 +181,7 @@ class SlotTable:
         self._files()
         with self._lock:
             tokens, slot.tokens = slot.tokens, NO_TOKENS
-        model.driver.call(lambda engine: engine.drop_prefix(tenant.id, tokens))
+        model.driver.call(Engine.drop_prefix, tenant.id, tokens)
         return len(tokens)
 
     def _files(self) -> SlotFolder:
@@ -208,9 +207,7 @@ def _pages(model: ServedModel, tenant: Tenant, tokens: Ints) -> Iterator[Bytes]:
     """The cached keys and values of a tenant's tokens, page by page."""
 
     def copied(first: int) -> list[Bytes]:
-        return model.driver.call(
-            lambda engine: engine.save_pages(tenant.id, tokens, first, PAGES_AT_ONCE)
-        )
+        return model.driver.call(Engine.save_pages, tenant.id, tokens, first, PAGES_AT_ONCE)
 
     first = 0
     while pages := copied(first):

@@ -125,22 +125,20 @@ def chain_problems(receipts: Sequence[Receipt]) -> list[str]:
 def model_problems(receipt: Receipt, model: ServedModel) -> list[str]:
     """The differences between this model and the one that answered."""
     facts, config = receipt.payload.model, model.model.config
-    problems = []
-    if facts.files != list(model.files):
-        shape = (facts.architecture, facts.layers, facts.hidden, facts.vocab)
-        types = sorted({tensor.ggml_type.name for tensor in model.model.file.tensors.values()})
-        if shape != (config.architecture, config.layers, config.hidden, config.vocab):
-            how = f"another model: {facts.architecture} of {facts.layers} layers answered"
-        elif types != facts.types:
-            how = (
-                f"another quantization: {' '.join(facts.types)} answered, this is {' '.join(types)}"
-            )
-        else:
-            how = "other weights of the same shape and formats"
-        files = (
-            f"{facts.files[0][:16]} answered, this is {model.files[0][:16]}" if facts.files else ""
-        )
-        problems.append(f"model: {how}; SHA-256 {files}")
+    said = facts.architecture, facts.layers, facts.hidden, facts.vocab
+    shape = config.architecture, config.layers, config.hidden, config.vocab
+    types = sorted({tensor.ggml_type.name for tensor in model.model.file.tensors.values()})
+    others, problems = facts.files != list(model.files), list[str]()
+    if said != shape:
+        how = f"another model: {facts.architecture} of {facts.layers} layers answered"
+    elif types != facts.types:
+        how = f"another quantization: {' '.join(facts.types)} answered, this is {' '.join(types)}"
+    else:
+        how = "other weights of the same shape and formats"
+    if others or said != shape or types != facts.types:
+        answered = facts.files[0][:16] if facts.files else "no file"
+        files = f"SHA-256 {answered} answered, this is {model.files[0][:16]}"
+        problems.append(f"model: {how}; {files if others else 'but the files are these'}")
     if facts.kv_dtype != model.limits.kv_dtype.name:
         problems.append(
             f"kv_dtype: {facts.kv_dtype} answered, this is {model.limits.kv_dtype.name}"

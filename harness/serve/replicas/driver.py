@@ -11,19 +11,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from contract.errors import QueueFull, ZincError
+from contract.errors import QueueFull, RequestError, ZincError
 from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.faults import log_fault
-from harness.host.live_memory import LiveMemory
+from harness.host.memory_state import MemoryState
+from harness.host.remote.receivers import Receivers
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts
-from harness.serve.replicas.requested import ReplicaRequest
 from harness.serve.replicas.router import PrefixRouter
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
@@ -31,6 +32,7 @@ from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 
 T = TypeVar("T")
+P = ParamSpec("P")
 MAX_MOVES = 8
 """How often a request may move to another replica."""
 MOVE_SECONDS = 0.25
@@ -42,14 +44,12 @@ log = logging.getLogger("zinc_rt.serve")
 class _Pump:
     """A thread that moves the events of one request from its replica to a queue."""
 
-    def __init__(
-        self, driver: ReplicatedDriver, requested: ReplicaRequest, facts: RequestFacts
-    ) -> None:
-        self.request = requested.request
+    def __init__(self, driver: ReplicatedDriver, receivers: Receivers, facts: RequestFacts) -> None:
+        self.request = receivers.work.request
         self.taken: Future[None] = Future()
         self.cancelled = False
         self._driver = driver
-        self._requested = requested
+        self._receivers = receivers
         self._facts = facts
         self._tokens: list[int] = []
         self._begun = ("", 0)
@@ -94,7 +94,7 @@ class _Pump:
 
     def _follow(self) -> bool:
         """Follow one replica. Returns whether the request is finished."""
-        work = self._requested.work(tuple(self._tokens))
+        work = replace(self._receivers.work, tokens=tuple(self._tokens))
         before = len(self._tokens)
         self._begun = ("", before)
         try:
@@ -128,7 +128,7 @@ class _Pump:
             self._facts.admitted = self._facts.admitted or now
             self._facts.cached = batch.cached
             self._facts.difference, self._facts.from_disk = batch.difference, batch.from_disk
-        self._requested.receive(batch)
+        self._receivers.receive(batch.results)
         for event in batch.events:
             if event.token >= 0:
                 self._tokens.append(event.token)
@@ -187,7 +187,7 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     """One driver for the replicas behind a deployment handle. Thread-safe."""
 
     failure: str | None = None
-    memory: LiveMemory | None = None
+    memory_state: MemoryState | None = None
     """Each replica watches its own memory."""
 
     def __init__(self, handle: DeploymentHandle) -> None:
@@ -223,8 +223,8 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     def submit_to(
         self, stream: ReplicatedStream, submissions: Sequence[Submission]
     ) -> list[ZincError | None]:
-        """As ``EngineDriver.submit_to``. Receivers of logits and hidden states run on the replica,
-        so they must be RunningDigest, RowDigests or Pool."""
+        """As ``EngineDriver.submit_to``, but experts are not read: a request that moves would read
+        them twice."""
         if self._closing:
             raise EngineStopped("the server is shutting down")
         begun = [self._begin(stream, submission) for submission in submissions]
@@ -235,12 +235,11 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     ) -> Sequence[_Pump] | ZincError:
         """Start a thread for each request of a submission."""
         now = time.monotonic()
-        try:
-            requested = [ReplicaRequest.of(request, submission) for request in submission.requests]
-        except ZincError as error:
-            return error
-        facts = [RequestFacts(now) for _ in requested]
-        pumps = [_Pump(self, *both) for both in zip(requested, facts, strict=True)]
+        if submission.experts:
+            return RequestError("experts", "stay where they are computed: on a replica")
+        asked = [Receivers.of(request, submission) for request in submission.requests]
+        facts = [RequestFacts(now) for _ in asked]
+        pumps = [_Pump(self, *both) for both in zip(asked, facts, strict=True)]
         for pump, noted in zip(pumps, facts, strict=True):
             stream.add(pump, noted)
             with self._lock:
@@ -259,12 +258,18 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             return error
         return None
 
-    def call(self, work: Callable[[Engine], T]) -> T:
+    def call(
+        self, work: Callable[Concatenate[Engine, P], T], /, *more: P.args, **named: P.kwargs
+    ) -> T:
         """The sum of the results of ``work`` on all engines. Raises what it raises."""
         answers: list[tuple[str, Any]] = []
+
+        def ask(engine: Engine) -> tuple[T, EngineStatistics]:
+            return work(engine, *more, **named), engine.statistics
+
         names: Sequence[str] = sorted(PrefixRouter.running) or [""]
         for name in names:
-            question = Question(name, lambda engine: (work(engine), engine.statistics))
+            question = Question(name, ask)
             try:
                 answers.append((name, self._ask(question)))
             except (RayActorError, TimeoutError):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from harness.extras import optional_libraries
-from harness.host.hosted import HostedModel
+from harness.host.hosted import HostedModel, Placement
 from harness.host.open import prepare_session
 from harness.serve.model import ModelOptions, ServedModel, served_session
 from harness.startup import python_path
@@ -20,7 +20,7 @@ from harness.startup import python_path
 if TYPE_CHECKING:
     from ray.serve.handle import DeploymentHandle
 
-    from harness.host.engine_thread import ThreadedDriver
+    from harness.host.stream_driver import SharedDriver
 
 APPLICATION = "zinc-rt"
 OBJECT_STORE_BYTES = 128 << 20
@@ -37,8 +37,11 @@ def open_replicas(
     handle = _deployed(path, options, tenants, count, owned)
     from harness.serve.replicas.driver import ReplicatedDriver
 
-    driver = cast("ThreadedDriver", ReplicatedDriver(handle))
-    hosted = HostedModel.of(prepared, driver, options.session, owned)
+    driver = cast("SharedDriver", ReplicatedDriver(handle))
+    placed = Placement.of(prepared)
+    hosted = HostedModel.behind(
+        driver, prepared.model, prepared.template, placed, options.session, owned
+    )
     device = f"{count} replicas of {hosted.device}"
     return ServedModel.named(replace(hosted, device=device), path, options)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
@@ -13,19 +13,13 @@ from typing import Any, TypeVar
 
 from contract.errors import ZincError
 from contract.types import TokenEvent
-from harness.digest import RowDigests, RunningDigest
-from harness.host.collectors import PromptScores
 from harness.host.disk import forgetting
-from harness.host.driver import EventStream
 from harness.host.engine_thread import EngineThread
-from harness.host.submissions import Submission, joined_sinks
-from harness.leaves import leaves_of_rows
+from harness.host.remote.work import Job, Work, submission_of
+from harness.host.stream_driver import EventStream
 from harness.serve.accounts import Accounts
-from harness.serve.model import ModelOptions, ServedModel, open_model
-from harness.serve.receipts.document import VERSION
-from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate, Work
-from reference.engine.sequence import LogitsSink
-from reference.runner import HIDDEN, LOGITS
+from harness.serve.model import ModelOptions, open_model
+from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
@@ -59,8 +53,9 @@ class Replica:
             self._streams.popitem(last=False)
         sent = 0
         try:
-            job = await self._blocking(_Job, work, self._model)
-            (error,) = await self._blocking(self._driver.submit_to, stream, [job.submission])
+            job = await self._blocking(Job, work, self._model.grammars)
+            submission = submission_of([job])
+            (error,) = await self._blocking(self._driver.submit_to, stream, [submission])
             if error is not None:
                 yield Refusal(error)
                 return
@@ -91,11 +86,9 @@ class Replica:
         return await self._blocking(self._driver.call, question.ask)
 
     def _batch(
-        self, stream: EventStream, job: _Job, events: tuple[TokenEvent, ...], ended: bool
+        self, stream: EventStream, job: Job, events: tuple[TokenEvent, ...], ended: bool
     ) -> RequestUpdate:
         facts = stream.facts[job.work.request.id]
-        digested, digests = job.new_digests()
-        leaves_from, leaves = job.new_leaves()
         return RequestUpdate(
             replica=self._name,
             events=events,
@@ -105,12 +98,7 @@ class Replica:
             preempted=facts.preempted,
             admitted=facts.admitted is not None,
             statistics=self._driver.statistics,
-            digested=digested,
-            digests=digests,
-            scores=job.new_scores(),
-            pool=job.work.pool if ended else None,
-            leaves_from=leaves_from,
-            leaves=leaves,
+            results=job.results(ended),
         )
 
     async def _blocking(self, work: Callable[..., T], *arguments: Any) -> T:
@@ -119,62 +107,3 @@ class Replica:
 
     def __del__(self) -> None:
         self._owned.close()
-
-
-class _Job:
-    """A request on this replica, and its collected results."""
-
-    def __init__(self, work: Work, model: ServedModel) -> None:
-        self.work = work
-        self._scores = PromptScores(work.request) if work.request.score_from else None
-        self._scores_sent = False
-        self._digest = RunningDigest() if work.digested else None
-        self._leaves: RowDigests | None = None
-        self._digests_sent = self._leaves_sent = 0
-        request = work.left
-        number = request.id
-        masks = {}
-        if work.grammar is not None:
-            (masks[number],) = model.grammars.masks(work.grammar, 1)
-            masks[number].before = work.tokens
-        scores = {} if self._scores is None else {number: self._scores}
-        first = len(work.request.prompt) - 1
-        if work.pool is not None:
-            pools = {number: work.pool}
-            self.submission = Submission([request], pools, work.pool.rows_from, HIDDEN)
-        else:
-            sinks, output = self._sinks(number, model)
-            self.submission = Submission([request], sinks, first, output, masks, scores)
-
-    def _sinks(self, number: int, model: ServedModel) -> tuple[Mapping[int, LogitsSink], str]:
-        """The receiver of rows, and the output it receives."""
-        digests: dict[int, LogitsSink] = {} if self._digest is None else {number: self._digest}
-        if not self.work.leaves:
-            return digests, LOGITS
-        # ``digests`` need the whole rows on the host.
-        on_device = model.limits.digests and self._digest is None
-        self._leaves, output = leaves_of_rows(VERSION, on_device)
-        return joined_sinks(digests, {number: self._leaves}), output
-
-    def new_digests(self) -> tuple[int, tuple[str, ...]]:
-        """The digests since the last call, and the row of the first one."""
-        if self._digest is None:
-            return 0, ()
-        first, found = self._digests_sent, tuple(self._digest.digests[self._digests_sent :])
-        self._digests_sent += len(found)
-        return first, found
-
-    def new_leaves(self) -> tuple[int, tuple[str, ...]]:
-        """The receipt leaves since the last call, and the row of the first one."""
-        if self._leaves is None:
-            return 0, ()
-        first, found = self._leaves_sent, tuple(self._leaves.since(self._leaves_sent))
-        self._leaves_sent += len(found)
-        return first, found
-
-    def new_scores(self) -> tuple[TokenEvent, ...]:
-        """The log-probabilities of the prompt; once, when they are complete."""
-        if self._scores is None or self._scores_sent or not self._scores.complete:
-            return ()
-        self._scores_sent = True
-        return tuple(self._scores.tokens)

@@ -8,8 +8,9 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
+from harness.host.remote.work import Work
 from harness.serve.replicas.affinity import PrefixAffinity
-from harness.serve.replicas.work import AnswerEnd, Question, Work
+from harness.serve.replicas.work import AnswerEnd, Question
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]

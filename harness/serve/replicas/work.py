@@ -1,47 +1,17 @@
-"""The messages between the server and a replica."""
+"""The messages between the server and a replica; see also ``harness.host.remote.work``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from contract.errors import ZincError
-from contract.types import Request, TokenEvent
-from harness.host.pooling import Pool
+from contract.types import TokenEvent
+from harness.host.remote.work import NO_RESULTS, Results
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.prefix import Difference
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A request for a replica; ``tokens`` of its answer were computed elsewhere. Its tokens follow
-    ``grammar``. It may also need digests of logits, receipt leaves, log-probabilities from
-    ``score_from`` on, or the vector that ``pool`` makes of hidden states."""
-
-    request: Request
-    tokens: tuple[int, ...] = ()
-    grammar: str | None = None
-    digested: bool = False
-    pool: Pool | None = None
-    leaves: bool = False
-
-    @property
-    def left(self) -> Request:
-        """The rest of the request: the same request with the known tokens added to its prompt.
-
-        Keys and values depend only on the tokens before them, and sampling is keyed by seed and
-        position. So the next token is the same on any engine."""
-        if not self.tokens:
-            return self.request
-        return replace(
-            self.request,
-            prompt=(*self.request.prompt, *self.tokens),
-            max_tokens=self.request.max_tokens - len(self.tokens),
-            force_tokens=self.request.force_tokens[len(self.tokens) :],
-            min_tokens=max(0, self.request.min_tokens - len(self.tokens)),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,10 +34,8 @@ class AnswerEnd:
 
 @dataclass(frozen=True, slots=True)
 class RequestUpdate:
-    """A replica's update about a request: new events and facts, and the counts of its engine. The
-    first update has no events and says that the request was accepted. ``digests`` begin at row
-    ``digested``, ``leaves`` at row ``leaves_from``. ``scores`` come once, ``pool`` with the last
-    event."""
+    """A replica's update about a request: new events, results and facts, and the counts of its
+    engine. The first update has no events and says that the request was accepted."""
 
     replica: str
     events: tuple[TokenEvent, ...]
@@ -75,13 +43,8 @@ class RequestUpdate:
     preempted: int
     admitted: bool
     statistics: EngineStatistics
-    digested: int = 0
-    digests: tuple[str, ...] = ()
-    scores: tuple[TokenEvent, ...] = ()
-    pool: Pool | None = None
+    results: Results = NO_RESULTS
     difference: Difference | None = None
-    leaves_from: int = 0
-    leaves: tuple[str, ...] = ()
     from_disk: int = 0
 
 

@@ -1,4 +1,4 @@
-"""The bodies and answers of the routes below ``/v1/responses``."""
+"""The bodies of the routes below ``/v1/responses``."""
 
 from __future__ import annotations
 
@@ -137,45 +137,3 @@ class ResponsesRequest(wire.BasicSampling, kw_only=True):
     safety_identifier: wire.Id | None = None
     prompt_cache_key: wire.Id | None = None
     metadata: dict[str, str] | None = None
-
-
-class Response(Struct):
-    """``POST /v1/responses``, not streamed, and ``GET /v1/responses/ID``."""
-
-    id: str
-    object: Literal["response"]
-    created_at: int
-    status: Literal["completed", "incomplete"]
-    model: str
-    output: list[dict[str, Any]]
-    store: bool
-    previous_response_id: str | None
-    usage: dict[str, Any]
-    system_fingerprint: str
-    x_zinc: dict[str, Any]
-
-
-class ResponseDeleted(Struct):
-    """``DELETE /v1/responses/ID``."""
-
-    id: str
-    object: Literal["response"]
-    deleted: Literal[True]
-
-
-class ResponseItems(Struct):
-    """``GET /v1/responses/ID/input_items``: a page of the items, the latest first unless ``order``
-    is ``asc``."""
-
-    object: Literal["list"]
-    data: list[dict[str, Any]]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
-
-
-class ResponseTokens(Struct):
-    """``POST /v1/responses/input_tokens``."""
-
-    object: Literal["response.input_tokens"]
-    input_tokens: int

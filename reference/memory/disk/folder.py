@@ -15,16 +15,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from contract import cached_files
 from contract.arrays import Bytes
-from contract.cached_files import (
-    PARTIAL,
-    CachedFile,
-    abandoned,
-    least_used,
-    partial_file,
-    partial_name,
-    remove_abandoned,
-)
 from reference.memory.disk.entry import HEADER_BYTES, Entry, encode_entry
 from reference.memory.disk.names import SECRET_BYTES, PageNames
 
@@ -48,7 +40,7 @@ class CacheFolder:
         self.max_bytes = max_bytes
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._device = self.path.stat().st_dev
-        remove_abandoned(self.path, f"{SECRET}.")
+        cached_files.remove_abandoned(self.path, f"{SECRET}.")
         self.secret = secret_in(self.path / SECRET, fresh)
         self.nbytes: int | None = None
         """Bytes of all files when they were last counted and what this process wrote since; None
@@ -74,8 +66,8 @@ class CacheFolder:
             return False
         self._make_room(size)
         target.parent.mkdir(mode=0o700, exist_ok=True)
-        partial = partial_name(target)
-        with partial_file(partial) as file:
+        partial = cached_files.partial_name(target)
+        with cached_files.partial_file(partial) as file:
             for part in encode_entry(entry, payload, self.secret):
                 _write_all(file.fileno(), part)
             file.close()
@@ -105,21 +97,23 @@ class CacheFolder:
         with contextlib.suppress(OSError):
             folder.rmdir()
 
-    def count(self) -> list[CachedFile]:
+    def count(self) -> list[cached_files.CachedFile]:
         """Count the bytes of all files, and return the files. Removes partial files of processes
         that were killed."""
         found = []
         for file in self.files():
-            if file.path.suffix == PARTIAL and abandoned(file.path, file.used):
+            if file.path.suffix == cached_files.PARTIAL and cached_files.abandoned(
+                file.path, file.used
+            ):
                 file.path.unlink(missing_ok=True)
             else:
                 found.append(file)
         self.nbytes, self._written = sum(file.nbytes for file in found), 0
         return found
 
-    def files(self) -> list[CachedFile]:
+    def files(self) -> list[cached_files.CachedFile]:
         """All files of the cache, those of other processes too."""
-        found: list[CachedFile] = []
+        found: list[cached_files.CachedFile] = []
         with contextlib.suppress(OSError), os.scandir(self.path) as entries:
             for entry in entries:
                 if _SCOPE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False):
@@ -135,7 +129,7 @@ class CacheFolder:
         found = self.count()
         if (self.nbytes or 0) + nbytes > self.max_bytes:
             spared = self.max_bytes // SPARE
-            for file in least_used(found, max(0, self.max_bytes - spared - nbytes)):
+            for file in cached_files.least_used(found, max(0, self.max_bytes - spared - nbytes)):
                 file.path.unlink(missing_ok=True)
             self.count()
 
@@ -147,14 +141,14 @@ def forget_scope(folder: Path, scope: Sequence[str | int]) -> None:
         cache.remove_scope(PageNames(cache.secret, "").scope(scope))
 
 
-def _files_in(folder: Path) -> Iterator[CachedFile]:
+def _files_in(folder: Path) -> Iterator[cached_files.CachedFile]:
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             if not _FILE.fullmatch(entry.name):
                 continue
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
-                yield CachedFile(Path(entry.path), status.st_size, status.st_mtime_ns)
+                yield cached_files.CachedFile(Path(entry.path), status.st_size, status.st_mtime_ns)
 
 
 def _write_all(handle: int, part: bytes | memoryview) -> None:
@@ -172,8 +166,8 @@ def secret_in(path: Path, fresh: bytes | None = None) -> bytes:
                 return found
             # A crash cut it: files written with it can no longer be checked.
             path.unlink(missing_ok=True)
-        partial = partial_name(path)
-        with partial_file(partial) as file:
+        partial = cached_files.partial_name(path)
+        with cached_files.partial_file(partial) as file:
             _write_all(file.fileno(), fresh or os.urandom(SECRET_BYTES))
             os.fsync(file.fileno())
             # Of several processes that make one, the first wins.

@@ -5,19 +5,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from reference.model.config import dense
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import (
-    FULL_STEP,
-    GROWTH_FACTOR,
-    GROWTH_LENGTH,
-    PATTERN,
-    WINDOW,
-    growth_length,
-    refuse_other_sizes,
-    refuse_sliding_base,
-    window_pattern,
-    with_window,
-)
 from reference.model.config.experts import USED, read_experts
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, Keys
 from reference.model.config.records import Experts, ModelConfig, QueryGrowth
@@ -42,19 +31,23 @@ def read_llama4(keys: Keys) -> ModelConfig:
             "changes sizes, which are normed behind it",
             "supported are none and linear, without a factor of sizes",
         )
-    refuse_sliding_base(keys, rope)
-    refuse_other_sizes(keys, config)
-    chunked = window_pattern(keys, config)
-    if chunked != tuple((layer + 1) % FULL_STEP != 0 for layer in range(config.layers)):
-        raise keys.unsupported(PATTERN, f"is {chunked}", "supported is all but every fourth layer")
-    chunk = keys.integer(WINDOW, 0, MAX_CONTEXT, CHUNK)
+    dense.refuse_sliding_base(keys, rope)
+    dense.refuse_other_sizes(keys, config)
+    chunked = dense.window_pattern(keys, config)
+    if chunked != tuple((layer + 1) % dense.FULL_STEP != 0 for layer in range(config.layers)):
+        raise keys.unsupported(
+            dense.PATTERN, f"is {chunked}", "supported is all but every fourth layer"
+        )
+    chunk = keys.integer(dense.WINDOW, 0, MAX_CONTEXT, CHUNK)
     if not chunk:
-        raise keys.unsupported(WINDOW, "is 0", "supported are chunks in all but every fourth layer")
+        raise keys.unsupported(
+            dense.WINDOW, "is 0", "supported are chunks in all but every fourth layer"
+        )
     experts = _read_experts(keys, config)
-    length = growth_length(keys, GROWTH_LENGTH, config.context, CHUNK)
-    factor = keys.positive(GROWTH_FACTOR, GROWTH, allow_zero=True)
+    length = dense.growth_length(keys, dense.GROWTH_LENGTH, config.context, CHUNK)
+    factor = keys.positive(dense.GROWTH_FACTOR, GROWTH, allow_zero=True)
     return replace(
-        with_window(config, -chunk, chunked, rope, unrotated(rope)),
+        dense.with_window(config, -chunk, chunked, rope, unrotated(rope)),
         experts=experts,
         unit_norms=experts.count != UNNORMED_COUNT,
         query_growth=QueryGrowth(length, factor, offset=1, unrotated=True) if factor else None,

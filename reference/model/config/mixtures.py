@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from reference.model.config import dense
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import WINDOW, rotating_in_windows, with_plain_windows
 from reference.model.config.experts import (
     GATING,
     LEADING_DENSE,
@@ -18,6 +18,7 @@ from reference.model.config.experts import (
     SIGMOID,
     SOFTMAX,
     read_experts,
+    read_experts_of_chosen,
     read_routed_experts,
 )
 from reference.model.config.keys import MAX_CONTEXT, MAX_LAYERS, MAX_WIDTH, Keys
@@ -65,7 +66,7 @@ def read_bailingmoe2(keys: Keys) -> ModelConfig:
 def read_exaone_moe(keys: Keys) -> ModelConfig:
     """K-EXAONE: heads rotate in layers with a window alone; one shared expert."""
     config = read_common(keys, read_divided_rope)
-    config = rotating_in_windows(keys, config, keys.integer(WINDOW, 1, MAX_CONTEXT))
+    config = dense.rotating_in_windows(keys, config, keys.integer(dense.WINDOW, 1, MAX_CONTEXT))
     experts = _chosen_by_bias(keys, config)
     width = keys.integer(SHARED_WIDTH, 0, MAX_WIDTH, 0) or experts.widths[0]
     return _with_experts(keys, config, replace(experts, shared_width=width))
@@ -87,7 +88,7 @@ def read_hy_v3(keys: Keys) -> ModelConfig:
 
 def read_mellum(keys: Keys) -> ModelConfig:
     """Mellum 2: Qwen 3's mixture, with windows in all but every n-th layer if the file has one."""
-    config = with_plain_windows(keys, read_common(keys))
+    config = dense.with_plain_windows(keys, read_common(keys))
     return replace(config, experts=read_experts(keys, config))
 
 
@@ -95,9 +96,9 @@ def read_smallthinker(keys: Keys) -> ModelConfig:
     """SmallThinker: the first of every four layers has no window and does not rotate, where the
     others have windows; experts of what a layer reads are weighted by a softmax or sigmoids."""
     config = read_common(keys)
-    window = keys.integer(WINDOW, 0, MAX_CONTEXT, 0)
+    window = keys.integer(dense.WINDOW, 0, MAX_CONTEXT, 0)
     if window:
-        config = rotating_in_windows(keys, config, window, first=True)
+        config = dense.rotating_in_windows(keys, config, window, first=True)
     gating = keys.integer(GATING, 0, MAX_GATING, 0) or SOFTMAX
     if gating not in (SOFTMAX, SIGMOID):
         raise keys.unsupported(GATING, f"is {gating}", "supported are 1, a softmax, 2, a sigmoid")
@@ -108,7 +109,7 @@ def read_afmoe(keys: Keys) -> ModelConfig:
     """Trinity: heads rotate in layers with a window alone; embeddings times the root of their
     width."""
     common = read_common(keys)
-    config = rotating_in_windows(keys, common, keys.integer(WINDOW, 1, MAX_CONTEXT))
+    config = dense.rotating_in_windows(keys, common, keys.integer(dense.WINDOW, 1, MAX_CONTEXT))
     config = replace(config, embedding_scale=math.sqrt(config.hidden))
     return _with_experts(keys, config, read_routed_experts(keys, config, SIGMOID))
 
@@ -124,3 +125,21 @@ def _with_experts(keys: Keys, config: ModelConfig, experts: Experts) -> ModelCon
     if experts.leading_dense:
         require_feed_forward(keys, config)
     return replace(config, experts=experts)
+
+
+PATTERN = 2
+"""Every second layer has full attention, the first has a window."""
+
+
+def read_gpt_oss(keys: Keys) -> ModelConfig:
+    """gpt-oss: windows in every second layer, one rotation for all layers."""
+    config = read_common(keys)
+    dense.refuse_sliding_base(keys, config.ropes[0])
+    dense.refuse_other_sizes(keys, config)
+    window = keys.integer(dense.WINDOW, 1, MAX_CONTEXT)
+    sliding, rope = dense.window_pattern(keys, config, PATTERN), config.ropes[0]
+    return replace(
+        dense.with_window(config, window, sliding, rope, rope),
+        experts=replace(read_experts_of_chosen(keys, config), biases=True),
+        sinks=True,
+    )

@@ -6,23 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from contract.errors import UnsupportedModel
-from reference.model.config.apertus import read_apertus
-from reference.model.config.cohere import read_cohere2, read_command_r
+from reference.model.config import dense, gemma, hybrid, layer_norms, mixtures
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.dense import (
-    read_baichuan,
-    read_dense,
-    read_exaone,
-    read_exaone4,
-    read_glm4,
-    read_granite,
-    read_llama_dense,
-    read_minicpm,
-    read_mistral3,
-    read_olmo2,
-    read_phi3,
-    read_smollm3,
-)
 from reference.model.config.experts import (
     read_chosen_by_bias,
     read_experts,
@@ -30,44 +15,9 @@ from reference.model.config.experts import (
     read_mixtral_experts,
     read_plain_weights,
 )
-from reference.model.config.gemma import (
-    read_gemma,
-    read_gemma2,
-    read_gemma3,
-    read_gemma3n,
-    read_gemma4,
-)
-from reference.model.config.gpt_oss import read_gpt_oss
-from reference.model.config.hybrid import (
-    read_delta_net,
-    read_falcon_h1,
-    read_granite_hybrid,
-    read_lfm2,
-    read_lfm2moe,
-    read_mamba2,
-    read_nemotron_h,
-    read_nemotron_h_moe,
-)
 from reference.model.config.keys import Keys
 from reference.model.config.latent import read_deepseek2, read_mistral4
-from reference.model.config.layer_norms import (
-    read_gpt2,
-    read_gptneox,
-    read_layer_normed,
-    read_olmo,
-    read_stablelm,
-)
 from reference.model.config.llama4 import read_llama4
-from reference.model.config.mixtures import (
-    read_afmoe,
-    read_bailingmoe2,
-    read_ernie_moe,
-    read_exaone_moe,
-    read_hy_v3,
-    read_mellum,
-    read_smallthinker,
-    read_soft_routed,
-)
 from reference.model.config.records import Experts, ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
 from reference.model.config.unread import refuse_unread
@@ -149,7 +99,7 @@ def _hunyuan_experts(keys: Keys, config: ModelConfig) -> Experts:
 def _qwen35(keys: Keys) -> ModelConfig:
     config = require_feed_forward(keys, read_common(keys))
     check_text_sections(keys, config.ropes[0].dims)
-    return replace(config, delta_net=read_delta_net(keys, config))
+    return replace(config, delta_net=hybrid.read_delta_net(keys, config))
 
 
 def _qwen35moe(keys: Keys) -> ModelConfig:
@@ -163,45 +113,45 @@ def _qwen3next(keys: Keys) -> ModelConfig:
     return replace(
         config,
         experts=read_experts(keys, config, shared=True),
-        delta_net=read_delta_net(keys, config),
+        delta_net=hybrid.read_delta_net(keys, config),
     )
 
 
 READERS: Mapping[str, Reader] = {
     "llama": _llama,
     "llama4": read_llama4,
-    "apertus": read_apertus,
-    "mistral3": read_mistral3,
-    "smollm3": read_smollm3,
-    "granite": read_granite,
-    "granitemoe": read_granite,
+    "apertus": dense.read_apertus,
+    "mistral3": dense.read_mistral3,
+    "smollm3": dense.read_smollm3,
+    "granite": dense.read_granite,
+    "granitemoe": dense.read_granite,
     "internlm2": _llama,
-    "arcee": read_llama_dense,
-    "baichuan": read_baichuan,
-    "exaone": read_exaone,
-    "chatglm": read_glm4,
-    **dict.fromkeys(("deepseek", "bailingmoe"), read_soft_routed),
-    "minicpm": read_minicpm,
+    "arcee": dense.read_llama_dense,
+    "baichuan": dense.read_baichuan,
+    "exaone": dense.read_exaone,
+    "chatglm": dense.read_glm4,
+    **dict.fromkeys(("deepseek", "bailingmoe"), mixtures.read_soft_routed),
+    "minicpm": dense.read_minicpm,
     "ernie4_5": _llama,
-    "exaone4": read_exaone4,
-    "glm4": read_glm4,
+    "exaone4": dense.read_exaone4,
+    "glm4": dense.read_glm4,
     "deepseek2": read_deepseek2,
     "mistral4": read_mistral4,
     "glm4moe": _mixture(read_glm_experts),
     "dots1": _mixture(read_glm_experts),
-    "ernie4_5-moe": read_ernie_moe,
-    "bailingmoe2": read_bailingmoe2,
-    "exaone-moe": read_exaone_moe,
-    "hy_v3": read_hy_v3,
-    "mellum": read_mellum,
-    "smallthinker": read_smallthinker,
-    "afmoe": read_afmoe,
+    "ernie4_5-moe": mixtures.read_ernie_moe,
+    "bailingmoe2": mixtures.read_bailingmoe2,
+    "exaone-moe": mixtures.read_exaone_moe,
+    "hy_v3": mixtures.read_hy_v3,
+    "mellum": mixtures.read_mellum,
+    "smallthinker": mixtures.read_smallthinker,
+    "afmoe": mixtures.read_afmoe,
     "minimax-m2": _mixture(read_chosen_by_bias),
-    "phi3": read_phi3,
-    "olmo2": read_olmo2,
-    "seed_oss": read_dense,
-    "qwen2": read_dense,
-    "qwen3": read_dense,
+    "phi3": dense.read_phi3,
+    "olmo2": dense.read_olmo2,
+    "seed_oss": dense.read_dense,
+    "qwen2": dense.read_dense,
+    "qwen3": dense.read_dense,
     "qwen3moe": _mixture(read_experts),
     "qwen2vl": read_qwen_vl,
     "qwen3vl": read_qwen_vl,
@@ -211,26 +161,26 @@ READERS: Mapping[str, Reader] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
-    "lfm2": read_lfm2,
-    "lfm2moe": read_lfm2moe,
-    "granitehybrid": read_granite_hybrid,
-    "falcon-h1": read_falcon_h1,
-    "mamba2": read_mamba2,
-    "nemotron_h": read_nemotron_h,
-    "nemotron_h_moe": read_nemotron_h_moe,
-    "hunyuan-dense": read_dense,
+    "lfm2": hybrid.read_lfm2,
+    "lfm2moe": hybrid.read_lfm2moe,
+    "granitehybrid": hybrid.read_granite_hybrid,
+    "falcon-h1": hybrid.read_falcon_h1,
+    "mamba2": hybrid.read_mamba2,
+    "nemotron_h": hybrid.read_nemotron_h,
+    "nemotron_h_moe": hybrid.read_nemotron_h_moe,
+    "hunyuan-dense": dense.read_dense,
     "hunyuan-moe": _mixture(_hunyuan_experts),
-    "gemma": read_gemma,
-    "gemma2": read_gemma2,
-    "gemma3": read_gemma3,
-    "gemma3n": read_gemma3n,
-    "gemma4": read_gemma4,
-    "gpt-oss": read_gpt_oss,
-    "command-r": read_command_r,
-    "cohere2": read_cohere2,
-    **dict.fromkeys(("starcoder2", "phi2", "falcon", "nemotron"), read_layer_normed),
-    **dict.fromkeys(("gpt2", "starcoder"), read_gpt2),
-    "olmo": read_olmo,
-    "stablelm": read_stablelm,
-    "gptneox": read_gptneox,
+    "gemma": gemma.read_gemma,
+    "gemma2": gemma.read_gemma2,
+    "gemma3": gemma.read_gemma3,
+    "gemma3n": gemma.read_gemma3n,
+    "gemma4": gemma.read_gemma4,
+    "gpt-oss": mixtures.read_gpt_oss,
+    "command-r": layer_norms.read_command_r,
+    "cohere2": layer_norms.read_cohere2,
+    **dict.fromkeys(("starcoder2", "phi2", "falcon", "nemotron"), layer_norms.read_layer_normed),
+    **dict.fromkeys(("gpt2", "starcoder"), layer_norms.read_gpt2),
+    "olmo": layer_norms.read_olmo,
+    "stablelm": layer_norms.read_stablelm,
+    "gptneox": layer_norms.read_gptneox,
 }

@@ -13,8 +13,9 @@ from reference.model.families.attention import (
     normed_outputs_attention,
     turned_then_normed_attention,
 )
-from reference.model.families.emitter import SILU, Emitter, forward
+from reference.model.families.emitter import SILU, Emitter
 from reference.model.families.feed_forward import Gates, add_feed_forward, feed_forward
+from reference.model.families.forward import forward
 from reference.model.families.latent import latent_attention
 from reference.model.families.tensors import ModelTensors
 

@@ -20,6 +20,7 @@ from reference.model.config import ModelConfig
 from reference.model.families.attention import attention, gated_attention
 from reference.model.families.emitter import Emitter, file_name, label
 from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.forward import logits, output_weight, store_hidden
 from reference.model.families.latent import latent_attention
 from reference.model.families.step_ends import open_step
 from reference.model.families.tensors import ModelTensors
@@ -58,10 +59,10 @@ def build_draft_block(config: ModelConfig, tensors: ModelTensors, limits: Limits
     x = e.builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=e.output_rows)
     own_norm = e.has(f"{HEAD_NORM}.weight", block)
     h = e.norm(x, HEAD_NORM, block) if own_norm else e.norm(x, "output_norm")
-    e.store_hidden(h, "rows")
+    store_hidden(e, h, "rows")
     shape = config.vocab, config.hidden
     own_head = e.has(f"{HEAD}.weight", block)
-    e.logits(h, e.weight(HEAD, block, *shape) if own_head else e.output_weight())
+    logits(e, h, e.weight(HEAD, block, *shape) if own_head else output_weight(e))
     tensors.reject_unused(config.architecture, _main_tensors(tensors, block))
     return e.builder.build()
 

@@ -24,6 +24,7 @@ from reference.model.families.attention import (
 from reference.model.families.draft_block import read_hidden
 from reference.model.families.emitter import Emitter
 from reference.model.families.feed_forward import add_feed_forward
+from reference.model.families.forward import store_hidden
 from reference.model.families.head_parts import finish_head, head_embedding, head_emitters
 from reference.model.families.step_ends import open_step
 from reference.model.families.tensors import ModelTensors
@@ -40,7 +41,7 @@ def build_eagle_head(
     joined, g = _joined(e, head_embedding(e, of_target))
     x = add_feed_forward(e, g, _attention(e, joined), 0, "ffn_norm")
     x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=e.output_rows)
-    e.store_hidden(x, "rows")
+    store_hidden(e, x, "rows")
     return finish_head(e, of_target, head, x)
 
 

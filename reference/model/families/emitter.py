@@ -5,24 +5,19 @@ node that multiplies with it is ``attn_q[3]``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from contract.dtypes import F32, I32
-from contract.ir.graph import BufferKind, Graph, GraphBuilder, View
+from contract.ir.graph import BufferKind, GraphBuilder, View
 from contract.ir.source import ONES, ZEROS, RowSlice, WeightSource
-from contract.ir.unread_outputs import HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
 from contract.opcodes import Opcode
-from reference.hidden_rows import HIDDEN_PAIRS, HIDDEN_TABLE
+from reference.hidden_rows import HIDDEN_TABLE
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.config.rope import GROWTH_TABLE
-from reference.model.dflash import DFlashHead
-from reference.model.families.auxiliary_states import copy_auxiliary_state, fuse_auxiliary_states
-from reference.model.families.block_keys import write_block_keys
 from reference.model.families.low_rank import LowRank
 from reference.model.families.smooth_keys import Channels
-from reference.model.families.step_ends import emit_tokens, open_step
 from reference.model.families.tensors import ModelTensors
 
 SILU, GELU, SIGMOID, CLAMPED, RELU = 0, 1, 2, 3, 4
@@ -271,16 +266,6 @@ class Emitter:
         shape = (self.limits.context, 2, 1)
         return self.builder.buffer(GROWTH_TABLE, BufferKind.CONSTANT, F32, shape)
 
-    def embed(self) -> View:
-        """The residual stream of the step's tokens, [tokens, hidden]."""
-        config = self.config
-        table = self.weight("token_embd", None, config.vocab, config.hidden)
-        open_step(self.builder, self.limits, self.query, self.resolved)
-        x = self.builder.emit(Opcode.EMBED, "embed", query=self.resolved, table=table)
-        if config.embedding_scale == 1.0:
-            return x
-        return self.builder.emit(Opcode.SCALE, "embed_scale", x=x, factor=config.embedding_scale)
-
     def state(self, name: str, *shape: int) -> View:
         """The latest recurrent states of every slot, of this shape each."""
         rows = self.limits.slots * self.limits.slot_states
@@ -291,35 +276,6 @@ class Emitter:
         """The indices of the query tokens whose logits are computed."""
         return self.builder.request("request.output_rows", "rows")
 
-    def auxiliary_state(self, x: View, layer: int) -> None:
-        """Emit the copy of a layer's input where a head reads it."""
-        if self.tensors.head is not None:
-            copy_auxiliary_state(self.builder, self.tensors.head, x, layer, self.config.hidden)
-
-    def head(self, x: View) -> None:
-        """Emit the logits of every output row and the sampling of one token per row."""
-        builder, config = self.builder, self.config
-        if self.limits.hidden_rows:
-            self.auxiliary_state(x, config.layers)
-            self._keep_states(x)
-        x = builder.emit(Opcode.SELECT_ROWS, "select_rows", x=x, output_rows=self.output_rows)
-        if self.limits.hidden_states:
-            # A node of its own, which steps leave out that are not asked for it.
-            self.norm(x, self.final_norm, y=builder.output(HIDDEN_STATES, "rows", config.hidden))
-        self.logits(self.norm(x, self.final_norm), self.output_weight())
-
-    def _keep_states(self, x: View) -> None:
-        """Emit what a draft block or head reads of the step's tokens, which outlives the step."""
-        head = self.tensors.head
-        if head is None:
-            self.store_hidden(self.norm(x, self.final_norm), "tokens")
-            return
-        fused = fuse_auxiliary_states(self.builder, head, self.config.hidden)
-        if isinstance(head, DFlashHead):
-            write_block_keys(self.builder, head, fused, self.query, self.limits)
-        else:
-            self.store_hidden(fused, "tokens")
-
     @property
     def hidden_table(self) -> View:
         """The table of hidden states, which outlive a step."""
@@ -327,67 +283,6 @@ class Emitter:
         width = self.config.hidden if head is None else head.hidden
         shape = (self.limits.hidden_table, width)
         return self.builder.buffer(HIDDEN_TABLE, BufferKind.STATE, F32, shape)
-
-    def store_hidden(self, h: View, count: str) -> None:
-        """Emit the copy of the rows of ``h``, one for each of ``count`` ("tokens" or "rows"), to
-        the rows of the table of hidden states that the step's inputs name."""
-        pairs = self.builder.request(HIDDEN_PAIRS, count, 2)
-        self.builder.emit(
-            Opcode.COPY_ROWS, "store_hidden", source=h, pairs=pairs, target=self.hidden_table
-        )
-
-    def output_weight(self) -> View:
-        """The matrix of the logits: the file's own, or that of the embedding."""
-        name = "output" if self.has("output.weight") else "token_embd"
-        return self.weight(name, None, self.config.vocab, self.config.hidden)
-
-    def logits(self, h: View, weight: View, table: View | None = None) -> None:
-        """Emit the logits of the normed output rows ``h`` and the sampling of one token per row,
-        which ``table`` names by another vocabulary if given."""
-        builder, config = self.builder, self.config
-        rows = self.output_rows
-        logits = builder.output("output.logits", "rows", config.vocab)
-        after: list[tuple[Opcode, str, dict[str, View | float]]] = []
-        if self.has("output.bias"):
-            bias = self.parameters("output.bias", None, config.vocab)
-            after.append((Opcode.BIAS_ADD, "lm_head_bias", {"bias": bias}))
-        if config.logit_scale != 1.0:
-            after.append((Opcode.SCALE, "logit_scale", {"factor": config.logit_scale}))
-        if config.logit_cap > 0:
-            after.append((Opcode.SOFT_CAP, "logit_cap", {"cap": config.logit_cap}))
-        y = builder.emit(
-            Opcode.LM_HEAD, "lm_head", x=h, weight=weight, logits=None if after else logits
-        )
-        for n, (opcode, name, operands) in enumerate(after):
-            last = n == len(after) - 1
-            y = builder.emit(opcode, name, x=y, **operands, y=logits if last else None)
-        views = logits, rows, self.query, self.resolved
-        emit_tokens(builder, self.limits, config.vocab, *views, table)
-
-
-Layer = Callable[[Emitter, View, int], View]
-"""Emits a layer, given the residual stream before it; returns that behind it."""
-
-
-def forward(
-    config: ModelConfig,
-    tensors: ModelTensors,
-    limits: Limits,
-    layer: Layer,
-    final_norm: str = "output_norm",
-    centred: bool = False,
-    embedding: Callable[[Emitter], View] = Emitter.embed,
-) -> Graph:
-    """The graph of the forward pass: x = embedding; x = layer(x) for each layer; logits of the last
-    norm, of x without its mean if ``centred``. Raises ModelFileError or UnsupportedModel for
-    tensors that do not fit ``config``."""
-    e = Emitter(GraphBuilder(config.architecture), config, tensors, limits, final_norm)
-    x = embedding(e)
-    for number in range(config.layers):
-        e.auxiliary_state(x, number)
-        x = layer(e, x, number)
-    e.head(e.centred(x, final_norm) if centred else x)
-    return e.builder.build()
 
 
 def label(name: str, layer: int | None) -> str:

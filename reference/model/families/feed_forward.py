@@ -25,9 +25,9 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """The gates of a block: their activation, and whether a dense one's gate and up rows are one
-    tensor. Unless ``gated`` the activation is that of a dense block's only rows, and RELU is the
-    square of those that are positive."""
+    """The gates of a block: the activation f, and whether a dense block stores gate and up rows as
+    one tensor (``fused``). A dense block that is not ``gated`` has only up rows; f is applied to
+    them, and RELU then means max(x, 0)^2."""
 
     activation: int = SILU
     fused: bool = False
@@ -118,7 +118,7 @@ def _ungated(e: Emitter, x: View, layer: int, norm: str | None, gates: Gates) ->
 
 
 def _activated(e: Emitter, x: View, layer: int, width: int, activation: int) -> View:
-    """f(x), as the gate of ones; for RELU max(x, 0)^2, as its own gate."""
+    """f(x), computed as f(x) * 1 by SWIGLU; for RELU max(x, 0)^2, computed as max(x, 0) * x."""
     emit = e.builder.emit
     if activation == RELU:
         return emit(Opcode.SWIGLU, f"ffn_squared[{layer}]", gate=x, up=x, activation=RELU)
@@ -218,7 +218,7 @@ def _weighed(e: Emitter, h: View, layer: int, routing: Routing) -> tuple[View, R
     emit, hidden = e.builder.emit, e.config.hidden
     column = e.ones("column", hidden, 1)
     wide = emit(Opcode.MATMUL, f"moe_wide[{layer}]", x=routing.weights, weight=column)
-    # What is positive times the input: weights are.
+    # RELU computes max(weight, 0) * input; weights are positive.
     x = emit(Opcode.SWIGLU, f"moe_weighed[{layer}]", gate=wide, up=h, activation=RELU)
     zero = emit(Opcode.SCALE, f"moe_zero[{layer}]", x=routing.weights, factor=0.0)
     one = emit(Opcode.BIAS_ADD, f"moe_one[{layer}]", x=zero, bias=e.ones("weight", 1))

@@ -10,14 +10,10 @@ from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.config.gemma import LAUREL_RANK, STREAMS
+from reference.model.families import gemma4
 from reference.model.families.attention import NORM, attend, output, rotate_and_store
 from reference.model.families.emitter import GELU, RELU, Emitter
-from reference.model.families.gemma4 import (
-    gated_embedding,
-    per_layer_embeddings,
-    queries,
-    queries_keys_values,
-)
+from reference.model.families.forward import auxiliary_state, embed, head
 from reference.model.families.head_products import head_product
 from reference.model.families.tensors import ModelTensors
 
@@ -31,15 +27,15 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of a Gemma 3n model: in each layer p = predicted streams, a = layer(p[0]), then
     streams corrected by a - p[0]."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-    x = e.embed()
-    embeddings = per_layer_embeddings(e, x)
+    x = embed(e)
+    embeddings = gemma4.per_layer_embeddings(e, x)
     streams = _first_streams(e, x)
     for layer in range(config.layers):
-        e.auxiliary_state(_stream(e, streams, 0), layer)
+        auxiliary_state(e, _stream(e, streams, 0), layer)
         predicted = _predicted(e, streams, layer)
         active = _layer(e, _stream(e, predicted, 0), layer)
         streams = _corrected(e, predicted, active, embeddings, layer)
-    e.head(_merged(e, streams))
+    head(e, _merged(e, streams))
     return e.builder.build()
 
 
@@ -61,7 +57,7 @@ def _attention(e: Emitter, h: View, layer: int) -> View:
     leave out their own tensors."""
     config, owner = e.config, e.config.kv_layers[layer]
     if owner == layer:
-        packed = queries_keys_values(e, h, layer, None)
+        packed = gemma4.queries_keys_values(e, h, layer, None)
         q = rotate_and_store(e, packed, layer, query_key_norm=True)
         return output(e, attend(e, q, layer), layer)
     size = config.head_dims[layer]
@@ -70,7 +66,7 @@ def _attention(e: Emitter, h: View, layer: int) -> View:
     for name, shape in {**unused, "attn_k_norm": (size,)}.items():
         if e.has(f"{name}.weight", layer):
             e.tensors.take(f"blk.{layer}.{name}.weight", *shape)
-    return output(e, attend(e, queries(e, h, layer, None), layer), layer)
+    return output(e, attend(e, gemma4.queries(e, h, layer, None), layer), layer)
 
 
 def _feed_forward(e: Emitter, x: View, layer: int) -> View:
@@ -182,7 +178,7 @@ def _corrected(e: Emitter, predicted: View, active: View, embeddings: View, laye
         x=first,
         factors=e.parameters("altup_correct_scale.weight", layer, hidden),
     )
-    more = gated_embedding(e, scaled, embeddings, layer)
+    more = gemma4.gated_embedding(e, scaled, embeddings, layer)
     streams = e.builder.scratch(f"scratch.altup_streams[{layer}]", "tokens", STREAMS * hidden)
     _scaled(e, first, "altup_first", layer, 1.0, _stream(e, streams, 0))
     for n in range(1, STREAMS):

@@ -8,28 +8,20 @@ from contract.ir.graph import Graph, GraphBuilder, View
 from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
-from reference.model.families.attention import (
-    FUSED,
-    NORM,
-    attend,
-    output,
-    packed_views,
-    project,
-    rotate_and_store,
-    widths,
-)
+from reference.model.families import attention
 from reference.model.families.emitter import GELU, Emitter
 from reference.model.families.feed_forward import Gates, dense, experts, route
+from reference.model.families.forward import auxiliary_state, embed, head
 from reference.model.families.tensors import ModelTensors
 
 
 def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
     """The graph of a Gemma 4 model."""
     e = Emitter(GraphBuilder(config.architecture), config, tensors, limits)
-    x = e.embed()
+    x = embed(e)
     embeddings = per_layer_embeddings(e, x) if config.per_layer_width else None
     for layer in range(config.layers):
-        e.auxiliary_state(x, layer)
+        auxiliary_state(e, x, layer)
         attended = e.norm(_attention(e, x, layer), "post_attention_norm", layer)
         x = e.add("attn_residual", layer, x, attended)
         fed = e.norm(_feed_forward(e, x, layer), "post_ffw_norm", layer)
@@ -43,7 +35,7 @@ def build(config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
                 x=x,
                 factors=e.parameters("layer_output_scale.weight", layer, 1),
             )
-    e.head(x)
+    head(e, x)
     return e.builder.build()
 
 
@@ -76,11 +68,13 @@ def _attention(e: Emitter, x: View, layer: int) -> View:
     if e.config.kv_layers[layer] != layer:
         q = queries(e, x, layer)
     else:
-        q = rotate_and_store(e, queries_keys_values(e, x, layer), layer, query_key_norm=True)
-    return output(e, attend(e, q, layer), layer)
+        q = attention.rotate_and_store(
+            e, queries_keys_values(e, x, layer), layer, query_key_norm=True
+        )
+    return attention.output(e, attention.attend(e, q, layer), layer)
 
 
-def queries(e: Emitter, x: View, layer: int, norm: str | None = NORM) -> View:
+def queries(e: Emitter, x: View, layer: int, norm: str | None = attention.NORM) -> View:
     """rope(rms(h Wq, attn_q_norm)) of h = rms(x, norm), or of x without a norm."""
     config = e.config
     heads, size = config.heads[layer], config.head_dims[layer]
@@ -90,17 +84,17 @@ def queries(e: Emitter, x: View, layer: int, norm: str | None = NORM) -> View:
     return e.rope(q, "q_rope", layer, heads, size)
 
 
-def queries_keys_values(e: Emitter, x: View, layer: int, norm: str | None = NORM) -> View:
+def queries_keys_values(e: Emitter, x: View, layer: int, norm: str | None = attention.NORM) -> View:
     """Packed queries, keys and values of rms(x, norm), or of x without a norm; the values are
     normed without a weight.
 
     In layers without attn_v the values are the keys before their norm and rotation."""
     config = e.config
-    packed, (q, k, v) = packed_views(e, layer)
-    q_width, kv_width = widths(e, layer)
-    if e.has("attn_v.weight", layer) or e.has(f"{FUSED}.weight", layer):
+    packed, (q, k, v) = attention.packed_views(e, layer)
+    q_width, kv_width = attention.widths(e, layer)
+    if e.has("attn_v.weight", layer) or e.has(f"{attention.FUSED}.weight", layer):
         values = e.builder.scratch(f"scratch.attn_v[{layer}]", "tokens", kv_width)
-        project(e, x, layer, values, norm)
+        attention.project(e, x, layer, values, norm)
     else:
         values = k
         h = e.norm(x, norm, layer) if norm else x

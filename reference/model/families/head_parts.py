@@ -12,6 +12,7 @@ from reference.model.config import ModelConfig
 from reference.model.draft_head import EMBEDDING, TOKEN_TABLE, TOKENS, DraftHead
 from reference.model.families.auxiliary_states import FUSE, FUSE_NORM, head_tensors
 from reference.model.families.emitter import Emitter
+from reference.model.families.forward import logits, output_weight
 from reference.model.families.tensors import ModelTensors
 
 
@@ -48,11 +49,11 @@ def head_embedding(e: Emitter, target: Emitter) -> View:
 def finish_head(e: Emitter, target: Emitter, head: DraftHead, x: View) -> Graph:
     """Emit the logits of the output rows ``x``, and the sampling of the model's tokens. Returns the
     verified graph; raises UnsupportedModel for a tensor that no formula reads."""
-    matrix = (e if head.owns_output else target).output_weight()
+    matrix = output_weight(e if head.owns_output else target)
     table = None
     if head.tokens is not None:
         table = e.builder.buffer(TOKEN_TABLE, BufferKind.CONSTANT, I32, (len(head.tokens),))
-    e.logits(e.norm(x, "output_norm"), matrix, table)
+    logits(e, e.norm(x, "output_norm"), matrix, table)
     # The model's graph reads these.
     e.tensors.used.update((FUSE, FUSE_NORM, TOKENS) if head.norms_states else (FUSE, TOKENS))
     e.tensors.reject_unused(head.config.architecture)

@@ -14,8 +14,9 @@ from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import NORM, attention, gated_attention
 from reference.model.families.delta_net import delta_net
-from reference.model.families.emitter import RELU, Emitter, Layer, file_name, forward
+from reference.model.families.emitter import RELU, Emitter, file_name
 from reference.model.families.feed_forward import add_feed_forward, experts, route
+from reference.model.families.forward import Layer, forward
 from reference.model.families.mamba import mamba
 from reference.model.families.short_conv import short_conv
 from reference.model.families.tensors import ModelTensors

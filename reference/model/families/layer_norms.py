@@ -8,8 +8,9 @@ from functools import partial
 
 from contract.ir.graph import View
 from reference.model.families.attention import NORM, attention, normed_outputs_attention
-from reference.model.families.emitter import GELU, RELU, Emitter, forward
+from reference.model.families.emitter import GELU, RELU, Emitter
 from reference.model.families.feed_forward import PLAIN_GATES, Gates, dense
+from reference.model.families.forward import forward
 from reference.model.families.positions import embed_with_positions
 
 SECOND_NORM = "ffn_norm"

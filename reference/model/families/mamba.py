@@ -7,7 +7,8 @@ from functools import partial
 from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
-from reference.model.families.emitter import Emitter, forward
+from reference.model.families.emitter import Emitter
+from reference.model.families.forward import forward
 
 NORM = "ssm_norm.weight"
 

@@ -6,6 +6,7 @@ from contract.dtypes import F32
 from contract.ir.graph import BufferKind, View
 from contract.opcodes import Opcode
 from reference.model.families.emitter import Emitter
+from reference.model.families.forward import embed
 
 POSITIONS, POSITION_TABLE = "position_embd.weight", "constant.positions"
 """The embeddings in files, and in graphs."""
@@ -15,7 +16,7 @@ def embed_with_positions(e: Emitter) -> View:
     """The residual stream of the step's tokens, with the embeddings of their positions in families
     that have such: a head of ones and zeros in halves, rotated by a table that holds embeddings in
     place of cosines and sines."""
-    x = e.embed()
+    x = embed(e)
     if not e.config.positions:
         return x
     emit, half = e.builder.emit, e.config.hidden // 2

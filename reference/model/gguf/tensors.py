@@ -9,13 +9,8 @@ from itertools import pairwise
 from contract.dtypes import BY_GGML_ID, DType
 from contract.errors import UnsupportedModel
 from contract.lazy_dataclass import dataclass
+from reference.model.gguf import limits
 from reference.model.gguf.cursor import Cursor, shown
-from reference.model.gguf.limits import (
-    MAX_DIMENSIONS,
-    MAX_ELEMENTS,
-    MAX_TENSOR_NAME_BYTES,
-    MAX_TENSORS,
-)
 from reference.model.gguf.types import GGML_TYPES, WITHDRAWN_GGML_TYPES, GgmlType
 
 _CONVERT = "the file was converted wrongly: convert or fetch it again"
@@ -54,10 +49,10 @@ class TensorInfo:
 
 def read_tensors(cursor: Cursor, count: int, shard: int) -> list[TensorInfo]:
     """Read ``count`` entries in file order, with offsets from the start of the data section."""
-    if count > MAX_TENSORS:
+    if count > limits.MAX_TENSORS:
         raise cursor.error(
             "byte offset 8",
-            f"{count} tensors are more than {MAX_TENSORS}",
+            f"{count} tensors are more than {limits.MAX_TENSORS}",
             "the file is damaged or hostile",
         )
     cursor.need(count * _SMALLEST_ENTRY_BYTES, f"a count of {count} tensors", "byte offset 8")
@@ -75,19 +70,19 @@ def read_tensors(cursor: Cursor, count: int, shard: int) -> list[TensorInfo]:
 
 def _read_tensor(cursor: Cursor, shard: int) -> TensorInfo:
     start = cursor.position
-    name = cursor.text(MAX_TENSOR_NAME_BYTES, "a tensor name")
+    name = cursor.text(limits.MAX_TENSOR_NAME_BYTES, "a tensor name")
     if not name:
         raise cursor.error(f"byte offset {start}", "a tensor name is empty", _CONVERT)
     where = f"tensor {shown(name)}"
     dimensions = cursor.u32("the number of dimensions", where)
-    if not 1 <= dimensions <= MAX_DIMENSIONS:
+    if not 1 <= dimensions <= limits.MAX_DIMENSIONS:
         raise cursor.error(
-            where, f"has {dimensions} dimensions, not 1 to {MAX_DIMENSIONS}", _CONVERT
+            where, f"has {dimensions} dimensions, not 1 to {limits.MAX_DIMENSIONS}", _CONVERT
         )
     extents = [cursor.u64("a dimension", where) for _ in range(dimensions)]
     if 0 in extents:
         raise cursor.error(where, f"has a dimension of 0 in {extents}", _CONVERT)
-    if math.prod(extents) > MAX_ELEMENTS:
+    if math.prod(extents) > limits.MAX_ELEMENTS:
         raise cursor.error(
             where, f"dimensions {extents} make more than 2^63 - 1 elements", _CONVERT
         )

@@ -63,29 +63,16 @@ class GgmlType:
         return self.name
 
 
-_WITHOUT_DTYPE = (
-    GgmlType("q8_1", 9, 32, 40),
-    GgmlType("q2_k", 10, 256, 84),
-    GgmlType("q3_k", 11, 256, 110),
-    GgmlType("q8_k", 15, 256, 292),
-    GgmlType("iq2_xxs", 16, 256, 66),
-    GgmlType("iq2_xs", 17, 256, 74),
-    GgmlType("iq3_xxs", 18, 256, 98),
-    GgmlType("iq1_s", 19, 256, 50),
-    GgmlType("iq4_nl", 20, 32, 18),
-    GgmlType("iq3_s", 21, 256, 110),
-    GgmlType("iq2_s", 22, 256, 82),
-    GgmlType("iq4_xs", 23, 256, 136),
-    GgmlType("i8", 24, 1, 1),
-    GgmlType("i16", 25, 1, 2),
-    GgmlType("i64", 27, 1, 8),
-    GgmlType("f64", 28, 1, 8),
-    GgmlType("iq1_m", 29, 256, 56),
-    GgmlType("tq1_0", 34, 256, 54),
-    GgmlType("tq2_0", 35, 256, 66),
-    GgmlType("mxfp4", 39, 32, 17),
-    GgmlType("nvfp4", 40, 64, 36),
-    GgmlType("q1_0", 41, 128, 18),
+_TYPES = """
+q8_1 9 32 40, q2_k 10 256 84, q3_k 11 256 110, q8_k 15 256 292, iq2_xxs 16 256 66,
+iq2_xs 17 256 74, iq3_xxs 18 256 98, iq1_s 19 256 50, iq4_nl 20 32 18, iq3_s 21 256 110,
+iq2_s 22 256 82, iq4_xs 23 256 136, i8 24 1 1, i16 25 1 2, i64 27 1 8, f64 28 1 8,
+iq1_m 29 256 56, tq1_0 34 256 54, tq2_0 35 256 66, mxfp4 39 32 17, nvfp4 40 64 36,
+q1_0 41 128 18
+"""
+"""Name, number, elements and bytes of a block, of the types that have no ``contract`` dtype."""
+_WITHOUT_DTYPE = tuple(
+    GgmlType(name, *map(int, numbers)) for name, *numbers in map(str.split, _TYPES.split(","))
 )
 
 GGML_TYPES = {kind.ggml_id: kind for kind in _WITHOUT_DTYPE} | {

@@ -8,12 +8,7 @@ import numpy as np
 
 from contract.errors import ModelFileError, UnsupportedModel
 from reference.model.gguf.strings import StringArray
-from reference.model.tokenizer.encoders import (
-    ByteLevelEncoder,
-    RawBPEEncoder,
-    SentencePieceEncoder,
-    TextEncoder,
-)
+from reference.model.tokenizer import encoders
 from reference.model.tokenizer.pre_tokenizers import PRE_TOKENIZERS, PreTokenizer
 from reference.model.tokenizer.tokenizer import Tokenizer
 from reference.model.tokenizer.vocabulary import INFILL_TEXTS, TokenKind, Vocabulary
@@ -68,15 +63,15 @@ class _TokenizerReader:
 
     def _encoder(
         self, model: str, vocabulary: Vocabulary, pre_tokenizer: PreTokenizer | None
-    ) -> TextEncoder:
+    ) -> encoders.TextEncoder:
         if model == "llama":
-            return SentencePieceEncoder(vocabulary, self._scores(len(vocabulary)))
+            return encoders.SentencePieceEncoder(vocabulary, self._scores(len(vocabulary)))
         if PREFIX + "scores" in self._metadata:
             self._scores(len(vocabulary))
         merges = self._strings("merges")
         if pre_tokenizer is None:
-            return RawBPEEncoder(vocabulary, merges)
-        return ByteLevelEncoder(vocabulary, merges, pre_tokenizer)
+            return encoders.RawBPEEncoder(vocabulary, merges)
+        return encoders.ByteLevelEncoder(vocabulary, merges, pre_tokenizer)
 
     def _scores(self, vocab_size: int) -> np.ndarray:
         scores = self._numbers("scores", np.float32, vocab_size)

@@ -1,8 +1,6 @@
 """Chat templates of our own with the constructs of families' real ones, and calls as their models
 write them. ``chat_templates.LLAMA`` is the text of ``llama.jinja``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

@@ -1,0 +1,1 @@
+"""Engines in other processes: what is sent to them and back."""
