@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 
 OPENCL_TIERS = ("opencl",)
 
@@ -20,29 +20,19 @@ in use, and a running engine creates hardly any cycles."""
 WITH_LIBRARIES = ("numpy", "decimal", "hashlib", "heapq", "mmap", "tempfile")
 """Modules that load shared libraries. They are loaded before an OpenCL driver: the system loads
 one library at a time, and a driver with its compiler takes as long as numpy."""
-NUMPY_DOCSTRINGS = ("numpy._core._add_newdocs", "numpy._core._add_newdocs_scalars")
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 AGAIN_SECONDS = 0.001
 
 
 def prepare_process() -> None:
-    """Set up garbage collection, numpy and Ctrl-C. Call it before numpy is imported.
+    """Set up garbage collection, BLAS threads and Ctrl-C. Call it before numpy is imported.
 
     Garbage is collected far less often than by default. Numpy's BLAS starts no threads unless the
     environment sets their number: no tier uses them, and OpenBLAS threads spin on a core while
     Python loads. From now on no Ctrl-C is lost; see ``keep_interrupts``."""
     gc.set_threshold(YOUNG_OBJECTS)
-    _leave_out_docstrings()
     os.environ.setdefault(BLAS_THREADS, "1")
     keep_interrupts()
-
-
-def _leave_out_docstrings() -> None:
-    """Let numpy come without the docstrings of its functions in C, of which no command prints one:
-    making them takes 4 % of a start. Other versions of numpy may have other modules, and load
-    them."""
-    for name in NUMPY_DOCSTRINGS:
-        sys.modules.setdefault(name, ModuleType(name))
 
 
 def finish_process() -> None:

@@ -18,6 +18,7 @@ from typing import Self
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.heap import refreeze_heap
 from harness.host.remote.process import EngineProcess
+from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.ledger_store import LedgerStore
@@ -224,6 +225,8 @@ class ServerModels:
                 loaded = self._load(path, name, (before,))
             except (DoesNotFit, OutOfMemory) as error:
                 raise _no_room(name, error) from error
+            except BaseException as error:
+                raise _refusal(name, error) from error
             with self._changed:
                 self._active = loaded
             log.info("%s is opened again", name)
@@ -388,7 +391,7 @@ def _refusal(name: str, error: BaseException) -> BaseException:
     if isinstance(error, DoesNotFit | OutOfMemory):
         problem = f"{name} does not fit into memory beside the model that answers now: {error}"
         return model_refused(422, problem, TOO_LARGE)
-    if isinstance(error, ZincError):
+    if isinstance(error, ZincError) and not isinstance(error, EngineStopped):
         problem = error.problem if isinstance(error, RequestError) else str(error)
         return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
     return error

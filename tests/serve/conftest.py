@@ -65,17 +65,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Some files test servers with and without a process for their engines."""
     if metafunc.module.__name__.rpartition(".")[2] in BOTH and "serve" in metafunc.fixturenames:
         ways = {"ids": ["here", "child"], "indirect": True, "scope": "session"}
-        metafunc.parametrize("engine_process", [False, True], **ways)
+        metafunc.parametrize("serve", [False, True], **ways)
 
 
 @pytest.fixture(scope="session")
-def engine_process(request: pytest.FixtureRequest) -> bool:
-    """Whether the engines of servers are in a process of their own."""
-    return getattr(request, "param", False)
-
-
-@pytest.fixture(scope="session")
-def serve(tiny_model_path, tmp_path_factory, engine_process: bool) -> Serve:
+def serve(tiny_model_path, tmp_path_factory, request) -> Serve:
     """``serve(queue_depth=, slots=, buffered_events=, path=, context=, draft=, repeat_last_n=,
     tier=, aliases=, sampling=, experts=, disk_cache=, lora=, **ServeOptions)``: a server of its
     own. The tier ``null`` computes nothing: every token is NULL_TOKEN. Where none is named it is a
@@ -110,7 +104,7 @@ def serve(tiny_model_path, tmp_path_factory, engine_process: bool) -> Serve:
             aliases,
             sampling,
         )
-        options.setdefault("engine_process", engine_process)
+        options.setdefault("engine_process", getattr(request, "param", False))
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
         with pytest.MonkeyPatch.context() as patch:

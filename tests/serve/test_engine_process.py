@@ -7,7 +7,9 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +78,26 @@ def test_a_killed_child_ends_its_answers_and_the_next_request_opens_the_model_ag
     assert http.get("/health").status == http.get("/ready").status == 200
     said = [one.message for one in caplog.records if "engine's process" in one.message]
     assert said == [f"the engine's process {killed} ended: killed by SIGKILL"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "status", "code"), [(True, 422, "model_unusable"), (False, 503, "engine_stopped")]
+)
+def test_a_model_that_cannot_be_opened_again_is_told_why(
+    serve, tiny_model_path, tmp_path, monkeypatch, broken, status, code
+):
+    """Its file is broken now, or the next child ends, too."""
+    path = tmp_path / "tiny.gguf"
+    shutil.copy(tiny_model_path, path)
+    with serve(path=path, engine_process=True) as server:
+        os.kill(pid_of(server), signal.SIGKILL)
+        wait_until(lambda: server.service.model.driver.failure is not None)
+        if broken:
+            path.unlink()
+        else:
+            monkeypatch.setattr(sys, "executable", "/bin/false")
+        reply = Http(server.url).post(COMPLETIONS, BODY)
+        assert (reply.status, reply.error["code"]) == (status, code), reply.body
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
