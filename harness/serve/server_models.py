@@ -18,6 +18,7 @@ from typing import Self
 from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
 from harness.host.heap import refreeze_heap
 from harness.host.remote.process import EngineProcess
+from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts, HasTenants
 from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
 from harness.serve.ledger_store import LedgerStore
@@ -224,6 +225,11 @@ class ServerModels:
                 loaded = self._load(path, name, (before,))
             except (DoesNotFit, OutOfMemory) as error:
                 raise _no_room(name, error) from error
+            except EngineStopped:
+                raise
+            except (ZincError, OSError) as error:
+                log.error("%s cannot be opened again: %s", name, error)
+                raise EngineStopped(f"{name} cannot be opened again; see the log") from error
             with self._changed:
                 self._active = loaded
             log.info("%s is opened again", name)
@@ -372,7 +378,7 @@ class ServerModels:
             self._changed.wait_for(lambda: not loaded.leases or self._closing, seconds)
             if self._closing:
                 self._changed.wait_for(lambda: not loaded.leases, CLOSE_SECONDS)
-            self._in_memory.remove(loaded)
+            self._in_memory = [one for one in self._in_memory if one is not loaded]
         loaded.owned.close()
         refreeze_heap()
 
@@ -388,7 +394,7 @@ def _refusal(name: str, error: BaseException) -> BaseException:
     if isinstance(error, DoesNotFit | OutOfMemory):
         problem = f"{name} does not fit into memory beside the model that answers now: {error}"
         return model_refused(422, problem, TOO_LARGE)
-    if isinstance(error, ZincError):
+    if isinstance(error, ZincError) and not isinstance(error, EngineStopped):
         problem = error.problem if isinstance(error, RequestError) else str(error)
         return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
     return error
