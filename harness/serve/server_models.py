@@ -225,8 +225,11 @@ class ServerModels:
                 loaded = self._load(path, name, (before,))
             except (DoesNotFit, OutOfMemory) as error:
                 raise _no_room(name, error) from error
-            except BaseException as error:
-                raise _refusal(name, error) from error
+            except EngineStopped:
+                raise
+            except (ZincError, OSError) as error:
+                log.error("%s cannot be opened again: %s", name, error)
+                raise EngineStopped(f"{name} cannot be opened again; see the log") from error
             with self._changed:
                 self._active = loaded
             log.info("%s is opened again", name)
@@ -375,7 +378,7 @@ class ServerModels:
             self._changed.wait_for(lambda: not loaded.leases or self._closing, seconds)
             if self._closing:
                 self._changed.wait_for(lambda: not loaded.leases, CLOSE_SECONDS)
-            self._in_memory.remove(loaded)
+            self._in_memory = [one for one in self._in_memory if one is not loaded]
         loaded.owned.close()
         refreeze_heap()
 

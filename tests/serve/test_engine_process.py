@@ -7,7 +7,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import sys
 import threading
@@ -80,24 +79,80 @@ def test_a_killed_child_ends_its_answers_and_the_next_request_opens_the_model_ag
     assert said == [f"the engine's process {killed} ended: killed by SIGKILL"]
 
 
-@pytest.mark.parametrize(
-    ("broken", "status", "code"), [(True, 422, "model_unusable"), (False, 503, "engine_stopped")]
-)
-def test_a_model_that_cannot_be_opened_again_is_told_why(
-    serve, tiny_model_path, tmp_path, monkeypatch, broken, status, code
-):
-    """Its file is broken now, or the next child ends, too."""
-    path = tmp_path / "tiny.gguf"
-    shutil.copy(tiny_model_path, path)
-    with serve(path=path, engine_process=True) as server:
+def test_a_model_whose_next_child_ends_too_cannot_be_opened_again(serve, monkeypatch):
+    with serve(engine_process=True) as server:
         os.kill(pid_of(server), signal.SIGKILL)
         wait_until(lambda: server.service.model.driver.failure is not None)
-        if broken:
-            path.unlink()
-        else:
-            monkeypatch.setattr(sys, "executable", "/bin/false")
+        monkeypatch.setattr(sys, "executable", "/bin/false")
         reply = Http(server.url).post(COMPLETIONS, BODY)
-        assert (reply.status, reply.error["code"]) == (status, code), reply.body
+        assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), reply.body
+
+
+def test_a_model_that_cannot_be_opened_again_answers_when_it_can(
+    serve: Serve, tiny_model_path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, away = tmp_path / "model.gguf", tmp_path / "away"
+    path.write_bytes(tiny_model_path.read_bytes())
+    with serve(path=path, engine_process=True) as server:
+        http = Http(server.url)
+        os.kill(pid_of(server), signal.SIGKILL)
+        path.rename(away)
+        wait_until(lambda: http.get("/health").status == 503)
+        for reply in (http.post(COMPLETIONS, BODY), http.get("/ready")):
+            assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), reply.body
+            assert str(tmp_path) not in reply.error["message"]
+        said = [one.message for one in caplog.records if one.levelname == "ERROR"]
+        assert all("tiny cannot be opened again: " in line for line in said[1:])
+        assert str(path) in said[1]
+        away.rename(path)
+        assert http.post(COMPLETIONS, BODY).status == http.get("/health").status == 200
+
+
+def test_a_child_that_ends_while_it_loads_a_named_model_is_no_fault_of_the_model(
+    serve: Serve, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(beside={"other": tiny_model_path}, engine_process=True) as server:
+        http, opened, loading = Http(server.url), server.models._open, threading.Event()
+        pid, engines = pid_of(server), server.models._thread
+
+        def stopped(*arguments: Any) -> Any:
+            os.kill(pid, signal.SIGSTOP)
+            loading.set()
+            return opened(*arguments)
+
+        with monkeypatch.context() as patched, ThreadPoolExecutor(1) as clients:
+            patched.setattr(server.models, "_open", stopped)
+            asked = clients.submit(http.post, COMPLETIONS, {**BODY, "model": "other"})
+            wait_until(loading.is_set)
+            wait_until(lambda: bool(engines._child._answers))  # type: ignore[union-attr]
+            os.kill(pid, signal.SIGKILL)
+            reply = asked.result()
+        assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), reply.body
+        assert http.post(COMPLETIONS, {**BODY, "model": "other"}).status == 200
+
+
+def test_a_server_that_ends_while_it_opens_its_model_again_ends_without_a_fault(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults: list[threading.ExceptHookArgs] = []
+    monkeypatch.setattr(threading, "excepthook", faults.append)
+    with ThreadPoolExecutor(1) as clients:
+        with serve(engine_process=True) as server:
+            http, opened, loading = Http(server.url), server.models._open, threading.Event()
+            os.kill(pid_of(server), signal.SIGKILL)
+            wait_until(lambda: http.get("/health").status == 503)
+
+            def late(*arguments: Any) -> Any:
+                loading.set()
+                wait_until(lambda: server.models._closing)
+                return opened(*arguments)
+
+            server.models._open = late
+            asked = clients.submit(http.post, COMPLETIONS, BODY)
+            wait_until(loading.is_set)
+        asked.exception()
+    wait_until(lambda: not any(one.is_alive() for one in server.models._retiring))
+    assert not faults
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
