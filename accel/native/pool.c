@@ -197,6 +197,7 @@ typedef struct {
 struct POOL {
     COUNTER completed;  // the last step that has ended
     COUNTER arrived;    // arrivals of workers at all barriers of this step
+    COUNTER released;   // the barriers of this step that all workers have come to
     COUNTER departed;   // workers that have finished this step
     SLOT ring[RING_STEPS];
     ulong times[RING_STEPS];  // nanoseconds of each of the last steps
@@ -206,13 +207,14 @@ struct POOL {
     WORKER *worker;
 };
 
-// A barrier for the workers of a step. `met` is the time when this worker left the last barrier.
-static void meet(POOL *pool, uint target, ulong *met) {
-    if (atomic_fetch_add(&pool->arrived.value, 1) + 1 == target) {
-        wake_sleepers(&pool->arrived);
-    } else if (!reached(&pool->arrived, target)) {
-        wait_for(&pool->arrived, target, SPIN_NANOSECONDS + (nanoseconds() - *met) / SPIN_SHARE);
-    }
+// A barrier for the workers of a step, its number counted from 1. Workers wait for another word than
+// the one they count in: else each arrival would take the word from all that wait.
+// `met` is the time when this worker left the last barrier.
+static void meet(POOL *pool, uint workers, uint barrier, ulong *met) {
+    if (atomic_fetch_add(&pool->arrived.value, 1) + 1 == barrier * workers)
+        set_counter(&pool->released, barrier);
+    else
+        wait_for(&pool->released, barrier, SPIN_NANOSECONDS + (nanoseconds() - *met) / SPIN_SHARE);
     *met = nanoseconds();
 }
 
@@ -224,7 +226,7 @@ static void run_packets(POOL *pool, const JOB *job, uint index) {
     uint meetings = 0;
     ulong met = nanoseconds();
     for (uint i = 0; i < job->count; i++, packet++) {
-        if (packet->wait && meets) meet(pool, ++meetings * job->workers, &met);
+        if (packet->wait && meets) meet(pool, job->workers, ++meetings, &met);
         // Who skips a packet here skips all behind it, and so do the others once they have met: an
         // op never reads what was not computed, such as the number of an expert.
         if (cancelled && atomic_load_explicit(cancelled, memory_order_relaxed)) continue;
@@ -233,7 +235,7 @@ static void run_packets(POOL *pool, const JOB *job, uint index) {
         op_of(packet)(&map, packet, worker, workers);
     }
     if (!job->copy_count) return;
-    if (meets) meet(pool, ++meetings * job->workers, &met);
+    if (meets) meet(pool, job->workers, ++meetings, &met);
     const COPY *copy = (const COPY *)job->copies;
     for (uint i = 0; i < job->copy_count; i++, copy++) {
         const ulong first = copy->bytes * index / job->workers;
@@ -249,6 +251,7 @@ static void take_part(POOL *pool, SLOT *slot, uint number, uint index) {
     if (atomic_fetch_add(&pool->departed.value, 1) + 1 < slot->job.workers) return;
     atomic_store(&pool->departed.value, 0);
     atomic_store(&pool->arrived.value, 0);
+    atomic_store(&pool->released.value, 0);
     pool->times[number % RING_STEPS] = nanoseconds() - slot->begun;
     set_counter(&pool->completed, number);
 }

@@ -21,6 +21,9 @@ from contract.spec import bind_shapes
 
 PRIVATE_ELEMENTS = 8192
 """Most elements of an op that is cheaper to repeat in every worker than the barrier it saves."""
+PAGE_WRITERS = 2
+"""Most workers that write the same keys and values to save a barrier: with more, the lines of a
+page go from core to core for longer than a barrier takes."""
 ITEM_BYTES = {F32: 4, I32: 4, F16: 2}
 PER = {"tokens": Per.TOKEN, "rows": Per.ROW}
 
@@ -257,8 +260,9 @@ class Lowering:
         if self.dtype(kv) in ROTATED_KV:
             k, v = (self.rotated(x, node, f"rotated_{side}") for side, x in (("k", k), ("v", v)))
         sizes = {"width": k.columns, "page_tokens": PAGE_TOKENS}
+        private = "k" if self.parts <= PAGE_WRITERS else ""
         dtype = self.dtype(kv)
-        self.lower(node, "kv_write_batched", k=k, v=v, dtype=dtype, private="k", **sizes)
+        self.lower(node, "kv_write_batched", k=k, v=v, dtype=dtype, private=private, **sizes)
 
     def _bound(self, node: Node) -> Mapping[str, int | str]:
         shapes = {name: self.graph.shape(view) for name, view in node.operands.items()}

@@ -78,7 +78,7 @@ OPS = (
     ),
     op(
         "kv_write_batched",
-        "rows k, rows v, int query, int page_table, uchar *kv",
+        "k, v, int query, int page_table, uchar *kv",
         "tokens width page_tokens head_dim",
         items="2 tokens width",
     ),

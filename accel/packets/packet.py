@@ -34,7 +34,9 @@ BANK_SHIFT = 56
 their own memory; the bits below are the offset in it."""
 BANKS = 16
 COLUMN_GRANULE = 32
-"""Columns of products, and of elementwise ops after them, are divided at multiples of this."""
+"""Columns of products, and of elementwise ops after them, are divided at multiples of this, and of
+half of it in steps of at most FEW_TOKENS tokens, whose products have a kernel of their own."""
+FEW_TOKENS = 32
 
 
 def _word(record: np.dtype[np.void], field: str) -> int:
@@ -54,6 +56,7 @@ CONSTANTS = {
     "BANK_SHIFT": BANK_SHIFT,
     "BANKS": BANKS,
     "COLUMN_GRANULE": COLUMN_GRANULE,
+    "FEW_TOKENS": FEW_TOKENS,
     "SLOT_POSITION": _word(SLOT, "position"),
     "SLOT_LAST_TOKEN": _word(SLOT, "last_token"),
     "STEP_FIRST_EVENT": _word(STEP, "first_event"),

@@ -225,7 +225,8 @@ class AdaptiveWorkers:
 
     ``max_workers`` is the largest number it chooses. ``by_size`` has the tuners by number of ops,
     which identifies the graph, and ``size_class``. A new tuner starts with ``workers``, the number
-    last in use."""
+    last in use, but steps of many tokens with all: what is best for decoding may be a few, and a
+    prompt is over before trials have found more."""
 
     max_workers: int
     by_size: dict[tuple[int, int], WorkerTuner] = field(default_factory=dict)
@@ -235,7 +236,8 @@ class AdaptiveWorkers:
         """See WorkerChoice; 1 to ``max_workers``."""
         size = ops, size_class(tokens)
         if size not in self.by_size:
-            self.by_size[size] = WorkerTuner(self.max_workers, self.workers or self.max_workers)
+            few = self.workers if tokens <= SINGLE_SIZES else 0
+            self.by_size[size] = WorkerTuner(self.max_workers, few or self.max_workers)
         worker_tuner = self.by_size[size]
         chosen = worker_tuner.choose()
         self.workers = worker_tuner.workers

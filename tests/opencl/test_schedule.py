@@ -135,15 +135,17 @@ def test_scratch_alive_together_does_not_overlap(key, launches, name):
                     assert apart, f"{one} and {other} overlap"
 
 
-def test_a_decode_layer_costs_five_barriers(synthetic_model):
-    """Projections, attention, its output, gate and up, down: nothing else waits."""
+@pytest.mark.parametrize(("workers", "each"), [(2, 5), (WORKERS, 6)])
+def test_what_a_decode_layer_waits_for(workers, each, synthetic_model):
+    """Projections, attention, its output, gate and up, down; and more than two workers for what
+    each has written of the page: nothing else."""
     barriers = []
     for layers in (2, 5):
         path = synthetic_model(architecture="qwen3", quant="q4_k_m", layers=layers)
         graph = open_model(path).graph(Limits(slots=2, context=64, pages=8))
-        step = lower_graph(graph, ShapeKey(1, 1), WORKERS, "opencl")
-        barriers.append(schedule_workers(step, WORKERS).barriers)
-    assert barriers[1] - barriers[0] == 3 * 5
+        step = lower_graph(graph, ShapeKey(1, 1), workers, "opencl")
+        barriers.append(schedule_workers(step, workers).barriers)
+    assert barriers[1] - barriers[0] == 3 * each
 
 
 def test_one_worker_keeps_no_private_copies():

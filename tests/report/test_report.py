@@ -5,7 +5,6 @@ import re
 import tomllib
 from html.parser import HTMLParser
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,15 +158,18 @@ def test_a_graph_without_layers_is_shown_too():
     assert "No node of this graph belongs to a layer." in "".join(page.words)
 
 
-def test_the_template_is_installed_with_the_package():
-    """Every file beside the package's modules matches a pattern of its package data."""
+@pytest.mark.parametrize("package", ["contract", "reference", "accel", "harness"])
+def test_data_files_are_installed_with_the_packages(package):
+    """Every table, text and kernel beside the modules matches a pattern of package data."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["harness"]
-    installed = {path for pattern in patterns for path in (ROOT / "harness").glob(pattern)}
+    patterns = project["tool"]["setuptools"]["package-data"][package]
+    installed = {path for pattern in patterns for path in (ROOT / package).glob(pattern)}
+    suffixes = ("css", "html", "js", "json", "svg", "toml", "txt", "typed", "cu", "h", "k", "cl")
     data = {
         path
-        for path in Path(ROOT, "harness", "report").rglob("*")
-        if path.is_file() and path.suffix not in (".py", ".pyc")
+        for suffix in suffixes
+        for path in (ROOT / package).rglob(f"*.{suffix}")
+        if "python" not in path.parts[len(ROOT.parts) :]
     }
     assert data
     assert data <= installed

@@ -8,6 +8,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -76,6 +77,15 @@ def test_a_killed_child_ends_its_answers_and_the_next_request_opens_the_model_ag
     assert http.get("/health").status == http.get("/ready").status == 200
     said = [one.message for one in caplog.records if "engine's process" in one.message]
     assert said == [f"the engine's process {killed} ended: killed by SIGKILL"]
+
+
+def test_a_model_whose_next_child_ends_too_cannot_be_opened_again(serve, monkeypatch):
+    with serve(engine_process=True) as server:
+        os.kill(pid_of(server), signal.SIGKILL)
+        wait_until(lambda: server.service.model.driver.failure is not None)
+        monkeypatch.setattr(sys, "executable", "/bin/false")
+        reply = Http(server.url).post(COMPLETIONS, BODY)
+        assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), reply.body
 
 
 def test_a_model_that_cannot_be_opened_again_answers_when_it_can(

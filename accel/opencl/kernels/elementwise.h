@@ -3,7 +3,7 @@
 // DEFINE_ELEMENTWISE(name, SETUP, EXPRESSION) defines op_name over y [tokens, width]: SETUP declares
 // what the expression needs, EXPRESSION gives a float16 from A(operand), the elements of an operand
 // at the same row and columns, and V(operand), those of a vector operand at the same columns.
-// split_columns divides columns by COLUMN_GRANULE, as the matrix products do, else tokens are
+// split_columns divides columns by column_granule(), as the matrix products do, else tokens are
 // divided.
 //
 // DEFINE_BY_COLUMNS is the same for ops that always divide columns, as the product before them does;
@@ -18,7 +18,7 @@
 #define DEFINE_BY_COLUMNS(name, SETUP, EXPRESSION)                                              \
     void op_##name(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {     \
         OPEN(name);                                                                             \
-        const SHARE columns = share(op.width, COLUMN_GRANULE, worker, workers);                 \
+        const SHARE columns = share(op.width, column_granule(memory), worker, workers);         \
         for (uint token = 0; token < op.tokens; token++) {                                      \
             SETUP;                                                                              \
             for (uint k = columns.begin; k < columns.end; k += 16) {                            \
@@ -35,7 +35,7 @@
         SETUP;                                                                                  \
         SHARE rows = {0, op.tokens}, columns = {0, op.width};                                   \
         if (packet->split_columns)                                                              \
-            columns = share(op.width, COLUMN_GRANULE, worker, workers);                         \
+            columns = share(op.width, column_granule(memory), worker, workers);                 \
         else                                                                                    \
             rows = share(op.tokens, 1, worker, workers);                                        \
         for (uint token = rows.begin; token < rows.end; token++) {                              \

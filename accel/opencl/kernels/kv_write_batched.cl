@@ -2,7 +2,8 @@
 //
 // operands: k, v, query, page_table, kv
 // sizes:    tokens, width (kv_heads * head_dim), page_tokens, head_dim
-// kv is float, half, Q8_0, I12, I4R or I3R as dtype says. Tokens are split among workers.
+// kv is float, half, Q8_0, I12, I4R or I3R as dtype says. Heads of keys and of values of all
+// tokens are split among workers: if several wrote one page, its lines would go from core to core.
 
 // One block of rule R6: d = largest magnitude / 127 as binary16, q = x / d to nearest even.
 static inline void store_q8_0(const GLOBAL float *x, GLOBAL uchar *block) {
@@ -154,37 +155,41 @@ static inline void store_kv(uint dtype, const GLOBAL float *x, GLOBAL uchar *kv,
         store_q8_0(x, kv + index / Q8_0_ELEMENTS * Q8_0_BYTES);
 }
 
-void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
-    OPEN(kv_write_batched);
-    const uint tokens = op.tokens, width = op.width, page_tokens = op.page_tokens;
-    const uint head_dim = op.head_dim, kv_heads = width / head_dim;
-    const SHARE mine = share(tokens, 1, worker, workers);
-    GLOBAL uchar *kv = op.kv;
-    for (uint token = mine.begin; token < mine.end; token++) {
-        const GLOBAL int *query = op.query + token * op.query_stride;
-        uint slot = query[1], position = query[2];
-        ulong page = op.page_table[slot * op.page_table_stride + position / page_tokens];
-        for (uint which = 0; which < 2; which++) {
-            const GLOBAL float *x = which ? op.v + token * op.v_stride : op.k + token * op.k_stride;
-            ulong index = ((page * 2 + which) * page_tokens + position % page_tokens) * width;
-            if (packet->dtype == F32)
-                for (uint k = 0; k < width; k++) store_kv(F32, x + k, kv, index + k);
-            else if (packet->dtype == F16)
-                for (uint k = 0; k < width; k++) store_kv(F16, x + k, kv, index + k);
-            else if (packet->dtype == I12)
-                for (uint h = 0; h < kv_heads; h++)
-                    store_i12(x + h * head_dim, head_dim, which,
-                              kv + i12_record(head_dim, kv_heads, page, h),
-                              position % page_tokens);
-            else if (packet->dtype == I4R || packet->dtype == I3R)
-                for (uint h = 0; h < kv_heads; h++)
-                    store_coded(x + h * head_dim, packet->dtype, head_dim, which,
-                                kv + coded_record(packet->dtype, head_dim, kv_heads, page, h),
-                                position % page_tokens);
-            else
-                for (uint k = 0; k < width; k += Q8_0_ELEMENTS)
-                    store_kv(Q8_0, x + k, kv, index + k);
-        }
+// Keys (which 0) or values (which 1) of one token and head.
+static void write_head(const GLOBAL PACKET *packet, const kv_write_batched_fields *op, uint token,
+                       uint which, uint head) {
+    const uint width = op->width, head_dim = op->head_dim, heads = width / head_dim;
+    const GLOBAL int *query = op->query + token * op->query_stride;
+    const uint slot = query[1], i = query[2] % op->page_tokens;
+    const ulong page = op->page_table[slot * op->page_table_stride + query[2] / op->page_tokens];
+    const GLOBAL float *x =
+        which ? op->v + token * op->v_stride : op->k + token * op->k_stride;
+    if (packet->dtype == I12) {
+        store_i12(x + head * head_dim, head_dim, which,
+                  op->kv + i12_record(head_dim, heads, page, head), i);
+        return;
     }
+    if (packet->dtype == I4R || packet->dtype == I3R) {
+        store_coded(x + head * head_dim, packet->dtype, head_dim, which,
+                    op->kv + coded_record(packet->dtype, head_dim, heads, page, head), i);
+        return;
+    }
+    // Whole blocks of Q8_0, whatever the width of a head is.
+    const SHARE mine = share(width, Q8_0_ELEMENTS, head, heads);
+    const ulong index = ((page * 2 + which) * op->page_tokens + i) * width;
+    if (packet->dtype == F32)
+        for (uint k = mine.begin; k < mine.end; k++) store_kv(F32, x + k, op->kv, index + k);
+    else if (packet->dtype == F16)
+        for (uint k = mine.begin; k < mine.end; k++) store_kv(F16, x + k, op->kv, index + k);
+    else
+        for (uint k = mine.begin; k < mine.end; k += Q8_0_ELEMENTS)
+            store_kv(Q8_0, x + k, op->kv, index + k);
 }
 
+void op_kv_write_batched(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
+    OPEN(kv_write_batched);
+    const uint heads = op.width / op.head_dim;
+    const SHARE mine = share(op.tokens * 2 * heads, 1, worker, workers);
+    for (uint unit = mine.begin; unit < mine.end; unit++)
+        write_head(packet, &op, unit / (2 * heads), unit / heads % 2, unit % heads);
+}

@@ -8,8 +8,7 @@
 // says which a row of y wants, and row_pairs rows of y share one of x: see matmul_experts.h. chunks
 // and order are what expert_group wrote; without them every row of y is computed by itself.
 // Float weights are stored as in the model file, weight_stride bytes a row; quantized ones in the
-// layout of lanes_layout.h. Rows are split among workers by COLUMN_GRANULE, for every number
-// of tokens.
+// layout of lanes_layout.h. Rows are split among workers by column_granule().
 
 MATMUL_TARGET_BEGIN
 
@@ -88,7 +87,7 @@ void op_matmul(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint wor
     p.y = op.y;
     p.y_stride = op.y_stride;
     const EXPERTS experts = experts_of(&op, packet->dtype);
-    const SHARE mine = share(p.rows, COLUMN_GRANULE, worker, workers);
+    const SHARE mine = share(p.rows, column_granule(memory), worker, workers);
     const uint chunks = chunk_count(&experts);
     for (uint chunk = 0; chunk < chunks; chunk++) {
         const MATMUL q = chunk_product(&p, &experts, chunk);

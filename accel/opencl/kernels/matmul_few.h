@@ -1,11 +1,9 @@
 // Products of a few tokens: weights come from memory once and are used as they lie, by several
-// tokens at a time.
+// tokens at a time. More than FEW_TOKENS are worth expanding the weights for.
 
 #ifndef MATMUL_FEW_H
 #define MATMUL_FEW_H
 
-// More tokens are worth expanding the weights for.
-#define FEW_TOKENS 32
 // Columns whose activations a worker has at hand at a time; whole spans.
 #define FEW_COLUMNS 2048
 // Most tokens whose sums are kept in registers at a time.

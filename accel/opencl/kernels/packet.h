@@ -116,4 +116,12 @@ static inline SHARE share(uint count, uint granule, uint worker, uint workers) {
     return s;
 }
 
+// Columns of products, and of elementwise ops after them, are divided at multiples of this: groups
+// of rows in steps whose products take one at a time, so that small matrices keep more workers busy,
+// else tiles of two groups.
+static inline uint column_granule(MEMORY memory) {
+    const uint tokens = *(const GLOBAL uint *)at(memory, INPUT_MEMORY);
+    return tokens <= FEW_TOKENS ? COLUMN_GRANULE / 2 : COLUMN_GRANULE;
+}
+
 #endif

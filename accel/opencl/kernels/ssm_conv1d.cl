@@ -37,7 +37,7 @@ INLINE void keep_taps(const GLOBAL float *weight, uint taps, int count, float16 
 void op_ssm_conv1d(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(ssm_conv1d);
     const uint taps = op.history + 1;
-    const SHARE mine = share(op.channels, COLUMN_GRANULE, worker, workers);
+    const SHARE mine = share(op.channels, column_granule(memory), worker, workers);
     for (uint first = mine.begin; first < mine.end; first += 16 * CONV_VECTORS) {
         const uint end = min(first + 16 * CONV_VECTORS, mine.end);
         float16 kept[CONV_VECTORS][KEPT_TAPS];

@@ -143,7 +143,8 @@ class ChildProcess:
             )
         self.pid = self._process.pid
         self._channel = Channel(ours)
-        self._channel.send(start)
+        with suppress(ChannelEnded):  # Whoever asks it something is told.
+            self._channel.send(start)
         self._thread = threading.Thread(target=self._receive, name="engine", daemon=True)
         self._thread.start()
 

@@ -112,21 +112,24 @@ class EngineServer:
             with self._lock:
                 for number in self._prepared.keys() & set(request_ids):
                     self._prepared[number] = True
-        if key in self._models:
-            driver = self._driver(key)
+        found = self._models.get(key)
+        if found is not None:
+            driver = found[1]
             if complete:
                 driver.stream._complete.update(request_ids)
             driver.cancel(driver.stream, request_ids, used=used)
 
     def stall(self, key: str, request_ids: Sequence[int]) -> None:
         """See ``StepDriver``."""
-        if key in self._models:
-            self._driver(key).stall(request_ids)
+        found = self._models.get(key)
+        if found is not None:
+            found[1].stall(request_ids)
 
     def resume(self, key: str, request_ids: Sequence[int]) -> None:
         """See ``StepDriver``."""
-        if key in self._models:
-            self._driver(key).resume(request_ids)
+        found = self._models.get(key)
+        if found is not None:
+            found[1].resume(request_ids)
 
     def _model(self, key: str) -> tuple[HostedModel, StepDriver, ExitStack]:
         found = self._models.get(key)

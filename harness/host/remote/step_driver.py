@@ -61,7 +61,8 @@ class StepDriver(ThreadedDriver):
 
     def accept(self, number: int, groups: Sequence[Sequence[Job]]) -> None:
         """Submit groups of jobs between the same two steps, each group whole or not at all. The
-        answer to ``number`` is sent with the next step; at once if one is refused."""
+        answer to ``number`` is sent with the next step; at once if one is refused, or if nothing is
+        left to step."""
 
         def begin() -> None:
             answers: list[Exception | None] = []
@@ -106,7 +107,7 @@ class StepDriver(ThreadedDriver):
     def carry_out(self) -> None:
         left = bool(self._answers)
         super().carry_out()
-        if left or self._refused:
+        if left or self._refused or (self._answers and self._engine.idle):
             self.flush()
 
     def deliver(self, events: Sequence[TokenEvent]) -> None:
