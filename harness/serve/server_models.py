@@ -292,8 +292,7 @@ class ServerModels:
         thread.start()
 
     def _load(self, path: Path, name: str, leaving: Collection[_LeasedModel] = ()) -> _LeasedModel:
-        """Load a model. If there is no room, unload models that no request uses. Raises what
-        opening it raises."""
+        """Load a model; for room unload unused ones. Raises what opening it raises."""
 
         def load() -> _LeasedModel:
             with self._changed:
@@ -303,18 +302,19 @@ class ServerModels:
         return load_with_room(load, self._unload_one)
 
     def _opened(self, path: Path, name: str, staying: Iterable[_LeasedModel]) -> _LeasedModel:
-        """Load a model while the models ``staying`` keep their memory. Raises what opening it
-        raises."""
+        """Load a model while ``staying`` keep their memory. Raises what opening it raises."""
         owned = ExitStack()
         try:
             taken = sum(loaded.service.model.plan.total for loaded in staying)
             model = self._open(path, name, owned, taken)
+            loaded = _LeasedModel(replace(self.service, model=model), owned)
+            with self._changed:
+                if self._closing:
+                    raise EngineStopped("the server is shutting down")
+                self._in_memory.append(loaded)
         except BaseException:
             owned.close()
             raise
-        loaded = _LeasedModel(replace(self.service, model=model), owned)
-        with self._changed:
-            self._in_memory.append(loaded)
         # Tenants may have changed while the engine was loaded.
         self.accounts.send_to(self.change_tenants)
         loaded.service.metrics.follow(model.name, model.driver, model.memory)
