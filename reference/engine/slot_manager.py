@@ -328,15 +328,16 @@ def copies_of(
 def memory_of(
     runner: ModelRunner, options: EngineOptions, disk: DiskPages | None = None
 ) -> KvMemory:
-    """The pages and saved states of a runner; ``disk`` is notified of every change of the cache."""
-    limits = runner.limits
+    """The pages and saved states of a runner; ``disk`` is notified of every change of the cache.
+    A model without attention has no keys and values to save in host memory."""
+    limits, copies = runner.limits, copies_of(runner, options, disk)
     return KvMemory(
         limits.pages,
         order=options.page_order,
         states=limits.saved_states if runner.recurrent.slot_bytes else None,
         cache=options.prefix_cache,
         cached_pages=options.cached_pages,
-        copies=copies_of(runner, options, disk),
-        host_pages=options.host_pages,
+        copies=copies,
+        host_pages=0 if copies is None else options.host_pages,
         observer=NO_TREE_OBSERVER if disk is None else disk,
     )

@@ -184,13 +184,16 @@ class WithoutCopying(KvMemory):
 class WithoutLoading(KvMemory):
     """Counts pages as brought back that were not."""
 
-    def _restore(self, nodes: Any, tenant: int, slot: int) -> None:
-        loading = self._copies.load  # type: ignore[union-attr]
-        self._copies.load = lambda *_: None  # type: ignore[union-attr, method-assign]
-        try:
-            super()._restore(nodes, tenant, slot)
-        finally:
-            self._copies.load = loading  # type: ignore[union-attr, method-assign]
+    def resize(self, pages: int, copies: Any) -> None:
+        super().resize(pages, copies)
+        restore = self._cached.restore
+
+        def without_loading(nodes: Any, into: Any) -> None:
+            loading, copies.load = copies.load, lambda *_: None
+            restore(nodes, into)
+            copies.load = loading
+
+        self._cached.restore = without_loading  # type: ignore[method-assign]
 
 
 def test_pages_that_were_not_brought_back_change_bits(runner):
