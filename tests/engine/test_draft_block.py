@@ -52,9 +52,10 @@ Runners = tuple[ModelRunner, ModelRunner, Events]
 
 @contextmanager
 def drafting(
-    path: Path, tier: Tier, limits: Limits = LIMITS
+    path: Path, tier: Tier, limits: Limits = LIMITS, frequent_tokens: int = FREQUENT_TOKENS
 ) -> Iterator[tuple[ModelRunner, ModelRunner]]:
-    """The runner of a model, and that of its draft block or head."""
+    """The runner of a model, and that of its draft block or head, which can draft tokens below
+    ``frequent_tokens`` alone."""
     with ExitStack() as owned:
         model = open_headed(path, owned)
         whole = drafting_limits(limits, DRAFTS, model.head)
@@ -62,7 +63,7 @@ def drafting(
         runner = owned.enter_context(ModelRunner(model, tier, whole))
         graph = model.draft_graph(sizes)
         shared = runner.shared_buffers(graph)
-        frequent = model.draft_graph(replace(sizes, frequent_tokens=FREQUENT_TOKENS))
+        frequent = model.draft_graph(replace(sizes, frequent_tokens=frequent_tokens))
         block = ModelRunner(model, tier, sizes, graph=graph, shared=shared, frequent=frequent)
         yield runner, owned.enter_context(block)
 

@@ -294,10 +294,11 @@ def test_the_device_does_not_wait_for_the_host(synthetic_model, monkeypatch):
         return take(self, *of_step)
 
     path = synthetic_model(architecture="qwen35", quant="q4_k_m", mtp_agreement=1.0)
+    limits, vocab = replace(LIMITS, pages=24), 320
     monkeypatch.setattr(ModelRunner, "submit", submitted)
     monkeypatch.setattr(ModelRunner, "collect", collected)
     monkeypatch.setattr(OutputProcessor, "take", taken)
-    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+    with quick_tier() as tier, drafting(path, tier, LIMITS, vocab) as (runner, block):
         patterns = {
             (0, False): "VrtdddV",
             (2, False): "VddrtdV",
@@ -310,7 +311,7 @@ def test_the_device_does_not_wait_for_the_host(synthetic_model, monkeypatch):
             alone(runner, block, GREEDY[:1])
             assert pattern in "".join(order)
     # Of several sequences nothing is drafted before the result is read.
-    with quick_tier() as tier, drafting(path, tier, replace(LIMITS, pages=24)) as (runner, block):
+    with quick_tier() as tier, drafting(path, tier, limits, vocab) as (runner, block):
         for early, pattern in ((False, "VrtdddV"), (True, "VrdddVt")):
             set_steps(monkeypatch, 2, early)
             order.clear()

@@ -312,10 +312,10 @@ class ForgettingToProtect(KvMemory):
     """Leaves pages that are found where eviction finds them."""
 
     def adopt(self, *rest: Any) -> PrefixHit:
-        kept = dict(self._cached)
+        kept = dict(self._cached.on_device)
         hit = super().adopt(*rest)
         for node in kept:
-            self._cached.setdefault(node)
+            self._cached.on_device.setdefault(node)
         return hit
 
 
@@ -326,7 +326,7 @@ class SharingWritten(KvMemory):
         if node.page is None:
             return None
         self._pool.hold([node.page], slot, tenant)
-        self._cached.pop(node, None)
+        self._cached.remove(node)
         return node.page
 
 
