@@ -42,7 +42,7 @@ COMPARE_TIERS = (
 """Files whose tests need the CPU tier itself."""
 BOTH = (
     *("test_adapters", "test_disk_cache", "test_experts", "test_force_tokens", "test_gbnf"),
-    *("test_openai_client", "test_plain_heads", "test_quotas", "test_receipt_service"),
+    *("test_openai_client", "test_plain_heads", "test_receipt_service"),
     *("test_recording", "test_rerank", "test_slots", "test_tenants", "test_text_offsets"),
 )
 """Files whose tests also run with the engines in a process of their own: of each feature one."""
@@ -65,7 +65,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Some files test servers with and without a process for their engines."""
     if metafunc.module.__name__.rpartition(".")[2] in BOTH and "serve" in metafunc.fixturenames:
         ways = {"ids": ["here", "child"], "indirect": True, "scope": "session"}
-        metafunc.parametrize("serve", [False, True], **ways)
+        child = pytest.param(True, marks=pytest.mark.long)
+        metafunc.parametrize("serve", [False, child], **ways)
 
 
 @pytest.fixture(scope="session")
