@@ -206,8 +206,9 @@ def test_without_descriptors_there_are_fewer_connections(number, monkeypatch, ca
             connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
             for _ in range(40)
         ]
-        server.start()
+        # Sent before it is accepted: a silent client may be closed at once.
         clients[-1].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        server.start()
         assert clients[-1].recv(8) == b"HTTP/1.1"
         assert len(channels) <= 9
     (line,) = [one.message for one in caplog.records if "ulimit" in one.message]

@@ -81,8 +81,8 @@ def test_where_a_request_names_the_model_meanwhile_the_next_one_is_unloaded(
     assert thread is not None
     call = thread.call
 
-    def choose(function: Callable[..., object]) -> object:
-        chosen = call(function)
+    def choose(function: Callable[..., object], *arguments: object) -> object:
+        chosen = call(function, *arguments)
         if not leases:
             leases.append(server.models.lease("llama"))
         return chosen

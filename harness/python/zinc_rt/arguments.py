@@ -84,6 +84,7 @@ class ServerSettings(ModelSettings, total=False):
     state: str | Path | None
     receipts: str | Path | None
     read_experts: Literal["off", "on"] | None
+    engine_process: Literal["off", "on"] | None
     unknown_fields: Literal["ignore", "reject"] | None
     cors: str | None
     temperature: float | None
