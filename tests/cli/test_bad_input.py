@@ -3,6 +3,7 @@
 import os
 import shlex
 import socket
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -225,6 +226,24 @@ def test_memory_that_the_system_refuses_is_no_fault(zinc, monkeypatch, text, sai
     result = zinc("devices")
     advice = "end other programs, or raise this process's limit (ulimit -v)"
     assert (result.code, result.err) == (1, f"error: out of memory{said}; {advice}\n")
+
+
+def test_threads_that_the_system_refuses_are_no_fault(zinc, monkeypatch):
+    """The words are those of Python; no system has so much address space for a stack."""
+
+    def refused() -> None:
+        before = threading.stack_size(1 << 50)
+        try:
+            threading.Thread(target=print).start()
+        finally:
+            threading.stack_size(before)
+
+    monkeypatch.setattr("harness.tiers.probe", refused)
+    result = zinc("devices")
+    advice = "a server needs fewer with a smaller --queue-depth"
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("error: can't start new thread; raise the limit of threads (")
+    assert result.err.endswith(f"; {advice}\n")
 
 
 def test_ctrl_c_anywhere_is_130(zinc, monkeypatch, capsys):
