@@ -216,7 +216,11 @@ def _with_parts(whole: Path, parts: Parts) -> Path:
 
 def _larger(parts: Parts, whole: Path) -> list[Parts]:
     """Larger sets of parts that the cache has a program for, the smallest first."""
-    names = (path.stem.rpartition("-")[2] for path in whole.parent.glob(f"{whole.stem}-*.bin"))
+    try:
+        paths = list(whole.parent.glob(f"{whole.stem}-*.bin"))
+    except OSError:  # The folder may not be entered.
+        return []
+    names = (path.stem.rpartition("-")[2] for path in paths)
     found = (of_mask(int(name, 16)) for name in names if re.fullmatch("[0-9a-f]+", name))
     return sorted((held for held in found if parts < held), key=lambda held: (len(held), *held))
 

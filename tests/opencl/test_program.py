@@ -131,6 +131,12 @@ def test_a_folder_without_room_is_said(
         build()
 
 
+def test_a_cache_that_cannot_be_entered_has_no_programs(tmp_path):
+    """Such as one of another user; root may enter any, but none has so long a name."""
+    folder = tmp_path / ("n" * 300)
+    assert program_module._larger(frozenset(), folder / "whole.bin") == []
+
+
 def test_two_processes_fill_one_cache(device, tmp_path):
     """Both succeed, one entry remains, no partial file does."""
     code = (
