@@ -1,5 +1,6 @@
 """Every class of bad input: one line, exit code 2, no traceback unless asked for."""
 
+import errno
 import os
 import shlex
 import socket
@@ -244,6 +245,19 @@ def test_threads_that_the_system_refuses_are_no_fault(zinc, monkeypatch):
     assert (result.code, result.out) == (1, "")
     assert result.err.startswith("error: can't start new thread; raise the limit of threads (")
     assert result.err.endswith(f"; {advice}\n")
+
+
+def test_a_file_that_the_system_refuses_is_no_fault(zinc, monkeypatch):
+    """Such as a cache folder of another user, wherever it is looked into."""
+
+    def refused() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/var/cache/models")
+
+    monkeypatch.setattr("harness.tiers.probe", refused)
+    result = zinc("devices")
+    advice = "change its permissions, or name another one"
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"error: /var/cache/models: Permission denied; {advice}\n"
 
 
 def test_ctrl_c_anywhere_is_130(zinc, monkeypatch, capsys):
