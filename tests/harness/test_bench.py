@@ -260,7 +260,8 @@ def test_busy_processes_are_said_and_end(tiny_model_path, monkeypatch):
         yield [0] * count
 
     monkeypatch.setattr("harness.bench.measure.busy_processes", counted)
-    report = run_json(tiny_model_path, "--beside", "1", "--decode-tokens", "2", "--repeat", "1")
+    words = ("--tiers", "cpu", "--beside", "1", "--decode-tokens", "2", "--repeat", "1")
+    report = run_json(tiny_model_path, *words)
     assert beside == [report["settings"]["beside"]] == [1]
     assert "beside 1 busy processes" in render(report)
 

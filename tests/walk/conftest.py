@@ -88,8 +88,9 @@ def _build(folder: Path) -> None:
             shutil.copytree(ROOT / name, source / name, ignore=NOT_SOURCES)
         else:
             shutil.copy(ROOT / name, source / name)
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    built = subprocess.run([*words, folder, source], capture_output=True, text=True, timeout=600)
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    words += ["--wheel-dir", str(folder), str(source)]
+    built = subprocess.run(words, capture_output=True, text=True, timeout=600)
     assert built.returncode == 0, built.stderr
     shutil.rmtree(source)
 
