@@ -27,6 +27,7 @@ from harness.bench.report import digits, render, render_markdown
 from harness.bench.worker import CACHE_VARIABLES, Worker, peak_resident_bytes
 from harness.tiers import open_tier
 from tests.needs import need_installed
+from tests.patience import PROCESS_SECONDS
 
 RATES = ("decode_short", "decode_long", "prefill")
 METRICS = {*RATES, "first_token_seconds", "cold_start_seconds", "peak_resident_bytes"}
@@ -286,7 +287,7 @@ def test_busy_processes_end_with_their_parent_however_it_ends(end):
             for process in busy:
                 process.send_signal(end)
         parent.send_signal(end)
-        _, alive = psutil.wait_procs(busy, timeout=60)
+        _, alive = psutil.wait_procs(busy, timeout=PROCESS_SECONDS)
         assert not alive
 
 

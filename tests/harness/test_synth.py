@@ -33,6 +33,7 @@ from tests.families_table import DENSE as DENSE_MODELS
 from tests.families_table import FAMILIES
 from tests.needs import need_file
 from tests.paths import ROOT, VOCAB
+from tests.patience import PROCESS_SECONDS
 from tests.tables import table
 
 NARROW = {"hidden": 64, "head_dim": 16, "feed_forward": 96, "vocab": 300}
@@ -254,7 +255,7 @@ def test_command_writes_what_the_function_writes(tmp_path):
     out = tmp_path / "cli.gguf"
     flags = "--arch qwen2 --quant q5_1 --seed 9 --layers 3 --feed-forward 256,288,320 --no-tied"
     command = [sys.executable, "-m", "harness.synth", *flags.split(), "--out", str(out)]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=60)
+    subprocess.run(command, check=True, cwd=ROOT, timeout=PROCESS_SECONDS)
     spec = sized_spec(
         "tiny", architecture="qwen2", quant="q5_1", seed=9, layers=3, feed_forward=(256, 288, 320),
         tied=False,
