@@ -18,9 +18,11 @@ pytestmark = pytest.mark.peer
 
 @dataclass(frozen=True)
 class Limit:
-    """The least share of equal likeliest tokens and the most KL in nats, over positions."""
+    """The least share of equal likeliest tokens and the most KL in nats, over positions. Ours are
+    the same on every processor, llama.cpp's are not: of 72 tokens at most two are other ones here,
+    and one more may be."""
 
-    top1: float = 0.97
+    top1: float = 0.95
     kl: float = 1e-4
 
 
