@@ -40,9 +40,11 @@ def checked_path(path: str) -> str:
 
 
 def model_folder(folder: str, cache_dir: Path) -> Path:
-    """The folder of a model in the cache; raises CatalogError if a link leads elsewhere."""
-    path = cache_dir / "models" / checked_path(folder)
-    if path.resolve() != cache_dir.resolve() / "models" / folder:
+    """The folder of a model in the cache, or in another place to which the user linked ``models``;
+    raises CatalogError if a link inside leads elsewhere."""
+    models = cache_dir / "models"
+    path = models / checked_path(folder)
+    if path.resolve() != models.resolve() / folder:
         raise CatalogError(f"{path}: leads outside the cache folder; remove that link")
     return path
 

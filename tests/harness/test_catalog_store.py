@@ -63,9 +63,11 @@ def test_folder_that_is_a_link_is_refused(tmp_path):
     assert list(elsewhere.iterdir()) == []
 
 
-def test_cache_folder_that_is_a_link_is_fine(tmp_path):
+@pytest.mark.parametrize("link", ["cache", "cache/models"])
+def test_a_cache_on_another_disk_may_be_a_link(link, tmp_path):
     (tmp_path / "real").mkdir()
-    (tmp_path / "cache").symlink_to(tmp_path / "real")
+    (tmp_path / link).parent.mkdir(exist_ok=True)
+    (tmp_path / link).symlink_to(tmp_path / "real")
     folder = model_folder(DEFAULT_ID, tmp_path / "cache")
     assert folder == tmp_path / "cache" / "models" / DEFAULT_ID
 
