@@ -355,9 +355,13 @@ def test_children_killed_again_and_again_leave_a_server_that_answers(child: Runn
     with ThreadPoolExecutor(4) as clients:
         running = [clients.submit(client, number) for number in range(4)]
         try:
+            killed: list[int | None] = [None]
             for kills in range(3):
                 answered = statuses.count(200)
                 wait_until(lambda answered=answered: statuses.count(200) > answered)
+                # That answer may be one of the child before.
+                wait_until(lambda: child.models._thread.pid not in killed)  # type: ignore[union-attr]
+                killed.append(pid_of(child))
                 os.kill(pid_of(child), signal.SIGKILL)
                 wait_until(lambda kills=kills: statuses.count(503) > kills)
         finally:
