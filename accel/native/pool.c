@@ -248,7 +248,9 @@ static void take_part(POOL *pool, SLOT *slot, uint number, uint index) {
     wait_for(&pool->completed, number - 1, SPIN_NANOSECONDS);
     if (index == 0) slot->begun = nanoseconds();
     run_packets(pool, &slot->job, index);
-    if (atomic_fetch_add(&pool->departed.value, 1) + 1 < slot->job.workers) return;
+    // Read before this worker departs: later the slot may hold another step.
+    const uint workers = slot->job.workers;
+    if (atomic_fetch_add(&pool->departed.value, 1) + 1 < workers) return;
     atomic_store(&pool->departed.value, 0);
     atomic_store(&pool->arrived.value, 0);
     atomic_store(&pool->released.value, 0);

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,18 +61,29 @@ def fill(case: Case) -> dict[str, Any]:
         elif operand.name in FLOAT_FILLS:
             filled[operand.name] = FLOAT_FILLS[operand.name](rng, case, shape)
         elif dtype is F32 and operand.dtypes == (F32,):
-            kind = case.kind if operand.dims[0] in ("tokens", "rows") else "normal"
-            filled[operand.name] = KINDS[kind](rng, shape)
+            of_step = operand.dims[0] in ("tokens", "rows")
+            values = KINDS[case.kind if of_step else "normal"](rng, shape)
+            filled[operand.name] = values if of_step else _of_one_sign(case, values)
         else:
-            filled[operand.name] = make_matrix(rng, dtype, shape)
+            filled[operand.name] = make_matrix(rng, dtype, shape, partial(_of_one_sign, case))
     return filled
 
 
-def make_matrix(rng: Generator, dtype: DType, shape: tuple[int, ...]) -> Matrix:
+def _of_one_sign(case: Case, values: Floats) -> Floats:
+    """``values``, all positive where activations are zeros: then all products of -0 are -0."""
+    return np.abs(values) if case.kind == "zeros" else values
+
+
+def make_matrix(
+    rng: Generator,
+    dtype: DType,
+    shape: tuple[int, ...],
+    signs: Callable[[Floats], Floats] = lambda values: values,
+) -> Matrix:
     """Random stored bits with moderate scales; every integer a format can hold occurs."""
     rows, columns = int(np.prod(shape[:-1])), shape[-1]
     if dtype.storage is StorageClass.FLOAT:
-        values = rng.standard_normal((rows, columns), dtype=np.float32)
+        values = signs(rng.standard_normal((rows, columns), dtype=np.float32))
         return Matrix(dtype, shape, FORMATS[dtype].quantize(values))
     blocks = rng.integers(0, 256, (rows, dtype.row_bytes(columns)), dtype=np.uint8)
     layout = LAYOUTS[dtype]
@@ -283,7 +295,7 @@ def _decay(rng: Generator, case: Case, shape: tuple[int, ...]) -> Floats:
 
 def _state(rng: Generator, case: Case, shape: tuple[int, ...]) -> Floats:
     """Random states; NaN in a slot whose first token of the step is at position 0."""
-    state = rng.standard_normal(shape, dtype=np.float32)
+    state = _of_one_sign(case, rng.standard_normal(shape, dtype=np.float32))
     first_positions: dict[int, int] = {}
     for slot, first, _ in case.shape.runs or ():
         first_positions.setdefault(slot, first)

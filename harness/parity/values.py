@@ -29,6 +29,14 @@ def _denormal(rng: Generator, shape: tuple[int, ...]) -> Floats:
     return np.where(rng.random(shape) < 0.7, x * SUBNORMAL, x)
 
 
+def _zeros(rng: Generator, shape: tuple[int, ...]) -> Floats:
+    """Rows of -0, of +0 and of both: no result may depend on a zero's sign (rule R0)."""
+    zeros = np.zeros(shape, np.float32)
+    zeros[::2] = -0.0
+    zeros[2::4, ..., ::3] = 0.0
+    return zeros
+
+
 def _scales(rng: Generator, shape: tuple[int, ...]) -> Floats:
     """Rows of every magnitude, down to rows that rule R6 treats as zero."""
     exponents = rng.integers(-44, 7, (*shape[:-1], 1))
@@ -51,7 +59,7 @@ KINDS: Mapping[str, Callable[[Generator, tuple[int, ...]], Floats]] = {
     "huge": lambda rng, shape: _normal(rng, shape) * HUGE,
     "negative_zero": _negative_zero,
     "denormal": _denormal,
-    "zeros": lambda rng, shape: np.zeros(shape, np.float32),
+    "zeros": _zeros,
     "scales": _scales,
     "nan": _poisoned(np.nan),
     "inf": _poisoned(np.inf),

@@ -347,6 +347,9 @@ def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     first = max(sequence.scored, part.stop - (part.end_row - part.first_row))
     if first < part.stop:
         row = part.end_row - (part.stop - first)
-        rows = output.rows(sequence.output)[row : part.end_row].copy()
+        # The sum is a copy with +0 for -0, a sign that tiers are free to choose (rule R0). Rows of a
+        # broken model may be any bits, also a signalling NaN's.
+        with np.errstate(invalid="ignore"):
+            rows = output.rows(sequence.output)[row : part.end_row] + np.float32(0.0)
         # One line, so that an interrupt comes before or after both assignments.
         sequence.scored, _ = part.stop, sequence.on_logits(first, rows)
