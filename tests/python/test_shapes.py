@@ -313,7 +313,7 @@ def test_vectors_are_those_of_the_server(llm, tiny_model_path, tmp_path):
     assert llm.embed([]).shape[0] == 0
     with pytest.raises(RequestError, match="dimensions: is 0"):
         llm.embed("one", dimensions=0)
-    with pytest.raises(RequestError, match="prompt"):
+    with pytest.raises(RequestError, match="text"):
         llm.embed(["one", ""])
 
 
@@ -330,7 +330,7 @@ def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm):
     logits = np.concatenate([llm.logits(text) for text in texts])
     matrix = np.linalg.lstsq(states, logits, rcond=None)[0]
     assert np.abs(states @ matrix - logits).max() < 1e-3 * np.abs(logits).max()
-    with pytest.raises(RequestError, match="prompt"):
+    with pytest.raises(RequestError, match="text"):
         llm.hidden_states(["one", ""])
     assert llm.hidden_states([]) == []
 
