@@ -5,9 +5,9 @@ under ``--debug``. A broken invariant of the project itself is an ``AssertionErr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from contract.amounts import format_bytes
 
@@ -81,6 +81,12 @@ class RequestError(ZincError):
         self.field = field
         self.problem = problem
         super().__init__(f"{field}: {problem}")
+
+    def renamed(self, names: Mapping[str, str]) -> Self:
+        """This error with the caller's name of its field; ``names`` has those that differ."""
+        error = type(self).__new__(type(self))
+        RequestError.__init__(error, names.get(self.field, self.field), self.problem)
+        return error
 
 
 class PromptTooLong(RequestError):

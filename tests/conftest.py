@@ -37,7 +37,7 @@ from reference.cpu import threads
 from reference.cpu import tier as cpu_tier
 from reference.model.open import Model, open_model
 from reference.sched.drafts import DraftPolicy
-from tests import costs
+from tests import costs, failures
 from tests.kernels.rolled import rolled_source
 from tests.long_cases import in_share, mark_combinations
 from tests.named_tiers import quick_tier
@@ -78,6 +78,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault(*POCL_COMPILES_ONCE)
     threads.limit_blas()
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Only now is there a terminal."""
+    failures.register(session.config)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,10 +8,13 @@ from typing import Any
 
 
 class LateModule:
-    """Has the attributes of the module of that name."""
+    """Has the public attributes of the module of that name. Pytest looks for others in everything
+    that a file of tests has, such as ``__wrapped__``, which must import nothing."""
 
     def __init__(self, name: str) -> None:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 60.0
+PROCESS_SECONDS = 8 * PATIENCE_SECONDS
+"""For a process that ends by itself: it may compile, on a tenth of a core."""
 POLL_SECONDS = 0.005
 
 

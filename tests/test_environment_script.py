@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 INSTALL = """. ci/environment.sh
 is_whole() { [ -e .venv/made ]; }
@@ -45,7 +46,7 @@ def script(checkout: Path, text: str) -> subprocess.Popen[str]:
 def test_scripts_at_the_same_time_install_once(checkout):
     """The others wait, and find that all is there."""
     started = [script(checkout, INSTALL) for _ in range(3)]
-    said = [process.communicate(timeout=60)[0] for process in started]
+    said = [process.communicate(timeout=PROCESS_SECONDS)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0, 0], said
     lines = (checkout / "log").read_text().splitlines()
     assert lines == ["made", "pip begins", "pip ends", ".[extra] begins", ".[extra] ends"]
@@ -87,4 +88,4 @@ def test_an_environment_that_was_interrupted_is_noticed(checkout, damage):
     if damage is not None:
         damage(site)
     asked = script(checkout, ". ci/environment.sh; is_whole && echo whole || echo damaged")
-    assert asked.communicate(timeout=60)[0] == ("damaged\n" if damage else "whole\n")
+    assert asked.communicate(timeout=PROCESS_SECONDS)[0] == ("damaged\n" if damage else "whole\n")

@@ -52,9 +52,10 @@ def test_parameters_that_count():
 
 
 def test_shares_are_the_whole():
-    """Each file is in one of them, and in all where none is named."""
-    files = [f"tests/folder/test_{number}.py" for number in range(40)]
-    found = [[name for name in files if in_share(f"{name}::test", f"{n}/4")] for n in range(4)]
-    assert sorted(name for share in found for name in share) == sorted(files)
-    assert all(found)
-    assert all(in_share(name, "") for name in files)
+    """Each case is in one of them, and in all where none is named. None has much more of a file
+    than another."""
+    cases = [f"tests/folder/test_file.py::test[{number}]" for number in range(400)]
+    found = [[name for name in cases if in_share(name, f"{n}/4")] for n in range(4)]
+    assert sorted(name for share in found for name in share) == sorted(cases)
+    assert all(80 < len(share) < 120 for share in found)
+    assert all(in_share(name, "") for name in cases)

@@ -219,6 +219,11 @@ class SharedDriver(StreamDriver):
     def memory_state(self) -> MemoryState | None:
         """The state of the device's memory, if it is watched."""
 
+    @property
+    def silence(self) -> str | None:
+        """What to say of an engine whose process hangs; None while it answers."""
+        return None
+
     @abstractmethod
     def close(self, drain_seconds: float = 0.0) -> None:
         """Let running requests end for up to ``drain_seconds``, end the rest, and stop stepping the

@@ -33,6 +33,7 @@ from harness.serve.request_parser import (
 from harness.serve.sockets import (
     allow_descriptors,
     bound_socket,
+    has_arrived,
     received,
     send_what_fits,
     socket_options,
@@ -169,6 +170,12 @@ class _Channel(HTTPChannel):  # type: ignore[misc]
         if self.receiving_since is not None:
             return time.monotonic() - self.receiving_since
         return time.monotonic() - self.last_activity
+
+    def end_silence(self) -> None:
+        """Close it, unless a request has just arrived and is not read yet: its client would get an
+        error instead of an answer."""
+        if self.receiving_since is not None or not has_arrived(self.socket):
+            self.handle_close()
 
     def give_up(self, error: Error) -> None:
         """Refuse the request that is arriving, after earlier requests were answered."""
@@ -347,7 +354,7 @@ class HttpServer:
             elif (channel.receiving_since or now) < now - RECEIVE_SECONDS:
                 channel.give_up(TooSlow(""))
             elif channel.silence() > IDLE_SECONDS:
-                channel.handle_close()
+                channel.end_silence()
 
     def _accept(self) -> Any:
         """The next connection, or None. If there can be no further one, there are to be a quarter
@@ -383,4 +390,4 @@ class HttpServer:
         silent.sort(key=lambda pair: pair[0], reverse=True)
         for seconds, channel in silent[:excess]:
             if seconds > SILENT_SECONDS:
-                channel.handle_close()
+                channel.end_silence()

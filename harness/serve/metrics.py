@@ -6,7 +6,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -144,11 +143,48 @@ TENANT_GAUGES = {
 """The metrics of every tenant, by the field of its usage."""
 
 
+ANSWER_SECONDS = 1.0
+"""How long to wait for an engine, whose step may be long."""
+
+
+class _Usages:
+    """What tenants use now; while the engine does not answer, what they used when it last did;
+    nothing after the engines have ended. All engines share the tenants."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[Tenant, Usage]] = []
+        self._asking = threading.Thread()
+
+    def latest(self, driver: SharedDriver) -> list[tuple[Tenant, Usage]]:
+        """The usage that is known after a short wait."""
+        asking = self._asking
+        if not asking.is_alive():
+            asking = threading.Thread(target=self._ask, args=(driver,), name="usage", daemon=True)
+            asking.start()
+            self._asking = asking
+        asking.join(ANSWER_SECONDS)
+        return self._known
+
+    def _ask(self, driver: SharedDriver) -> None:
+        try:
+            self._known = driver.call(_usages)
+        except EngineStopped:
+            if driver.silence is None:
+                self._known = []
+
+
 def _usages(engine: Engine) -> list[tuple[Tenant, Usage]]:
     return [(tenant, engine.tenants.usage(tenant.id)) for tenant in engine.tenants]
 
 
 OF_MODEL = ("model_name",)
+DRIVER_GAUGES: tuple[tuple[str, str, Callable[[SharedDriver], float]], ...] = (
+    (
+        "engine_answers",
+        "1, or 0 for an engine that has ended or hangs: the rest of it is what was known last.",
+        lambda driver: driver.failure is None and driver.silence is None,
+    ),
+)
 GAUGES: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
     ("num_requests_running", "Requests that have a slot.", lambda now: now.running),
     ("num_requests_waiting", "Requests that wait.", lambda now: now.waiting),
@@ -212,6 +248,7 @@ class _EngineGauges(Collector):
 
     def __init__(self) -> None:
         self._models: tuple[tuple[str, SharedDriver, MemoryBytes], ...] = ()
+        self._usages = _Usages()
 
     def follow(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
         """Add the gauges of one more driver."""
@@ -226,6 +263,8 @@ class _EngineGauges(Collector):
         states = [(model, one.memory_state) for model, one, _ in self._models]
         memories = [(model, state) for model, state in states if state is not None]
         disks = [(model, here.disk) for model, here in now if here.disk is not None]
+        drivers = [(model, driver) for model, driver, _ in self._models]
+        yield from _families(GaugeMetricFamily, DRIVER_GAUGES, drivers)
         yield from _families(GaugeMetricFamily, GAUGES, now)
         pages = GaugeMetricFamily(
             NAMESPACE + "kv_pages", "KV pages by state.", labels=(*OF_MODEL, "state")
@@ -251,16 +290,14 @@ class _EngineGauges(Collector):
         yield from self._of_tenants()
 
     def _of_tenants(self) -> Iterable[Metric]:
-        """The current usage of every tenant; empty after the engines have ended. All engines share
-        the tenants."""
+        """The usage of every tenant."""
         families = {
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
             for part, text in TENANT_GAUGES.items()
         }
-        with suppress(EngineStopped):
-            for tenant, usage in self._models[0][1].call(_usages):
-                for part, family in families.items():
-                    family.add_metric((tenant.name, tenant.qos.value), getattr(usage, part))
+        for tenant, usage in self._usages.latest(self._models[0][1]):
+            for part, family in families.items():
+                family.add_metric((tenant.name, tenant.qos.value), getattr(usage, part))
         return families.values()
 
 

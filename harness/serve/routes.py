@@ -134,8 +134,9 @@ def health(incoming: HttpRequest) -> Json:
     """Whether the engine runs; without keys also how busy it is."""
     service, model = incoming.service, incoming.model
     driver = model.driver
-    if driver.failure is not None:
-        raise ApiError(503, driver.failure, code="engine_stopped", retry=False)
+    problem = driver.failure or driver.silence
+    if problem is not None:
+        raise ApiError(503, problem, code="engine_stopped", retry=False)
     status = "draining" if service.draining.is_set() else "ok"
     if service.accounts.keyed:
         return {"status": status}

@@ -246,8 +246,9 @@ class Service:
         engine."""
         if self.draining.is_set():
             raise try_again("the server is shutting down", "draining", RESTART_SECONDS)
-        if engine and self.model.driver.failure is not None:
-            raise EngineStopped(self.model.driver.failure)
+        problem = self.model.driver.failure or self.model.driver.silence
+        if engine and problem is not None:
+            raise EngineStopped(problem)
         self.ledger.check()
         if receipt and self.receipts is not None:
             self.receipts.check()

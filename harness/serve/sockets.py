@@ -83,3 +83,9 @@ def received(connection: socket.socket, limit: int) -> bytes:
     are none, at the end of the stream and after an error."""
     data = ctypes.create_string_buffer(limit)
     return ctypes.string_at(data, max(0, int(_recv(connection.fileno(), data, limit, FLAGS))))
+
+
+def has_arrived(connection: socket.socket) -> bool:
+    """Whether there are bytes to be received."""
+    byte, flags = ctypes.create_string_buffer(1), FLAGS | socket.MSG_PEEK
+    return int(_recv(connection.fileno(), byte, 1, flags)) > 0

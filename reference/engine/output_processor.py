@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from contract.arrays import Floats
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, TokenEvent
 from reference.engine.constraining import (
@@ -23,7 +24,7 @@ from reference.engine.slot_manager import SlotManager
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.engine.steps import Computed
 from reference.expert_outputs import expert_ids
-from reference.runner import StepOutput
+from reference.runner import ROW_DIGEST, StepOutput
 from reference.sched.scores import scores_in
 from reference.sched.tenants import Tenants
 from reference.usage import UsageCounters
@@ -347,9 +348,14 @@ def _hand_over(sequence: Sequence, part: Computed, output: StepOutput) -> None:
     first = max(sequence.scored, part.stop - (part.end_row - part.first_row))
     if first < part.stop:
         row = part.end_row - (part.stop - first)
-        # The sum is a copy with +0 for -0, a sign that tiers are free to choose (rule R0). Rows of a
-        # broken model may be any bits, also a signalling NaN's.
-        with np.errstate(invalid="ignore"):
-            rows = output.rows(sequence.output)[row : part.end_row] + np.float32(0.0)
+        rows = _copied(output.rows(sequence.output)[row : part.end_row], sequence.output)
         # One line, so that an interrupt comes before or after both assignments.
         sequence.scored, _ = part.stop, sequence.on_logits(first, rows)
+
+
+@np.errstate(invalid="ignore")
+def _copied(rows: Floats, output: str) -> Floats:
+    """A copy of rows, with +0 for -0, a sign that tiers are free to choose (rule R0).
+
+    Digests are words of any bits; so are numbers of a broken model, also a signalling NaN's."""
+    return rows.copy() if output == ROW_DIGEST else rows + np.float32(0.0)

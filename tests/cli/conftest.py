@@ -16,6 +16,7 @@ from harness.synth.spec import SynthSpec
 from harness.synth.write import write_synthetic
 from tests.changed_models import Change, write_changed
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 HELD_AFTER = 5
 
@@ -108,6 +109,6 @@ def script_process(script: str, *words: object, **changes: str) -> Result:
 
 def _process(words: list[str], stdin: bytes, changes: Mapping[str, str]) -> Result:
     done = subprocess.run(
-        words, input=stdin, capture_output=True, env=environment(**changes), timeout=300
+        words, input=stdin, capture_output=True, env=environment(**changes), timeout=PROCESS_SECONDS
     )
     return Result(done.returncode, done.stdout.decode(), done.stderr.decode())

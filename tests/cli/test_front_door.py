@@ -22,6 +22,7 @@ from harness.settings import resolve
 from harness.settings_table import SETTINGS
 from tests.cli.conftest import command, environment, zinc_process
 from tests.cli.terminal import terminal
+from tests.patience import PROCESS_SECONDS
 
 
 class TestPiped:
@@ -208,7 +209,9 @@ class TestStop:
             draining=False,
         )
         monkeypatch.setattr("harness.serve.presence.present", lambda: [presence])
-        monkeypatch.setattr(servers_command, "_wait", lambda server, seconds: process.wait(60))
+        monkeypatch.setattr(
+            servers_command, "_wait", lambda server, seconds: process.wait(PROCESS_SECONDS)
+        )
         yield process
         process.kill()
         process.wait()

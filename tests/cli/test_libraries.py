@@ -13,6 +13,7 @@ from contract import extras
 from harness.extras import EXTRA_OF
 from tests.cli.conftest import Result, command, environment
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 MISSING = """
 import os, sys
@@ -40,7 +41,7 @@ class TestLibraries:
                 capture_output=True,
                 stdin=subprocess.DEVNULL,
                 env=environment(MISSING=missing, PYTHONPATH=path),
-                timeout=120,
+                timeout=PROCESS_SECONDS,
             )
             return Result(done.returncode, done.stdout.decode(), done.stderr.decode())
 

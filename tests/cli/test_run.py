@@ -22,7 +22,7 @@ from reference.cpu.tier import CpuTier
 from tests.cli.conftest import Zinc, command, environment, zinc_process
 from tests.harness.catalog_tools import MEMBER, build_wheel, offline_pip, wheel_entry
 from tests.needs import need_device
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, PROCESS_SECONDS
 
 CLOSING = re.compile(
     r"\[\d+ prompt tokens [\d.]+ tok/s · \d+ tokens [\d.]+ tok/s( · \d+ of \d+ drafts accepted)?"
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_the_line_and_exits_130(long_run):
     process = long_run
     first = process.stdout.read(1)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
+    out, err = process.communicate(timeout=PROCESS_SECONDS)
     assert process.returncode == 130
     assert (first + out).endswith(b"\n")
     assert CLOSING.fullmatch(err.decode())

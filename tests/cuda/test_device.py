@@ -23,6 +23,7 @@ from contract.ir.nodes import BufferDecl, BufferKind
 from tests.cuda.test_tier import Lowered, block_of, values_of
 from tests.needs import need_device
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 pytestmark = pytest.mark.device
 
@@ -92,7 +93,9 @@ def test_a_faulting_kernel_is_a_lost_device(tier: CudaTier, kernel_cache: Path) 
     """The error names the fault, and all later calls do too. The driver refuses that process from
     then on, which is said; others compute on."""
     command = [sys.executable, "-c", FAULTING, str(kernel_cache)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=PROCESS_SECONDS, cwd=ROOT
+    )
     assert done.stdout == "lost and said so\n", done.stderr
     Lowered(tier).run()
 

@@ -15,6 +15,7 @@ from harness.tiers import open_tier
 from tests.cli.conftest import environment
 from tests.needs import missing, need_device
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 from zinc_rt import LLM, serve
 
 FOLDER = os.environ.get("ZINC_RT_LM_EVAL", "")
@@ -104,7 +105,7 @@ def evaluate(tmp_path_factory) -> Evaluate:
             [sys.executable, *map(str, (*program, *arguments)),
              "--include_path", folder, "--tasks", ",".join(f"zinc_{name}" for name in TASKS),
              "--output_path", output, "--log_samples"],
-            env=named, capture_output=True, text=True, timeout=500,
+            env=named, capture_output=True, text=True, timeout=PROCESS_SECONDS,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-3000:]
         return {name: answered(output, name) for name in TASKS}

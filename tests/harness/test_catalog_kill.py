@@ -27,7 +27,7 @@ from tests.harness.catalog_tools import (
 )
 from tests.harness.hub_server import COMMIT, Hub, send, serving_hub
 from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.patience import PROCESS_SECONDS, wait_until
 
 CONTENT = random_bytes(24_000_000)
 REPOSITORY, PATH = "org/tiny", "tiny.gguf"
@@ -149,7 +149,7 @@ def test_interrupt_leaves_no_partial(kind, hub, index, tmp_path):
     process = start_pull(model_of(kind), cache, endless=True)
     wait_for_partial(cache, process)
     os.killpg(process.pid, signal.SIGINT)
-    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
+    _, errors = process.communicate(timeout=PROCESS_SECONDS)
     assert "KeyboardInterrupt" in errors
     assert process.returncode != 0
     assert visible_files(cache) == list((cache / "partial").iterdir()) == []
@@ -161,7 +161,7 @@ def test_two_processes_at_once_fetch_once(hub, tmp_path):
     first = start_pull(model, tmp_path)
     wait_for_partial(tmp_path, first)
     second = start_pull(model, tmp_path)
-    outputs = [process.communicate(timeout=PATIENCE_SECONDS) for process in (first, second)]
+    outputs = [process.communicate(timeout=PROCESS_SECONDS) for process in (first, second)]
     assert len(hub.gets(PATH)) == 1
     assert [process.returncode for process in (first, second)] == [0, 0]
     assert outputs[0][0] == outputs[1][0] == f"{model_path(model, tmp_path)}\n"
@@ -174,7 +174,7 @@ def test_pull_waits_for_the_lock_and_says_so(hub, tmp_path):
         assert process.stderr is not None
         assert process.stderr.readline() == "waiting for another process busy with tiny ...\n"
         assert hub.requests == []
-    output, _ = process.communicate(timeout=PATIENCE_SECONDS)
+    output, _ = process.communicate(timeout=PROCESS_SECONDS)
     assert Path(output.strip()).read_bytes() == CONTENT
 
 
@@ -186,7 +186,7 @@ def test_death_of_the_first_hands_the_pull_to_the_second(hub, tmp_path):
     time.sleep(0.1)
     first.kill()
     first.communicate()
-    output, errors = second.communicate(timeout=PATIENCE_SECONDS)
+    output, errors = second.communicate(timeout=PROCESS_SECONDS)
     assert second.returncode == 0, errors
     assert Path(output.strip()).read_bytes() == CONTENT
     assert len(visible_files(tmp_path)) == 1

@@ -53,7 +53,7 @@ from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from tests.needs import need_installed
 from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, PROCESS_SECONDS
 
 pytestmark = pytest.mark.usefixtures("native_is_quick")
 
@@ -261,7 +261,7 @@ def test_a_bench_that_is_told_to_end_leaves_nothing(model_path, tmp_path):
         servers = psutil.Process(bench.pid).children(recursive=True)
         assert servers
         bench.terminate()
-        assert bench.wait(2 * PATIENCE_SECONDS) == 128 + signal.SIGTERM
+        assert bench.wait(PROCESS_SECONDS) == 128 + signal.SIGTERM
         gone, alive = psutil.wait_procs(servers, PATIENCE_SECONDS)
         assert (len(gone), alive) == (len(servers), [])
     assert list(tmp_path.iterdir()) == []

@@ -7,6 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.digest import MAX_WAITING_ROWS, RowDigests
+from tests.patience import PATIENCE_SECONDS
 
 
 def rows(first: int, count: int) -> NDArray[np.float32]:
@@ -19,7 +20,7 @@ def test_a_reader_of_the_first_rows_disturbs_no_later_ones():
 
     def digest(row: NDArray[np.float32]) -> str:
         if row[0] == 0:
-            hashed.wait(60)
+            hashed.wait(PATIENCE_SECONDS)
         return str(int(row[0]))
 
     digests = RowDigests(digest)

@@ -10,7 +10,7 @@ import pytest
 from accel.native.compile import find_compiler
 from tests.intel.simulated import PREFIX, Builder
 from tests.needs import machine_lacks
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PROCESS_SECONDS
 
 INCLUDE, LIBRARIES = PREFIX / "include", PREFIX / "lib" / "x86_64-linux-gnu"
 PROGRAM = """
@@ -54,7 +54,7 @@ def test_the_real_loader(make_gpu, kernel_cache, tmp_path, validated):
         capture_output=True,
         text=True,
         check=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=PROCESS_SECONDS,
     )
     noticed = "[]" if validated else "['zeCommandListClose: a handle is null']"
     assert done.stdout.splitlines() == ["Intel GPU (simulated)", "[] 0", f"0x78000005 {noticed}"]

@@ -20,7 +20,7 @@ from reference.memory.disk.entry import (
 )
 from reference.memory.disk.folder import SECRET, SUBFOLDER, CacheFolder
 from reference.memory.disk.names import PageNames
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PROCESS_SECONDS
 
 NBYTES = 300
 PLENTY = 1 << 20
@@ -255,5 +255,5 @@ def test_processes_that_write_one_folder_see_whole_files(tmp_path):
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(3)
     ]
-    results = [process.communicate(timeout=4 * PATIENCE_SECONDS)[0] for process in processes]
+    results = [process.communicate(timeout=PROCESS_SECONDS)[0] for process in processes]
     assert results == ["0 True\n"] * 3

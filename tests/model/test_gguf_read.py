@@ -15,6 +15,7 @@ from reference.model.gguf.strings import StringArray
 from reference.model.gguf.types import GGML_TYPES, GgufType
 from tests.model import gguf_bytes as raw
 from tests.needs import machine_lacks
+from tests.patience import PATIENCE_SECONDS
 
 SCALARS = {
     raw.U8: 255, raw.I8: -128, raw.U16: 65535, raw.I16: -32768, raw.U32: 4294967295,
@@ -148,7 +149,7 @@ def test_reading_ahead_brings_a_file_into_memory(save):
         held = file.tensor_bytes("a")
         assert _resident(path) < 10 << 20
         thread = file.read_ahead()
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
     assert _resident(path) >= 40 << 20
     assert held.nbytes == blocks * 34
 

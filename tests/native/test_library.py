@@ -21,6 +21,7 @@ from accel.native.variants import VARIANTS, machine
 from accel.packets.build import BuildError
 from contract.errors import TierUnavailable
 from tests.needs import need_device
+from tests.patience import PROCESS_SECONDS
 
 TARGET = this_target(machine())
 FILE = library_name(PROCESSOR, TARGET)
@@ -223,7 +224,7 @@ def test_two_processes_build_once(tmp_path):
         )
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=300)[0].splitlines() for process in running]
+    said = [process.communicate(timeout=PROCESS_SECONDS)[0].splitlines() for process in running]
     assert [process.returncode for process in running] == [0, 0]
     assert said[0][-1] == said[1][-1]
     assert sum(line == "built" for lines in said for line in lines) == 1

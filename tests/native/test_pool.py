@@ -24,6 +24,7 @@ from tests.forked import in_a_fork
 from tests.model_runs import REQUESTS, SHORT, generate
 from tests.needs import machine_lacks
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 WIDTH = 64
 STEP = ShapeKey(4, 4)
@@ -136,7 +137,7 @@ def test_a_process_of_one_processor(kernel_cache, open_native, tiny_model_path):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PROCESS_SECONDS,
         check=False,
     )
     assert done.stdout.splitlines() == [f"1 {expected}", f"3 {expected}"], done.stderr
@@ -258,7 +259,7 @@ def test_an_interrupt_reaches_who_waits_for_a_step(kernel_cache):
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PROCESS_SECONDS,
         check=False,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
@@ -306,7 +307,7 @@ def test_subnormals_stay_whatever_the_caller_s_thread_does(kernel_cache, tmp_pat
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PROCESS_SECONDS,
         check=False,
     )
     doubled = np.float32(1e-40) + np.float32(1e-40)

@@ -19,6 +19,7 @@ from tests.model_runs import assert_same
 from tests.native.weight_starts import LIMITS, entries, outcome
 from tests.needs import machine_lacks
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 
 def test_a_folder_that_cannot_be_written_is_done_without(model_path, open_native, folder, expected):
@@ -137,7 +138,7 @@ def test_two_processes_arrange_once(model_path, kernel_cache, folder, expected):
     started = [
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) for _ in range(2)
     ]
-    lines = [process.communicate(timeout=300)[0].splitlines() for process in started]
+    lines = [process.communicate(timeout=PROCESS_SECONDS)[0].splitlines() for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert [found[-1] for found in lines] == [str(expected[0])] * 2
     assert sum(line == "arranged" for found in lines for line in found) == 1
@@ -147,7 +148,9 @@ def test_two_processes_arrange_once(model_path, kernel_cache, folder, expected):
 def test_a_killed_process_leaves_no_entry(model_path, kernel_cache, open_one, folder, expected):
     """What it had written is removed by the next start."""
     command = script(kernel_cache, folder, model_path, "kill")
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, timeout=PROCESS_SECONDS, check=False
+    )
     assert done.returncode == -signal.SIGKILL
     assert [path.suffix for path in entries(folder)] == [PARTIAL]
     assert_same(expected, outcome(model_path, open_one()))

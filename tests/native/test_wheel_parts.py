@@ -13,7 +13,7 @@ from accel.wheel_parts import PARTS, SYSTEM_NAMES, is_left_out, missing_part, pa
 from accel.wheel_parts import SYSTEMS as PLATFORMS
 from tests.cli.conftest import environment
 from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PROCESS_SECONDS
 
 ROOMS = ("contract", "reference", "accel", "harness")
 SYSTEMS = sorted(SYSTEM_NAMES)
@@ -98,7 +98,7 @@ def collected() -> tuple[str, dict[str, set[str]]]:
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=PROCESS_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     suffix, found = json.loads(done.stdout.splitlines()[-1])
@@ -150,7 +150,7 @@ def test_what_was_left_out_says_which_system_it_needs():
         env=environment(),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_SECONDS,
+        timeout=PROCESS_SECONDS,
     )
     here = SYSTEM_NAMES[PLATFORMS[sys.platform]]
     said, *codes = done.stdout.splitlines()

@@ -1,6 +1,5 @@
 """What a model computes on a tier, and the cache folder afterwards."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ from accel.native.weight_cache import UNSYNCED
 from reference.limits import Limits
 from reference.model.open import open_model
 from tests.model_runs import SHORT, Outcome, generate
+from tests.patience import wait_until
 
 Open = Callable[[], NativeTier]
 LIMITS = Limits(1, 32, 2, step_tokens=8, step_rows=1)
@@ -23,7 +23,5 @@ def outcome(path: Path, tier: NativeTier) -> Outcome:
 
 def entries(folder: Path) -> list[Path]:
     """Everything in the folder but locks, once what is written in the background is written."""
-    deadline = time.monotonic() + 60
-    while any(folder.glob(f"*{UNSYNCED}")) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not any(folder.glob(f"*{UNSYNCED}")))
     return sorted(path for path in folder.iterdir() if path.suffix != ".lock")

@@ -12,12 +12,13 @@ from accel.opencl import device as device_module
 from accel.opencl.device import find_device, find_devices
 from accel.opencl.driver import load_drivers
 from contract.errors import TierUnavailable
+from tests.patience import PATIENCE_SECONDS
 
 
 def test_drivers_are_loaded_in_a_thread(device):
     """It ends, and the devices are the same afterwards."""
     thread = load_drivers()
-    thread.join(60)
+    thread.join(PATIENCE_SECONDS)
     assert not thread.is_alive()
     assert find_device().name == device.name
 
@@ -28,7 +29,7 @@ def test_devices_are_looked_for_when_drivers_are_loaded(device, monkeypatch):
     order: list[str] = []
 
     def load() -> None:
-        assert loaded.wait(60)
+        assert loaded.wait(PATIENCE_SECONDS)
         order.append("loaded")
 
     def platforms():
@@ -46,7 +47,7 @@ def test_devices_are_looked_for_when_drivers_are_loaded(device, monkeypatch):
     finding.start()
     finding.join(0.2)
     loaded.set()
-    finding.join(60)
+    finding.join(PATIENCE_SECONDS)
     assert order == ["loaded", "asked"]
 
 
@@ -55,7 +56,7 @@ def test_no_driver_to_load_is_no_error(monkeypatch):
     failed: list[object] = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
     monkeypatch.setattr(driver, "library_path", lambda: "libNoSuchLibrary.so.9")
-    load_drivers().join(60)
+    load_drivers().join(PATIENCE_SECONDS)
     assert failed == []
 
 

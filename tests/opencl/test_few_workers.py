@@ -14,6 +14,7 @@ from accel.packets.ops import OPS
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
 from tests.needs import need_device
+from tests.patience import PROCESS_SECONDS
 
 THREADS = 8
 
@@ -36,7 +37,7 @@ def test_tokens_are_those_of_the_largest_logits(workers, wide_model):
         env={**os.environ, "POCL_MAX_PTHREAD_COUNT": str(THREADS)},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=PROCESS_SECONDS,
         check=False,
     )
     assert done.returncode == 0, done.stderr

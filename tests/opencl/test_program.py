@@ -29,6 +29,7 @@ from accel.packets.disk_cache import write_entry
 from accel.packets.ops import TABLE
 from contract.errors import TierUnavailable
 from tests.needs import machine_lacks
+from tests.patience import PROCESS_SECONDS
 
 FILES = {"one.cl": "__kernel void one(__global int *x) { x[0] = 1; }\n"}
 OPTIONS = "-cl-std=CL1.2"
@@ -152,7 +153,7 @@ def test_two_processes_fill_one_cache(device, tmp_path):
     both = [
         subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root) for _ in range(2)
     ]
-    assert [process.wait(timeout=120) for process in both] == [0, 0]
+    assert [process.wait(timeout=PROCESS_SECONDS) for process in both] == [0, 0]
     assert [path.suffix for path in tmp_path.iterdir()] == [".bin"]
 
 

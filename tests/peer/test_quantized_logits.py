@@ -18,24 +18,30 @@ pytestmark = pytest.mark.peer
 
 @dataclass(frozen=True)
 class Limit:
-    """The least share of equal likeliest tokens and the most KL in nats, over positions."""
+    """The least share of equal likeliest tokens and the most KL in nats, over positions. Ours are
+    the same on every processor, llama.cpp's are not: of 72 tokens at most two are other ones here,
+    and one more may be."""
 
-    top1: float = 0.97
+    top1: float = 0.95
     kl: float = 1e-4
+    closer: float = 3.0
+    """How much smaller our KL is than llama.cpp's on the same quantized file, at least."""
 
 
-ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3)
+ROUTED_HYBRID = Limit(top1=0.88, kl=5e-3, closer=1.5)
 """A recurrent layer with random weights turns a rounding into another choice of experts, which
-moves logits by 1, here as in llama.cpp."""
-LATENT = Limit(kl=5e-4)
+moves logits by 1, here as in llama.cpp: at which positions, its processor decides."""
+ROUTED = Limit(kl=5e-4, closer=1.5)
+LATENT = Limit(kl=1e-3)
 """A rounding chooses another expert at a few positions."""
 MODELS = {
     "qwen3": Limit(), "mistral3": Limit(),
     **dict.fromkeys(("smollm3", "granite", "glm4-biases", "phi3", "olmo2-windows"), Limit()),
     **dict.fromkeys(("exaone4", "ernie4_5", "seed_oss"), Limit()),
     **dict.fromkeys(("granitemoe-experts-shared", "minimax-m2-experts"), Limit()),
-    **dict.fromkeys(("qwen2moe-experts", "olmoe-experts", "nemotron_h"), Limit()),
-    "llama4-experts-two": Limit(), "apertus": Limit(),
+    **dict.fromkeys(("qwen2moe-experts", "llama4-experts-two"), ROUTED),
+    **dict.fromkeys(("olmoe-experts", "nemotron_h"), Limit()),
+    "apertus": Limit(),
     "nemotron_h_moe": ROUTED_HYBRID, "falcon-h1": Limit(), "falcon-h1-norms": Limit(),
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
@@ -69,8 +75,6 @@ AS_WIDE = (
     "starcoder",
 )  # fmt: skip
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
-CLOSER = 3.0
-"""How much smaller our KL is than llama.cpp's on the same quantized file, at least."""
 
 
 def top1(a: np.ndarray, b: np.ndarray) -> float:
@@ -100,4 +104,4 @@ def test_quantized_model_is_close_to_its_expanded_twin(synthetic_model, peer, na
     print(name, quant, figures)
     assert figures["top1"] >= MODELS[name].top1
     assert figures["kl"] <= MODELS[name].kl
-    assert figures["kl"] * CLOSER <= figures["kl of llama.cpp"]
+    assert figures["kl"] * MODELS[name].closer <= figures["kl of llama.cpp"]

@@ -22,10 +22,10 @@ from tests.peer.our_engine import exact_logits, our_logits
 
 pytestmark = pytest.mark.peer
 
-GELU_TABLE_TOLERANCE = 5e-3
-"""llama.cpp's GELU goes through a table of binary16 values, in and out."""
-DEEP_GELU_TABLE_TOLERANCE = 2e-2
-"""The same through 62 layers."""
+GELU_TABLE_TOLERANCE = 8e-3
+"""llama.cpp's GELU goes through a table of binary16 values, in and out: up to 2.8e-3 here."""
+DEEP_GELU_TABLE_TOLERANCE = 5e-2
+"""The same through 62 layers: up to 1.8e-2."""
 
 NOT_IN_PEER = (
     *("llama-per-layer-widths", "phi3-window", "exaone4-windows", "llama4-experts-chunks"),
@@ -78,10 +78,9 @@ def model(synthetic_model):
     return written
 
 
-@pytest.mark.parametrize(
-    "name", long_except((name for name in ENTRIES if name not in NOT_IN_PEER), *without_variants())
-)
+@pytest.mark.parametrize("name", NOT_IN_FLOAT64)
 def test_logits_agree_with_llama_cpp(model, peer, name):
+    """Of all other models both agree with float64."""
     path = model(name)
     ours = exact_logits(path, TOKENS, CHUNK)
     theirs = peer.logits(path, TOKENS, chunk=CHUNK)

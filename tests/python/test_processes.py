@@ -19,7 +19,7 @@ import pytest
 from contract.errors import RequestError, ZincError
 from tests.cli.conftest import environment
 from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PROCESS_SECONDS
 from zinc_rt import LLM, EngineStopped, SamplingParams
 
 GREEDY = SamplingParams(max_tokens=3)
@@ -65,7 +65,7 @@ def run_script(folder: Path, text: str, *words: object) -> subprocess.CompletedP
         env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
         capture_output=True,
         text=True,
-        timeout=2 * PATIENCE_SECONDS,
+        timeout=PROCESS_SECONDS,
     )
 
 

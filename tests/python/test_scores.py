@@ -77,7 +77,7 @@ def test_texts_that_cannot_be_scored_take_nothing_from_the_others(llm):
     assert good.error is None
     assert (one.error, one.total, one.greedy) == (None, 0.0, True)
     assert math.isnan(one.perplexity)
-    for score, field in ((empty, "prompt"), (far, "score_from"), (long, "prompt")):
+    for score, field in ((empty, "text"), (far, "start"), (long, "text")):
         assert isinstance(score.error, RequestError)
         assert score.error.field == field
         with pytest.raises(RequestError):

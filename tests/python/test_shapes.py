@@ -16,6 +16,7 @@ import zinc_rt
 from harness.settings_table import SETTINGS, TIERS
 from tests.cli.conftest import environment
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 from tests.python.conftest import CONTEXT
 from tests.tables import table
 from zinc_rt import LLM, EngineStopped, RequestError, SamplingParams, ZincError, serve
@@ -54,7 +55,7 @@ def test_mypy_refuses_what_is_no_setting(tmp_path):
             [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", tmp_path,
              "--config-file", ROOT / "pyproject.toml", program],
             env={**environment(), "MYPYPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
-            cwd=ROOT, capture_output=True, text=True, timeout=500,
+            cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS,
         )  # fmt: skip
         found[name] = done.stdout
     assert found["good"].startswith("Success")
@@ -312,7 +313,7 @@ def test_vectors_are_those_of_the_server(llm, tiny_model_path, tmp_path):
     assert llm.embed([]).shape[0] == 0
     with pytest.raises(RequestError, match="dimensions: is 0"):
         llm.embed("one", dimensions=0)
-    with pytest.raises(RequestError, match="prompt"):
+    with pytest.raises(RequestError, match="text"):
         llm.embed(["one", ""])
 
 
@@ -329,7 +330,7 @@ def test_hidden_states_are_what_logits_and_vectors_are_computed_from(llm):
     logits = np.concatenate([llm.logits(text) for text in texts])
     matrix = np.linalg.lstsq(states, logits, rcond=None)[0]
     assert np.abs(states @ matrix - logits).max() < 1e-3 * np.abs(logits).max()
-    with pytest.raises(RequestError, match="prompt"):
+    with pytest.raises(RequestError, match="text"):
         llm.hidden_states(["one", ""])
     assert llm.hidden_states([]) == []
 
@@ -381,7 +382,7 @@ def test_the_package_is_a_command():
     done = subprocess.run(
         [sys.executable, "-m", "zinc_rt", "--version"],
         env={**environment(), "PYTHONPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=PROCESS_SECONDS,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("zinc-rt ")

@@ -4,18 +4,22 @@ add."""
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Sequence
 from functools import partial
 
-from contract.types import Tenant
+from contract.types import Tenant, TokenEvent
 from harness import tiers
 from harness.host import disk
-from harness.host.remote.server import main
+from harness.host.event_queue import TimedEvent
+from harness.host.remote.server import EngineServer, main
+from harness.host.remote.step_driver import StepDriver
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.disk.cache import DiskCacheOptions
 from tests.named_tiers import quick_tier
 from tests.null_tier import NullTier
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, POLL_SECONDS
 
 NULL_TOKEN = 65
 QUICK = "quick"
@@ -43,6 +47,49 @@ def tenant_of(engine: Engine, number: int) -> Tenant | None:
 def never_too_slow(engine: Engine) -> None:
     """Let requests wait for ever whose events nobody reads."""
     engine._stall_steps = 10**6
+
+
+class _Pace:
+    """Lets a step begin once the server has taken the events of all steps before."""
+
+    def __init__(self) -> None:
+        self._untaken = 0
+        self._changed = threading.Condition()
+        self._flush, self._step = StepDriver.flush, Engine.step
+
+    def sent(self, driver: StepDriver, events: Sequence[TimedEvent] = ()) -> None:
+        """Takes the place of ``StepDriver.flush``."""
+        with self._changed:
+            self._untaken += bool(events)
+        self._flush(driver, events)
+
+    def taken(self) -> None:
+        """The events of one message were taken."""
+        with self._changed:
+            self._untaken -= 1
+            self._changed.notify_all()
+
+    def step(self, engine: Engine) -> list[TokenEvent]:
+        """Takes the place of ``Engine.step``. What is asked between steps is done meanwhile."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._untaken, POLL_SECONDS):
+                return []
+        return self._step(engine)
+
+
+PACES: list[_Pace] = []
+
+
+def keep_pace(engine: Engine) -> None:
+    """From now on no step begins before the server has said of the last one that it is taken."""
+    PACES[:] = [pace := _Pace()]
+    StepDriver.flush = lambda *given: pace.sent(*given)  # type: ignore[method-assign]
+    Engine.step = lambda engine: pace.step(engine)  # type: ignore[method-assign]
+
+
+def taken(server: EngineServer, key: str) -> None:
+    """The server has taken the events of a step."""
+    PACES[0].taken()
 
 
 def check_memory(engine: Engine) -> None:

@@ -215,6 +215,49 @@ def test_without_descriptors_there_are_fewer_connections(number, monkeypatch, ca
     assert line == f"{os.strerror(number)}: at most 9 connections for 60 s; see ulimit -n"
 
 
+@pytest.mark.parametrize("look", ["_make_room", "_end_slow_clients"])
+def test_one_who_has_just_spoken_is_not_closed_for_silence(look, monkeypatch):
+    """Its bytes lie in the kernel: the end of the connection would be an error to it."""
+    for name in ("SILENT_SECONDS", "IDLE_SECONDS", "CROWDED"):
+        monkeypatch.setattr(listen, name, 0.0)
+    server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
+    with closing(server), ExitStack() as connected:
+        address = ("127.0.0.1", server.port)
+        clients = [
+            connected.enter_context(socket.create_connection(address, PATIENCE_SECONDS))
+            for _ in range(3)
+        ]
+        server._server.handle_accept()
+        assert len(server._server.active_channels) == 3
+        speaking = clients[0]
+        speaking.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        clients[1].shutdown(socket.SHUT_WR)
+        getattr(server, look)()
+        (left,) = server._server.active_channels.values()
+        assert left.addr == speaking.getsockname()
+        server.start()
+        assert speaking.recv(8) == b"HTTP/1.1"
+
+
+def test_one_who_sends_without_end_is_silent_as_long_as_its_request(monkeypatch):
+    """Else such clients would keep all others out."""
+    for name in ("SILENT_SECONDS", "CROWDED"):
+        monkeypatch.setattr(listen, name, 0.0)
+    server = HttpServer(lambda environ, start: [], ListenOptions("127.0.0.1", 0, 8, 1024))
+    with (
+        closing(server),
+        socket.create_connection(("127.0.0.1", server.port), PATIENCE_SECONDS) as sending,
+    ):
+        server._server.handle_accept()
+        (channel,) = server._server.active_channels.values()
+        while channel.receiving_since is None:
+            sending.sendall(b"GET / HTTP/1.1\r\n")
+            server._poll.once(0.0)
+        sending.sendall(b"Host: x\r\n")
+        server._make_room()
+        assert not server._server.active_channels
+
+
 @pytest.mark.parametrize(("clients", "left"), [(0, 0), (8, 6)])
 def test_later_there_may_be_as_many_connections_as_before(clients, left, monkeypatch):
     """Of what the system lacked for a moment the server does not stay smaller."""

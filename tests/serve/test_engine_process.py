@@ -10,14 +10,17 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from harness.host.remote.driver import ProcessDriver
+from harness.host.remote.messages import Step
 from harness.host.remote.process import EngineProcess
 from harness.serve import listen
 from harness.serve.accounts import usage_in
@@ -25,7 +28,7 @@ from harness.serve.run import Running
 from reference.engine import Engine
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
-from tests.serve.engine_child import never_too_slow
+from tests.serve.engine_child import keep_pace, never_too_slow, taken
 from tests.serve.http import Http, closing_after, posted, slow_reader, unchunked
 from tests.serve.test_process import process
 from tests.serve.test_sent_at_once import stalled, text_of
@@ -280,14 +283,36 @@ def test_answers_and_refusals_are_those_of_a_server_without_a_child(
                 assert unnamed(one.body) == unnamed(other.body), (path, body)
 
 
-def test_one_who_stops_reading_waits_alone_and_then_gets_every_byte(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
-    monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
+@pytest.fixture
+def unread(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
+    """``unread(events)``: a server that holds next to nothing for clients that do not read. Its
+    child makes no step before the server has taken the last one's events: a quick child would
+    have made the whole answer before a busy server can tell it to wait."""
+    for name, value in (("UNSENT_BYTES", 1024), ("SOCKET_BYTES", 1024)):
+        monkeypatch.setattr(listen, name, value)
     monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
+    received = ProcessDriver.received
+
+    def told(driver: ProcessDriver, step: Step) -> None:
+        received(driver, step)
+        if step.events:
+            driver._tell(taken)
+
+    @contextmanager
+    def start(events: int) -> Iterator[Running]:
+        with serve(buffered_events=events, engine_process=True) as server:
+            server.service.model.driver.call(keep_pace)
+            monkeypatch.setattr(ProcessDriver, "received", told)
+            yield server
+
+    return start
+
+
+def test_one_who_stops_reading_waits_alone_and_then_gets_every_byte(
+    unread: Callable[[int], Any],
+) -> None:
     long = {**BODY, "max_tokens": 200, "stream": True, "logprobs": 5}
-    with serve(buffered_events=8, engine_process=True) as server:
+    with unread(8) as server:
         http, driver = Http(server.url), server.service.model.driver
         driver.call(never_too_slow)
         alone = http.post(COMPLETIONS, long).body
@@ -299,11 +324,8 @@ def test_one_who_stops_reading_waits_alone_and_then_gets_every_byte(
     assert text_of(unchunked(heard)) == text_of(alone)
 
 
-def test_one_who_never_reads_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "UNSENT_BYTES", 1024)
-    monkeypatch.setattr(listen, "SOCKET_BYTES", 1024)
-    monkeypatch.setattr(listen, "UNREAD_SECONDS", int(10 * PATIENCE_SECONDS))
-    with serve(buffered_events=4, engine_process=True) as server:
+def test_one_who_never_reads_is_cut_off(unread: Callable[[int], Any]) -> None:
+    with unread(4) as server:
         http, driver = Http(server.url), server.service.model.driver
         with slow_reader(http) as connection:
             body = {**BODY, "max_tokens": 200, "stream": True, "n": 4, "logprobs": 20}
@@ -333,9 +355,13 @@ def test_children_killed_again_and_again_leave_a_server_that_answers(child: Runn
     with ThreadPoolExecutor(4) as clients:
         running = [clients.submit(client, number) for number in range(4)]
         try:
+            killed: list[int | None] = [None]
             for kills in range(3):
                 answered = statuses.count(200)
                 wait_until(lambda answered=answered: statuses.count(200) > answered)
+                # That answer may be one of the child before.
+                wait_until(lambda: child.models._thread.pid not in killed)  # type: ignore[union-attr]
+                killed.append(pid_of(child))
                 os.kill(pid_of(child), signal.SIGKILL)
                 wait_until(lambda kills=kills: statuses.count(503) > kills)
         finally:

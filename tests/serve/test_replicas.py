@@ -20,7 +20,7 @@ from harness.serve.receipts.document import parse_receipt
 from harness.serve.receipts.verify import ReceiptDemands, verify_receipts
 from harness.serve.replicas.work import AnswerEnd, RequestUpdate
 from tests.needs import need_installed
-from tests.patience import wait_until
+from tests.patience import PROCESS_SECONDS, wait_until
 from tests.serve.dialect_streams import EVENTS, NAMED, OTHER_DIALECTS, TOKENS, streamed_of, whole_of
 from tests.serve.http import Http, posted
 from tests.serve.test_connections import COMPLETIONS
@@ -107,7 +107,7 @@ def served(tiny_model_path, tmp_path_factory) -> Iterator[Served]:
         reader.start()
         yield psutil.Process(server.pid), http, logged
         server.terminate()
-        server.wait(60)
+        server.wait(PROCESS_SECONDS)
 
 
 def replicas(server: psutil.Process) -> list[psutil.Process]:

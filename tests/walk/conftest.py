@@ -17,6 +17,7 @@ from filelock import FileLock
 from harness.synth.spec import SynthSpec
 from harness.synth.write import write_synthetic
 from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 SOURCES = ("accel", "contract", "harness", "reference", "LICENSE", "README.md", "pyproject.toml")
 NOT_SOURCES = shutil.ignore_patterns("__pycache__", "*.egg-info", "built")
@@ -57,7 +58,7 @@ class Newcomer:
         """A command that ends, with ``given`` as its standard input, which is no terminal."""
         return subprocess.run(
             words, cwd=self.home, env={**self.environment, **more}, user=self.user, text=True,
-            input=given, capture_output=True, timeout=120,
+            input=given, capture_output=True, timeout=PROCESS_SECONDS,
         )  # fmt: skip
 
     def zinc(self, *words: str, given: str = "") -> str:
@@ -88,8 +89,9 @@ def _build(folder: Path) -> None:
             shutil.copytree(ROOT / name, source / name, ignore=NOT_SOURCES)
         else:
             shutil.copy(ROOT / name, source / name)
-    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
-    built = subprocess.run([*words, folder, source], capture_output=True, text=True, timeout=600)
+    words = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    words += ["--wheel-dir", str(folder), str(source)]
+    built = subprocess.run(words, capture_output=True, text=True, timeout=PROCESS_SECONDS)
     assert built.returncode == 0, built.stderr
     shutil.rmtree(source)
 
@@ -107,7 +109,9 @@ def newcomer(wheel) -> Iterator[Newcomer]:
         offline = ("--no-deps", "--no-index", "--no-compile", str(wheel))
         # A path of this process would make pip find the package installed already.
         own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        subprocess.run([*words, *offline], check=True, capture_output=True, timeout=120, env=own)
+        subprocess.run(
+            [*words, *offline], check=True, capture_output=True, timeout=PROCESS_SECONDS, env=own
+        )
         packages = sysconfig.get_paths()["purelib"]
         (site,) = environment.glob("lib/python*/site-packages")
         # The dependencies are those of the tests, behind the wheel's own packages.

@@ -161,7 +161,7 @@ def test_a_page_answers(served, page):
     box.fill("Why?")
     page.keyboard.press("Enter")
     answer = page.locator("article.answer")
-    expect(answer).to_contain_text("first token", timeout=60_000)
+    expect(answer).to_contain_text("first token", timeout=1000 * PATIENCE_SECONDS)
     page.keyboard.press("Escape")
     expect(page.locator("#send")).to_have_text("Send")
     text = page.locator("article.answer .prose").last.inner_text()

@@ -32,6 +32,10 @@ class Child(Protocol):
     ids: Iterator[int]
     words: EndMessages
 
+    @property
+    def silence(self) -> str | None:
+        """See ``SharedDriver``."""
+
     def next_number(self) -> int:
         """A number for a question."""
 
@@ -67,6 +71,10 @@ class ProcessDriver(SharedDriver):
     @property
     def memory_state(self) -> MemoryState | None:
         return self._memory
+
+    @property
+    def silence(self) -> str | None:
+        return self._child.silence
 
     def listen(self, listener: Listener) -> None:
         self._listener = listener

@@ -10,11 +10,12 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from contract.context_manager import ContextManager
@@ -40,6 +41,11 @@ P = ParamSpec("P")
 MODULE = "harness.host.remote"
 END_SECONDS = 10.0
 """How long a child may take to end before it is killed."""
+WATCH_SECONDS = 5.0
+"""Seconds between two questions whether the child answers."""
+SILENT_SECONDS = 20.0
+"""How long a child that loads no model may not answer until it is taken to hang. Its interpreter
+may be held for seconds; a long step holds it for none."""
 WORDS = EndMessages(remedy="send the request again", changed="send the request again")
 log = logging.getLogger("zinc_rt.serve")
 
@@ -125,8 +131,11 @@ class ChildProcess:
     def __init__(self, start: Start, ids: Iterator[int]) -> None:
         self.ids = ids
         self.words = start.words
-        self.ended = False
+        self._gone = threading.Event()
         self._closing = False
+        self._opening, self._counting = 0, threading.Lock()
+        self._asked: float | None = None
+        """When it was asked what it has not answered yet."""
         self._drivers: dict[str, ProcessDriver] = {}
         self._numbers = itertools.count()
         self._answers: dict[int, SimpleQueue[ChildAnswer | Shown | None]] = {}
@@ -147,6 +156,20 @@ class ChildProcess:
             self._channel.send(start)
         self._thread = threading.Thread(target=self._receive, name="engine", daemon=True)
         self._thread.start()
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._gone.is_set()
+
+    @property
+    def silence(self) -> str | None:
+        """See ``SharedDriver.silence``."""
+        asked = self._asked
+        if asked is None or self._opening or time.monotonic() - asked < SILENT_SECONDS:
+            return None
+        return f"the engine's process does not answer; {self.words.remedy} later"
 
     def open(
         self,
@@ -157,13 +180,14 @@ class ChildProcess:
         buffered_events: int,
     ) -> ProcessDriver:
         """Open a model; ``owned`` unloads it."""
-        opened: Opened = self.ask(
-            EngineServer.open,
-            path.resolve(),
-            replace(options, chat=False),
-            buffered_events,
-            progress=progress,
-        )
+        with self._loading():
+            opened: Opened = self.ask(
+                EngineServer.open,
+                path.resolve(),
+                replace(options, chat=False),
+                buffered_events,
+                progress=progress,
+            )
         driver = ProcessDriver(self, opened, buffered_events)
         self._drivers[driver.key] = driver
         if self.ended:
@@ -183,14 +207,16 @@ class ChildProcess:
             raise self._reason() from None
 
     def ask(self, method: Callable[..., None], *arguments: Any, progress: Progress = SILENT) -> Any:
-        """The answer of a method of ``EngineServer``. Raises what it raises, and EngineStopped."""
+        """The answer of a method of ``EngineServer``. Raises what it raises, and EngineStopped,
+        also if the child hangs."""
         number = self.next_number()
         answers = self._answers[number] = SimpleQueue[ChildAnswer | Shown | None]()
         try:
             if self.ended:
                 raise self._reason()
+            self._check_silence()
             self.send(method, number, *arguments)
-            while isinstance(answer := answers.get(), Shown):
+            while isinstance(answer := self._next(answers), Shown):
                 getattr(progress, answer.method)(*answer.arguments)
         finally:
             del self._answers[number]
@@ -199,6 +225,51 @@ class ChildProcess:
         if answer.error is not None:
             raise answer.error
         return answer.result
+
+    def _next(self, answers: SimpleQueue[ChildAnswer | Shown | None]) -> ChildAnswer | Shown | None:
+        while True:
+            try:
+                return answers.get(timeout=WATCH_SECONDS)
+            except Empty:
+                self._check_silence()
+
+    def _check_silence(self) -> None:
+        silence = self.silence
+        if silence is not None:
+            raise EngineStopped(silence)
+
+    @contextmanager
+    def _loading(self) -> Iterator[None]:
+        """Loading may hold the child's interpreter for longer than SILENT_SECONDS."""
+        with self._counting:
+            self._opening += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._opening -= 1
+
+    def _watch(self) -> None:
+        """Ask again and again whether the child answers. The first answer may take as long as
+        Python takes to start."""
+        started = False
+        while not self._gone.wait(WATCH_SECONDS if started else 0.0):
+            number, told = self.next_number(), False
+            answers = self._answers[number] = SimpleQueue[ChildAnswer | Shown | None]()
+            self._asked = time.monotonic() if started else None
+            with suppress(EngineStopped):
+                self.send(EngineServer.ping, number)
+            while not self._gone.is_set():
+                with suppress(Empty):
+                    answers.get(timeout=WATCH_SECONDS)
+                    break
+                if self.silence and not told:
+                    log.error("the engine's process %d does not answer", self.pid)
+                    told = True
+            del self._answers[number]
+            self._asked, started = None, True
+            if told and not self.ended:
+                log.warning("the engine's process %d answers again", self.pid)
 
     def close(self) -> None:
         """End the process. All drivers are closed before."""
@@ -236,7 +307,7 @@ class ChildProcess:
 
     def _end(self) -> None:
         """End all that waits for the child, which is gone."""
-        self.ended = True
+        self._gone.set()
         self._channel.close()
         try:
             code = self._process.wait(END_SECONDS)

@@ -66,6 +66,10 @@ class EngineServer:
                 method, arguments = self._channel.receive()
                 method(self, *arguments)
 
+    def ping(self, number: int) -> None:
+        """Answer, without the thread of the engines."""
+        self._in_thread(number, lambda: None)
+
     def open(self, number: int, path: Path, options: SessionOptions, buffered_events: int) -> None:
         """ChildAnswer ``number`` with a model that was loaded."""
         self._in_thread(number, partial(self._open, number, path, options, buffered_events))

@@ -27,6 +27,10 @@ from zinc_rt.parameters import SamplingParams
 from zinc_rt.pending import Pending, text_of_tokens
 from zinc_rt.readings import Embedding, HiddenStates, Scoring
 from zinc_rt.shapes import (
+    OF_MESSAGES,
+    OF_PROMPTS,
+    OF_SCORES,
+    OF_TEXTS,
     Conversation,
     Message,
     Parameters,
@@ -35,6 +39,7 @@ from zinc_rt.shapes import (
     conversations_of,
     either,
     messages_of,
+    naming,
     parameters_for_one,
     parameters_of,
     prompts_of,
@@ -90,7 +95,7 @@ class LLM(OpenModel):
         >>> good.error is None, type(bad.error).__name__
         (True, 'PromptTooLong')"""
         chosen = either(parameters, sampling_params)
-        outputs = self._run(prompts_of(prompts), chosen, self._plain, use_tqdm)
+        outputs = self._run(prompts_of(prompts), chosen, self._plain, OF_PROMPTS, use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
 
     @refuse_unknown_arguments
@@ -104,7 +109,7 @@ class LLM(OpenModel):
         """As ``generate``, each output as soon as it is there; ``prompts`` are read as there is
         room for them, so that they may be without end."""
         chosen = either(parameters, sampling_params)
-        return self._run(prompts_of(prompts), chosen, self._plain)
+        return self._run(prompts_of(prompts), chosen, self._plain, OF_PROMPTS)
 
     @refuse_unknown_arguments
     def chat(
@@ -134,7 +139,8 @@ class LLM(OpenModel):
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         conversations = conversations_of(messages)
         chosen = either(parameters, sampling_params)
-        outputs = self._run(conversations, chosen, partial(self._answer, fields=fields), use_tqdm)
+        prepare = partial(self._answer, fields=fields)
+        outputs = self._run(conversations, chosen, prepare, OF_MESSAGES, use_tqdm)
         return sorted(outputs, key=lambda output: output.index)
 
     @refuse_unknown_arguments
@@ -152,7 +158,8 @@ class LLM(OpenModel):
         ...     text = "".join(piece.text for piece in stream)
         >>> text == stream.output.text
         True"""
-        return self._stream(partial(self._plain, 0, prompt), either(parameters, sampling_params))
+        chosen = either(parameters, sampling_params)
+        return self._stream(partial(self._plain, 0, prompt), chosen, OF_PROMPTS)
 
     @refuse_unknown_arguments
     def stream_chat(
@@ -172,7 +179,7 @@ class LLM(OpenModel):
         fields = fields_of(thinking, tools, tool_choice, parallel_tool_calls, response_format)
         one = messages_of(messages)
         chosen = either(parameters, sampling_params)
-        return self._stream(partial(self._answer, 0, one, fields=fields), chosen)
+        return self._stream(partial(self._answer, 0, one, fields=fields), chosen, OF_MESSAGES)
 
     def encode_chat(self, messages: Conversation, *, thinking: bool | None = None) -> list[int]:
         """Token ids of a conversation and the start of its answer. Raises RequestError and
@@ -181,7 +188,8 @@ class LLM(OpenModel):
         turns = messages_of(messages)
         arguments = thinking_arguments(template, self.model.config.name, thinking)
         check_parts(turns)
-        return encode_chat(self.tokenizer, template, turns, **arguments)
+        with naming(OF_MESSAGES):
+            return encode_chat(self.tokenizer, template, turns, **arguments)
 
     def logits(self, prompt: Prompt) -> Floats:
         """The logits after every token of a text: float32[tokens, vocab].
@@ -192,7 +200,8 @@ class LLM(OpenModel):
         ...     llm.logits([1, 2, 3]).shape
         (3, 320)"""
         rows: list[Floats] = []
-        tokens = tuple(self._encode(prompt))
+        with naming(OF_PROMPTS):
+            tokens = tuple(self._encode(prompt))
         adapters = self._default_adapters
         request = Request(next(self._ids), tokens, max_tokens=0, adapters=adapters)
         sinks = {request.id: lambda first, values: rows.extend(values.copy())}
@@ -235,7 +244,7 @@ class LLM(OpenModel):
             partial(job, index, prompt, first)
             for index, (prompt, first) in enumerate(zip(prompts, starts, strict=False))
         )
-        scores = self._results("scoring", jobs, _count_of(prompts))
+        scores = self._results("scoring", jobs, _count_of(prompts), OF_SCORES)
         return sorted(scores, key=lambda score: score.index)
 
     @refuse_unknown_arguments
@@ -261,7 +270,7 @@ class LLM(OpenModel):
             return embedding
 
         jobs = (partial(job, index, prompt) for index, prompt in enumerate(prompts))
-        for _ in self._results("embedding", jobs, len(prompts)):
+        for _ in self._results("embedding", jobs, len(prompts), OF_TEXTS):
             pass
         return vectors
 
@@ -281,7 +290,7 @@ class LLM(OpenModel):
             return kept
 
         jobs = (partial(job, index, prompt) for index, prompt in enumerate(prompts))
-        found = self._results("reading", jobs, _count_of(prompts))
+        found = self._results("reading", jobs, _count_of(prompts), OF_TEXTS)
         return [rows for _, rows in sorted(found, key=operator.itemgetter(0))]
 
     @property
@@ -340,6 +349,7 @@ class LLM(OpenModel):
         prompts: Iterable[Any],
         parameters: Parameters,
         prepare: Callable[[int, Any, SamplingParams], Pending],
+        names: Mapping[str, str],
         shows: bool = True,
     ) -> Iterator[Output]:
         """The outputs of all prompts as they end, with a bar if it ``shows`` one."""
@@ -356,15 +366,18 @@ class LLM(OpenModel):
             partial(job, index, prompt, chosen)
             for index, (prompt, chosen) in enumerate(zip(prompts, each, strict=False))
         )
-        return self._results("generating", jobs, _count_of(prompts), shows)
+        return self._results("generating", jobs, _count_of(prompts), names, shows)
 
     def _stream(
-        self, prepare: Callable[[SamplingParams], Pending], parameters: SamplingParams | None
+        self,
+        prepare: Callable[[SamplingParams], Pending],
+        parameters: SamplingParams | None,
+        names: Mapping[str, str],
     ) -> Stream:
         chosen = parameters_for_one(parameters)
         if chosen.n != 1:
             raise RequestError("n", "is 1 for a stream; use generate for more")
-        return Stream(self._driver, lambda: prepare(chosen))
+        return Stream(self._driver, lambda: prepare(chosen), names)
 
 
 def _count_of(prompts: Iterable[Any]) -> int | None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -206,20 +206,36 @@ class OpenModel(ContextManager):
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else token_ids(prompt)
 
     def _results(
-        self, label: str, jobs: Iterator[Job[Result]], total: int | None, shows: bool = True
+        self,
+        label: str,
+        jobs: Iterator[Job[Result]],
+        total: int | None,
+        names: Mapping[str, str],
+        shows: bool = True,
     ) -> Iterator[Result]:
-        """The results of all jobs as they end, with a progress bar if ``shows``."""
+        """The results of all jobs as they end, with a progress bar if ``shows``. ``names`` as of
+        ``RequestError.renamed``."""
         progress = self._progress(False) if shows else SILENT
         progress.start(label, total, "prompt")
         try:
             for result in run_batch(self._driver, jobs, self.slots + WAITING):
                 progress.advance(1)
-                yield result
+                yield _named(result, names)
+        except RequestError as error:
+            raise error.renamed(names) from None
         finally:
             progress.close()
 
     def _progress(self, transient: bool) -> Progress:
         return progress_on(sys.stderr, transient=transient) if self._shows else SILENT
+
+
+def _named(result: Result, names: Mapping[str, str]) -> Result:
+    """The result with the name that its error's caller knows."""
+    error = getattr(result, "error", None)
+    if not isinstance(error, RequestError):
+        return result
+    return replace(result, error=error.renamed(names))  # type: ignore[type-var]
 
 
 OpenModel.__init__.__signature__ = signature_of(  # type: ignore[attr-defined]

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, cast, overload
 
 import numpy as np
@@ -22,9 +23,25 @@ A_PROMPT = "give a text, a list of token ids, or a list of those"
 A_CONVERSATION = 'give a text, or a list of messages such as {"role": "user", "content": "Hello"}'
 
 
+OF_PROMPTS = {"text": "prompt"}
+OF_TEXTS = {"prompt": "text"}
+OF_SCORES = {**OF_TEXTS, "score_from": "start", "score_top": "top"}
+OF_MESSAGES = {"text": "messages", "prompt": "messages"}
+"""What callers of a method gave, by the name that errors of the tokenizer and the engine have."""
+
+
 class WrongShape(RequestError, TypeError):
     """An argument of the wrong type. It is a TypeError, and a RequestError so that it can be the
     error of one prompt among many."""
+
+
+@contextmanager
+def naming(names: Mapping[str, str]) -> Iterator[None]:
+    """Let errors name what the caller gave; see ``RequestError.renamed``."""
+    try:
+        yield
+    except RequestError as error:
+        raise error.renamed(names) from None
 
 
 def prompts_of(given: Prompt | Iterable[Prompt], name: str = "prompts") -> Iterable[Prompt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NoReturn
 
@@ -13,16 +13,20 @@ from harness.host.stream_driver import EventStream, StreamDriver
 from harness.host.submissions import WAIT_SECONDS
 from zinc_rt.outputs import Output, Piece
 from zinc_rt.pending import Pending
+from zinc_rt.shapes import naming
 
 
 class Stream:
     """The pieces of one answer: ``for piece in stream``, or ``async for`` in a coroutine. The
     request begins with the iteration and is cancelled if that ends early. While nobody iterates,
-    the request is stalled."""
+    the request is stalled. ``names`` as of ``RequestError.renamed``."""
 
-    def __init__(self, driver: StreamDriver, prepare: Callable[[], Pending]) -> None:
+    def __init__(
+        self, driver: StreamDriver, prepare: Callable[[], Pending], names: Mapping[str, str]
+    ) -> None:
         self._driver = driver
         self._prepare = prepare
+        self._names = names
         self._output: Output | None = None
 
     def __repr__(self) -> str:
@@ -86,10 +90,11 @@ class Stream:
             raise
 
     def _begin(self, stream: EventStream) -> Pending:
-        pending = self._prepare()
-        (error,) = self._driver.submit_to(stream, [pending.submission])
-        if error is not None:
-            raise error
+        with naming(self._names):
+            pending = self._prepare()
+            (error,) = self._driver.submit_to(stream, [pending.submission])
+            if error is not None:
+                raise error
         return pending
 
 

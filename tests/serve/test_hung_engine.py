@@ -1,0 +1,96 @@
+"""A server whose engines' process hangs: it does not end, and does not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from contract.types import LOCAL_TENANT
+from harness.host.remote import process
+from harness.host.remote.process import EngineProcess
+from harness.serve import metrics
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.test_engine_process import BODY, COMPLETIONS, pid_of, told
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child is soon known to be silent."""
+    monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(process, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(process, "END_SECONDS", 0.5)
+    monkeypatch.setattr(metrics, "ANSWER_SECONDS", 0.1)
+
+
+def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
+    serve: Serve, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(engine_process=True) as server:
+        http = Http(server.url)
+        before = http.post(COMPLETIONS, BODY).answer
+        known = http.get("/metrics").body
+        assert b'engine_answers{model_name="tiny"} 1.0' in known
+        os.kill(pid_of(server), signal.SIGSTOP)
+        wait_until(lambda: http.get("/health").status == 503)
+        usage = f"/v1/tenants/{LOCAL_TENANT.id}/usage"
+        for path, body in [("/health", None), ("/ready", None), (usage, None), (COMPLETIONS, BODY)]:
+            reply = http.get(path) if body is None else http.post(path, body)
+            assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), path
+            assert "the engine's process does not answer" in reply.error["message"]
+        now = http.get("/metrics").body
+        assert b'engine_answers{model_name="tiny"} 0.0' in now
+        of_tenants = [line for line in known.splitlines() if b":tenant_" in line]
+        assert of_tenants == [line for line in now.splitlines() if b":tenant_" in line]
+        assert len(of_tenants) > 5
+        os.kill(pid_of(server), signal.SIGCONT)
+        wait_until(lambda: http.get("/health").status == http.get("/ready").status == 200)
+        assert told(http.post(COMPLETIONS, BODY).answer) == told(before)
+        said = [one.message for one in caplog.records if "the engine's process" in one.message]
+        pid = pid_of(server)
+        wanted = [
+            "the engine's process %d does not answer",
+            "the engine's process %d answers again",
+        ]
+        assert said[:2] == [line % pid for line in wanted]
+
+
+def test_the_server_ends_though_its_child_hangs(serve: Serve, impatient: None) -> None:
+    with serve(engine_process=True) as server, ThreadPoolExecutor(1) as clients:
+        child = psutil.Process(pid_of(server))
+        child.suspend()
+        asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
+        wait_until(lambda: bool(server.service.model.driver._streams))
+        server.drain(0)
+        assert asked.result().status == 503
+    child.wait(PATIENCE_SECONDS)
+
+
+def test_a_child_that_loads_is_not_silent(
+    serve: Serve, impatient: None, tiny_model_path: Path
+) -> None:
+    """However long its interpreter is held."""
+    with serve(beside={"other": tiny_model_path}, engine_process=True) as server:
+        http, engines = Http(server.url), server.models._thread
+        assert isinstance(engines, EngineProcess)
+        opened = engines.open
+
+        def slowly(*given: Any) -> Any:
+            with ThreadPoolExecutor(1) as others:
+                os.kill(pid_of(server), signal.SIGSTOP)
+                loading = others.submit(opened, *given)
+                time.sleep(3 * process.SILENT_SECONDS)
+                assert http.get("/health").status == 200
+                os.kill(pid_of(server), signal.SIGCONT)
+                return loading.result()
+
+        engines.open = slowly  # type: ignore[method-assign]
+        assert http.post(COMPLETIONS, {**BODY, "model": "other"}).status == 200
