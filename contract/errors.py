@@ -62,6 +62,10 @@ class TemplateError(ZincError):
         super().__init__(problem)
 
 
+class TemplateUnavailable(TemplateError):
+    """A chat template that the system refuses a process: a later try may succeed."""
+
+
 class TemplateRefused(TemplateError):
     """A conversation that a chat template refuses; ``words`` are the template's own."""
 

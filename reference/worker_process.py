@@ -40,6 +40,10 @@ class WorkerEnded(Exception):
     """The child gave no answer; the message says why. Another one is started by the next call."""
 
 
+class WorkerRefused(WorkerEnded):
+    """The system refuses to start the child."""
+
+
 class WorkerProcess:
     """A Python ``script`` as a child, one conversation at a time: not for several threads at once.
 
@@ -68,7 +72,8 @@ class WorkerProcess:
         self._running_child()
 
     def ask(self, line: bytes) -> bytes:
-        """The child's answer to ``line``; both end with a newline. Raises WorkerEnded."""
+        """The child's answer to ``line``; both end with a newline. Raises WorkerEnded and
+        WorkerRefused."""
         child = self._running_child()
         deadline = time.monotonic() + self._wall_seconds
         try:
@@ -89,14 +94,17 @@ class WorkerProcess:
 
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self.child is not None:
-            return self.child
+            if not _has_ended(self.child):
+                return self.child
+            # It was killed while it waited, which is the fault of no question.
+            self.close()
         try:
             child = start_process(self._script)
         except OSError as error:
             why = system_words(error)
             if error.errno == errno.EAGAIN:
                 why += "; raise the limit of processes, ulimit -u"
-            raise WorkerEnded(f"its process cannot be started ({why})") from None
+            raise WorkerRefused(f"its process cannot be started ({why})") from None
         self.child = child
         self._end_child = weakref.finalize(self, _end, child)
         assert child.stdin is not None
@@ -134,6 +142,14 @@ def start_process(script: Path) -> subprocess.Popen[bytes]:
 def passed_environment() -> dict[str, str]:
     """The environment variables that the child receives."""
     return {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
+
+
+def _has_ended(child: subprocess.Popen[bytes]) -> bool:
+    """Whether nobody can write to this side any more."""
+    assert child.stdout is not None
+    poll = select.poll()
+    poll.register(child.stdout.fileno(), 0)
+    return bool(poll.poll(0))
 
 
 def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:

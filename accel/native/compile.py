@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from errno import ENOSPC
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -109,8 +110,12 @@ def _built(
             objects = [f"{unit}.o" for unit in units]
             run_compiler([*compiler.link_command(target), library, *objects], folder, "the library")
             return (folder / library).read_bytes()
-    except OSError as error:
-        reason = f"its library could not be built: {error.strerror or error}"
+    except (OSError, BuildError) as error:
+        full = os.strerror(ENOSPC)
+        if isinstance(error, BuildError) and full not in error.log:
+            raise
+        words = full if isinstance(error, BuildError) else error.strerror or error
+        reason = f"its library could not be built: {words}"
         raise TierUnavailable(TIER, reason, "free some disk space, or set TMPDIR") from None
 
 

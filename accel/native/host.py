@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
@@ -24,9 +25,12 @@ def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
 
 
 def processor_quota(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float:
-    """The quota of this process's control group, in processors; infinity without a quota."""
-    path = groups / _own_group(own)
-    return min(_quota(folder) for folder in (path, *path.parents) if folder.is_relative_to(groups))
+    """The smallest quota of this process's control groups, in processors; infinity without one."""
+    quotas = [math.inf]
+    for root, path in _own_groups(groups, own):
+        folders = (root / path, *(root / path).parents)
+        quotas += [_quota(folder) for folder in folders if folder.is_relative_to(root)]
+    return min(quotas)
 
 
 def total_memory() -> int:
@@ -51,20 +55,30 @@ def processor_name() -> str:
     return platform.processor() or platform.machine()
 
 
-def _own_group(own: Path) -> str:
-    """The path of this process's control group (version 2) below the mounted hierarchy."""
+def _own_groups(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
+    """Yield each mounted hierarchy that may limit processors, and this process's group in it."""
     try:
         lines = own.read_text(encoding="ascii").splitlines()
     except OSError:
-        return ""
-    paths = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
-    return paths[0].strip("/") if paths else ""
+        lines = ["0::/"]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            yield groups, path.strip("/")
+        elif "cpu" in controllers.split(","):
+            # Version 1, whose folder has the names of its controllers.
+            yield groups / controllers, path.strip("/")
 
 
 def _quota(folder: Path) -> float:
-    try:
-        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
-        return int(quota) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        # The file does not exist, or contains "max".
-        return math.inf
+    """The quota of one group: the file of version 2, or those of version 1."""
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+        try:
+            words = [(folder / name).read_text(encoding="ascii") for name in names]
+            quota, period = map(int, " ".join(words).split())
+        except (OSError, ValueError):
+            # The file does not exist, or contains "max".
+            continue
+        if quota > 0 and period > 0:
+            return quota / period
+    return math.inf

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,7 +136,8 @@ class StepCache:
         if path is None:
             return False
         self._write(path, StoredStep.of(*lowered, inputs))
-        return path.exists()
+        # Unlike ``Path.exists``, this raises nothing for a folder that may not be entered.
+        return os.path.exists(path)
 
     def _path(self, graph: Graph, bucket: ShapeKey, inputs: InputLayout) -> Path | None:
         """The file of an entry; None where it is not known which code lowers."""

@@ -109,10 +109,10 @@ def entry_of(texts: str, described: Iterable[tuple[FileRange, str]], nbytes: int
 def has_entry(folder: Path, model: Path) -> bool:
     """Whether there is an entry of a model file, if maybe one of another build."""
     try:
-        name = _source_name(identity(model))
+        names = f"{_source_name(identity(model))}-*"
+        return any(path.suffix in (SYNCED, UNSYNCED) for path in folder.glob(names))
     except OSError:
         return False
-    return any(path.suffix in (SYNCED, UNSYNCED) for path in folder.glob(f"{name}-*"))
 
 
 def usage(folder: Path) -> tuple[int, int]:

@@ -1,10 +1,14 @@
-"""Loads OpenCL drivers in a thread: the C code runs without Python's lock."""
+"""Loads OpenCL drivers in a thread: the C code runs without Python's lock. PoCL starts a thread for
+each processor, and ends the process where the system refuses one."""
 
 from __future__ import annotations
 
+import _thread
 import ctypes
+import os
 import threading
 from contextlib import suppress
+from functools import cache
 
 from accel.opencl.api import library_path
 
@@ -33,7 +37,31 @@ def wait_for_drivers() -> None:
             _in_flight.remove(thread)
 
 
+@cache
+def refused_threads() -> int:
+    """How many of the threads that a driver may start the system refuses, asked before it starts
+    them; usually 0."""
+    needed = os.cpu_count() or 1
+    ended, hold = threading.Semaphore(0), threading.Event()
+
+    def wait() -> None:
+        hold.wait()
+        ended.release()
+
+    started = 0
+    with suppress(RuntimeError):
+        while started < needed:
+            _thread.start_new_thread(wait, ())
+            started += 1
+    hold.set()
+    for _ in range(started):
+        ended.acquire()
+    return needed - started
+
+
 def _load() -> None:
+    if refused_threads():
+        return
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(library_path())
         count = ctypes.c_uint()

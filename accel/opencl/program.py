@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel.opencl.contents import EVERYTHING, Parts, format_lists, mask_of, of_mask, ops_with
 from accel.opencl.device import Device, import_binding
+from accel.opencl.pocl_cache import check_room
 from accel.packets.accessors import op_list, packet_accessors, packet_constants
 from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
@@ -169,7 +170,8 @@ def build_program(
     progress: Progress | None = None,
 ) -> Any:
     """A built program, from the cache if it has one for exactly these files and options. Raises
-    BuildError naming the kernel file and the compiler's log."""
+    BuildError naming the kernel file and the compiler's log, and as ``check_room``."""
+    check_room(device)
     options = _for_processor(device, options)
     path = cache_entry(cache, _identity(device, options, files))
     cached = None if path is None else _cached(context, path, options)
@@ -187,7 +189,8 @@ def build_step_program(
     """A built program that runs steps of ``parts``, and the parts that it has.
 
     It comes from the cache if the cache has a program with these parts; of several, the one with
-    the fewest parts. Raises BuildError."""
+    the fewest parts. Raises as ``build_program``."""
+    check_room(device)
     options = _for_processor(device, options)
     whole = cache_entry(cache, _identity(device, options, step_files()))
     if whole is None:
@@ -213,7 +216,11 @@ def _with_parts(whole: Path, parts: Parts) -> Path:
 
 def _larger(parts: Parts, whole: Path) -> list[Parts]:
     """Larger sets of parts that the cache has a program for, the smallest first."""
-    names = (path.stem.rpartition("-")[2] for path in whole.parent.glob(f"{whole.stem}-*.bin"))
+    try:
+        paths = list(whole.parent.glob(f"{whole.stem}-*.bin"))
+    except OSError:  # The folder may not be entered.
+        return []
+    names = (path.stem.rpartition("-")[2] for path in paths)
     found = (of_mask(int(name, 16)) for name in names if re.fullmatch("[0-9a-f]+", name))
     return sorted((held for held in found if parts < held), key=lambda held: (len(held), *held))
 

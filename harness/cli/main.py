@@ -62,6 +62,12 @@ COMMANDS: Mapping[str, str] = {
 FAILED = 1
 REFUSALS = (*DISK_ERRORS, errno.EBADF)
 """Error numbers of system calls that never indicate a fault of the program."""
+NO_THREAD = "can't start new thread"
+"""Python's words."""
+THREADS_REMEDY = (
+    "raise the limit of threads (ulimit -u, or the container's pids.max); "
+    "a server needs fewer with a smaller --queue-depth"
+)
 BROKEN_PIPE = 141
 
 EXAMPLES = """\
@@ -243,11 +249,15 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def machine_problem(error: Exception) -> str | None:
-    """A one-line message for memory that the system refuses and for an output that cannot be
-    written. None for any other error, which is a fault of the program."""
+    """A one-line message for memory, a thread or a file that the system refuses and for an output
+    that cannot be written. None for any other error, which is a fault of the program."""
     if isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
         return f"out of memory{why}; end other programs, or raise this process's limit (ulimit -v)"
+    if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
+        return f"{error}; {THREADS_REMEDY}"
+    if isinstance(error, PermissionError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}; change its permissions, or name another one"
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     where = "standard output" if error.filename is None and _may_refuse() else error.filename

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from contract.errors import TemplateError
+from contract.errors import TemplateError, TemplateUnavailable
 from harness.host.dialect import Dialect, dialect_of
 from harness.host.dialect.calls import Function
 from harness.host.reply import ReplyForm, ReplyParser
@@ -16,12 +16,15 @@ from reference.model.tokenizer import Tokenizer
 
 def tried_dialect(template: ChatTemplate, tokenizer: Tokenizer) -> Dialect:
     """The dialect of ``template``. It has no calls if the template writes a call that the dialect
-    found by its text cannot read: then the syntax is another one."""
+    found by its text cannot read: then the syntax is another one. Raises
+    TemplateUnavailable."""
     found = dialect_of(template.text, tokenizer, template.tool_text)
     if found.calls is None or found.framed:
         return found
     try:
         written = template.written_call()
+    except TemplateUnavailable:
+        raise
     except TemplateError:
         return found  # The template fails; each request with it will say so.
     if written is None or _reads(found, written):

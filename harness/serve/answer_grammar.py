@@ -78,8 +78,8 @@ def masks_of(
             one([])
     except (GrammarRefused, GrammarBroke) as refused:
         raise grammar_error(param, str(refused)) from None
-    except GrammarsBusy:
-        raise try_again("other grammars are being compiled", "overloaded", 1) from None
+    except GrammarsBusy as busy:
+        raise try_again(str(busy), "overloaded", 1) from None
     return dict(zip((request.id for request in requests), masks, strict=True))
 
 

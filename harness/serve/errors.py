@@ -22,9 +22,11 @@ from contract.errors import (
     RequestError,
     TemplateError,
     TemplateRefused,
+    TemplateUnavailable,
     TenantQueueFull,
 )
 from harness.host.answer_text import ClientTooSlow
+from harness.host.faults import NO_PROCESS
 from harness.host.submissions import EngineStopped
 from harness.serve.storage import StorageProblem
 
@@ -141,6 +143,8 @@ def as_api_error(error: Exception) -> ApiError | None:
         case TemplateRefused(words=words):
             message = f"the model's chat template refuses these messages: {words}"
             return ApiError(400, message, param="messages", code="template_refused")
+        case TemplateUnavailable():
+            return try_again(NO_PROCESS, "overloaded", 1)
         case TemplateError():
             message = "the model's chat template fails on these messages; the server's log says why"
             return ApiError(400, message, param="messages", code="template_broken")

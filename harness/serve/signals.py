@@ -62,6 +62,7 @@ class Signals:
         drains.
 
         Returns whether the signal was SIGINT, or a second one came."""
+        begin, drained = self._drain_thread(server)
         number = self._next()
         while number == RELOAD and server.models.accounts.path is not None:
             log.info("reading the tenants again")
@@ -75,35 +76,36 @@ class Signals:
         notify_supervisor("STOPPING=1")
         if not interrupted:
             log.info("draining for up to %.0f s; another signal ends it", drain_seconds)
-        cut = self._drain(server, 0.0 if interrupted else drain_seconds)
-        return interrupted or cut
-
-    def _drain(self, server: Running, seconds: float) -> bool:
-        """Drain the server until it is done or another signal comes. Returns whether one came.
-
-        A separate thread drains. In the main thread, an exception raised by a signal could leave a
-        lock held or a waiting thread without notification, and the server would never end."""
-        drained: Future[None] = Future()
-
-        def drain() -> None:
-            try:
-                server.drain(seconds)
-            except BaseException as error:
-                drained.set_exception(error)
-            else:
-                drained.set_result(None)
-            self._wakes.send(b"\0")
-
-        thread = threading.Thread(target=drain, name="drain", daemon=True)
-        thread.start()
+        begin.set_result(0.0 if interrupted else drain_seconds)
         while not (drained.done() or self._received):
             self._woken.recv(64)
         cut = bool(self._received)
         if cut:
             server.drain(0.0)
-        thread.join()
         drained.result()
-        return cut
+        return interrupted or cut
+
+    def _drain_thread(self, server: Running) -> tuple[Future[float], Future[None]]:
+        """Start a thread that drains the server once it has the seconds for that. Returns what
+        takes them, and what is done when the server is drained.
+
+        In the main thread, an exception raised by a signal could leave a lock held or a waiting
+        thread without notification, and the server would never end. The thread starts with the
+        server: later the system may refuse one."""
+        begin, drained = Future[float](), Future[None]()
+
+        def drain() -> None:
+            try:
+                server.drain(begin.result())
+            except BaseException as error:
+                drained.set_exception(error)
+            else:
+                drained.set_result(None)
+            with suppress(OSError):
+                self._wakes.send(b"\0")
+
+        threading.Thread(target=drain, name="drain", daemon=True).start()
+        return begin, drained
 
     def _next(self) -> int:
         """Wait for the next signal."""

@@ -18,11 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from contract.context_manager import ContextManager
-from contract.errors import PromptTooLong, RequestError, TemplateError, TemplateRefused
+from contract.errors import (
+    PromptTooLong,
+    RequestError,
+    TemplateError,
+    TemplateRefused,
+    TemplateUnavailable,
+)
 from contract.lazy_dataclass import dataclass
 from reference.model.template_forms import TemplateForms
 from reference.model.tokenizer import Tokenizer
-from reference.worker_process import WorkerEnded, WorkerProcess
+from reference.worker_process import WorkerEnded, WorkerProcess, WorkerRefused
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 """Roles a message may have. Templates print roles next to control tokens, so no others pass."""
@@ -156,7 +162,7 @@ class ChatTemplate(ContextManager):
         the time a template may print, None for the present. Raises RequestError for messages that
         are not JSON objects with a known role, TemplateError when the template fails, exceeds a
         limit or tries to leave its sandbox, PromptTooLong when that limit is less than the
-        messages, and TemplateRefused when it refuses them."""
+        messages, TemplateRefused when it refuses them, and TemplateUnavailable."""
         conversation = _conversation(
             self._forms_of(bool(tools)).adapted(_checked_messages(messages)),
             tools or (),
@@ -183,6 +189,8 @@ class ChatTemplate(ContextManager):
         probe = _conversation(messages, given, PROBE_TIME, enable_thinking=enable_thinking)
         try:
             without, asking = (self._rendered(probe, asks).text for asks in (False, True))
+        except (_Ended, TemplateUnavailable):
+            raise  # It says nothing about the template.
         except TemplateError:
             without = asking = ""
         opening = asking.removeprefix(without) if asking.startswith(without) else ""
@@ -208,7 +216,7 @@ class ChatTemplate(ContextManager):
             probe = _conversation(messages, PROBE_TOOLS if tools else (), PROBE_TIME)
             try:
                 return self._rendered(probe, asks=False).text
-            except _Ended:
+            except (_Ended, TemplateUnavailable):
                 raise  # Another form would cost the whole limit again.
             except TemplateError:
                 return None
@@ -238,6 +246,8 @@ class ChatTemplate(ContextManager):
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(self._worker.ask(request))
+        except WorkerRefused as refused:
+            raise TemplateUnavailable(str(self._error(str(refused)))) from None
         except WorkerEnded as ended:
             raise _Ended(str(self._error(str(ended)))) from None
         return reply

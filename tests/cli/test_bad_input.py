@@ -1,8 +1,10 @@
 """Every class of bad input: one line, exit code 2, no traceback unless asked for."""
 
+import errno
 import os
 import shlex
 import socket
+import threading
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -225,6 +227,37 @@ def test_memory_that_the_system_refuses_is_no_fault(zinc, monkeypatch, text, sai
     result = zinc("devices")
     advice = "end other programs, or raise this process's limit (ulimit -v)"
     assert (result.code, result.err) == (1, f"error: out of memory{said}; {advice}\n")
+
+
+def test_threads_that_the_system_refuses_are_no_fault(zinc, monkeypatch):
+    """The words are those of Python; no system has so much address space for a stack."""
+
+    def refused() -> None:
+        before = threading.stack_size(1 << 50)
+        try:
+            threading.Thread(target=print).start()
+        finally:
+            threading.stack_size(before)
+
+    monkeypatch.setattr("harness.tiers.probe", refused)
+    result = zinc("devices")
+    advice = "a server needs fewer with a smaller --queue-depth"
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith("error: can't start new thread; raise the limit of threads (")
+    assert result.err.endswith(f"; {advice}\n")
+
+
+def test_a_file_that_the_system_refuses_is_no_fault(zinc, monkeypatch):
+    """Such as a cache folder of another user, wherever it is looked into."""
+
+    def refused() -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/var/cache/models")
+
+    monkeypatch.setattr("harness.tiers.probe", refused)
+    result = zinc("devices")
+    advice = "change its permissions, or name another one"
+    assert (result.code, result.out) == (1, "")
+    assert result.err == f"error: /var/cache/models: Permission denied; {advice}\n"
 
 
 def test_ctrl_c_anywhere_is_130(zinc, monkeypatch, capsys):

@@ -1,18 +1,25 @@
 """A chat template is a stranger's program: its errors are one line, it stays in its sandbox and
 within its limits, and what it is given makes sense."""
 
+import errno
 import os
 import signal
+import threading
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from contract.errors import PromptTooLong, RequestError, TemplateError
+from contract.errors import PromptTooLong, RequestError, TemplateError, TemplateUnavailable
 from reference import worker_process
 from reference.model.chat_template import MAX_TEMPLATE_CHARACTERS, ChatTemplate, TemplateLimits
 from reference.worker_process import WorkerEnded, WorkerProcess
 from tests.model.rendering import TURNS, render
 from tests.needs import machine_lacks
+from tests.patience import wait_until
 from tests.worker_forks import OF_USERS
+
+TURN_OF_MODEL = "{{ messages[0].content }}{% if add_generation_prompt %}<model>{% endif %}"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,12 +136,43 @@ def test_a_template_that_ends_its_worker_is_tried_once(source, monkeypatch):
 
 
 def test_a_worker_that_was_killed_is_replaced():
+    """At once if it was killed while nobody asked: no conversation fails for it."""
     with ChatTemplate("ok", source="m.gguf") as template:
         assert template.render(TURNS).text == "ok"
-        os.kill(template._worker.child.pid, signal.SIGKILL)
+        first = template._worker.child
+        os.kill(first.pid, signal.SIGKILL)
+        wait_until(lambda: worker_process._has_ended(first))
+        assert template.render(TURNS).text == "ok"
+        assert template._worker.child.pid != first.pid
+
+
+def test_a_worker_that_is_killed_while_it_renders_is_replaced():
+    """That conversation fails: its template may be the cause."""
+    with ChatTemplate("ok", source="m.gguf") as template:
+        template.start()
+        first = template._worker.child
+        os.kill(first.pid, signal.SIGSTOP)
+        threading.Timer(0.2, os.kill, (first.pid, signal.SIGKILL)).start()
         with pytest.raises(TemplateError, match="was killed"):
             template.render(TURNS)
         assert template.render(TURNS).text == "ok"
+
+
+def test_a_process_that_the_system_refuses_is_no_fault_of_the_template(monkeypatch):
+    """What is learned of a template is not learned then: the next rendering asks again."""
+
+    def refused(script: Path) -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with ChatTemplate(TURN_OF_MODEL, source="m.gguf") as template:
+        template.render(TURNS, add_generation_prompt=False)
+        with monkeypatch.context() as patched:
+            patched.setattr("reference.worker_process.start_process", refused)
+            template._worker.close()
+            said = r"m\.gguf: chat template: its process cannot be started .*; raise the limit"
+            with pytest.raises(TemplateUnavailable, match=said):
+                template._opening(False, None)
+        assert template.render(TURNS).opening == "<model>"
 
 
 def test_the_worker_ends_with_its_template():

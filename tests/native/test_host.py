@@ -39,6 +39,30 @@ def test_the_smallest_quota_on_the_way_counts(tmp_path, quotas, expected):
     assert processor_quota(*_group(tmp_path, quotas)) == expected
 
 
+@pytest.mark.parametrize("named", ["cpu", "cpu,cpuacct"])
+@pytest.mark.parametrize(
+    ("quotas", "expected"),
+    [
+        ({}, math.inf),
+        ({"a/b": -1}, math.inf),
+        ({"a/b": 50000}, 0.5),
+        ({"a": 150000, "a/b": -1}, 1.5),
+        ({"": 20000}, 0.2),
+        ({"a/b": "not a quota"}, math.inf),
+    ],
+)
+def test_quotas_of_version_1_count_too(tmp_path, named, quotas, expected):
+    """Older systems have a hierarchy a controller, and a container sees its own group as root."""
+    for folder, quota in quotas.items():
+        group = tmp_path / "groups" / named / folder
+        group.mkdir(parents=True, exist_ok=True)
+        (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
+        (group / "cpu.cfs_period_us").write_text("100000\n")
+    own = tmp_path / "own"
+    own.write_text(f"4:memory:/elsewhere\n3:cpuset:/c\n2:{named}:/a/b\n0::/\n")
+    assert processor_quota(tmp_path / "groups", own) == expected
+
+
 def test_less_than_one_processor_is_one_worker(tmp_path):
     """Two would only wait for each other."""
     assert processors(*_group(tmp_path, {"a/b": "30000 100000"})) == 1

@@ -248,3 +248,13 @@ def test_the_compiler_can_be_named(tmp_path, monkeypatch):
     variant = next(variant for variant in VARIANTS if variant.machine == TARGET.machine)
     with pytest.raises(BuildError, match=r"building \w+ failed: no such language"):
         build_library(variant, TARGET, compiler, 1)
+
+
+def test_a_disk_that_the_compiler_fills_is_said(tmp_path, monkeypatch):
+    """As one that is full before, so that ``auto`` takes another tier."""
+    broken = tmp_path / "cc"
+    broken.write_text("#!/bin/sh\necho error: IO failure: No space left on device >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setenv(native_compile.COMPILER_SETTING, str(broken))
+    with pytest.raises(TierUnavailable, match=r"be built: No space left on device; .*TMPDIR"):
+        processor_words(TARGET, None)

@@ -194,15 +194,19 @@ def test_an_entry_that_is_damaged_is_lowered_anew(graph, store, harm):
 
 
 def test_nothing_is_stored_where_that_cannot_be(graph, store, monkeypatch):
-    """In a folder that is a file, of code that is no files, and of what cannot be lowered."""
+    """In a folder that is a file or cannot be entered, of code that is no files, and of what cannot
+    be lowered."""
     store.write_bytes(b"")
-    assert len(Cached(graph, store).of(1).packets)
+    inputs = input_layout(graph, LIMITS.largest)
+    for folder in (store, store.with_name("n" * 300)):
+        cached, bucket = Cached(graph, folder), ShapeKey(1, 1)
+        assert len(cached.of(1).packets)
+        assert not cached.cache.store(graph, bucket, inputs, lowered(graph, bucket))
     store.unlink()
 
     def unsupported() -> tuple[Step, Schedule]:
         raise UnsupportedOp("native", "SAMPLE")
 
-    inputs = input_layout(graph, LIMITS.largest)
     with pytest.raises(UnsupportedOp):
         StepCache(store, 1).of(graph, ShapeKey(1, 1), inputs, unsupported)
     monkeypatch.setattr(stored_steps, "code_state", lambda packages: None)

@@ -35,6 +35,14 @@ def test_a_folder_that_cannot_be_written_is_done_without(model_path, open_native
     assert folder.read_bytes() == b"a file"
 
 
+def test_a_folder_that_cannot_be_entered_has_no_entries(tmp_path, model_path):
+    """Such as one of another user; root may enter any, but none has so long a name."""
+    folder = tmp_path / ("n" * 300) / "weights"
+    assert not weight_cache.has_entry(folder, model_path)
+    assert weight_cache.usage(folder) == (0, 0)
+    assert weight_cache.remove_entries(folder, [model_path]) == 0
+
+
 def test_a_full_disk_leaves_nothing_behind(model_path, open_one, folder, expected):
     """The space is reserved before anything is written; one line says that there is none."""
     tier = open_one()

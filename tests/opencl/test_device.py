@@ -1,6 +1,7 @@
 """What is missing is said in one line, with what to install."""
 
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from types import SimpleNamespace
 
@@ -66,6 +67,29 @@ def test_a_missing_library_names_the_extra(monkeypatch):
     monkeypatch.setattr(device_module, "opencl", lambda: api.OpenCl(api.library_path()))
     with pytest.raises(TierUnavailable, match=r"pip install '(zinc-rt|\.)\[opencl\]'"):
         find_devices()
+
+
+def test_a_driver_whose_threads_are_refused_is_not_loaded(monkeypatch):
+    """PoCL would end the process."""
+    started: list[object] = []
+
+    def start(work: Callable[[], None], _: tuple[()]) -> None:
+        if len(started) == 1:
+            raise RuntimeError("can't start new thread")
+        started.append(work)
+        threading.Thread(target=work).start()
+
+    monkeypatch.setattr(driver._thread, "start_new_thread", start)
+    monkeypatch.setattr(driver.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(driver, "library_path", lambda: pytest.fail("loaded"))
+    driver.refused_threads.cache_clear()
+    try:
+        assert driver.refused_threads() == 2
+        driver._load()
+        with pytest.raises(TierUnavailable, match=r"refuses the threads .*; raise .*pids\.max"):
+            find_devices()
+    finally:
+        driver.refused_threads.cache_clear()
 
 
 @pytest.mark.parametrize("platforms", ["raises", "none", "empty"])

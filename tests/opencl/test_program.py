@@ -1,11 +1,13 @@
 """Building programs, and keeping them on disk."""
 
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -25,6 +27,7 @@ from accel.packets.accessors import packet_accessors
 from accel.packets.build import BuildError
 from accel.packets.disk_cache import write_entry
 from accel.packets.ops import TABLE
+from contract.errors import TierUnavailable
 from tests.needs import machine_lacks
 from tests.patience import PROCESS_SECONDS
 
@@ -100,6 +103,39 @@ def test_an_unwritable_cache_only_costs_time(device, tmp_path):
     blocked.write_text("")
     context = cl.Context([device.handle])
     cl.Kernel(build_program(context, device, FILES, OPTIONS, blocked), "one")
+
+
+@pytest.mark.parametrize(
+    ("free", "files", "problem"),
+    [
+        (1 << 20, 1000, "1.0 MB are free, of the 17 MB that it needs"),
+        (1 << 40, 7, "7 files are free, of the 64 that it needs"),
+        (1 << 40, 1000, "it cannot be written"),
+    ],
+)
+@pytest.mark.parametrize("cached", [False, True], ids=["compiled", "cached"])
+def test_a_folder_without_room_is_said(
+    device, build, tmp_path, monkeypatch, cached, free, files, problem
+):
+    """LLVM ends the whole process there, also when PoCL unpacks a program that is stored."""
+    if not device.is_pocl:
+        machine_lacks("PoCL")
+    if cached:
+        build()
+    disk = SimpleNamespace(f_bavail=free // 512, f_frsize=512, f_files=9999, f_favail=files)
+    monkeypatch.setattr(os, "statvfs", lambda path: disk)
+    monkeypatch.setattr(os, "access", lambda *_: "written" not in problem)
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "kernels"))
+    remedy = "free some disk space, or set POCL_CACHE_DIR to another folder"
+    where = f"PoCL builds kernels in {tmp_path / 'kernels'}: {problem}; {remedy}"
+    with pytest.raises(TierUnavailable, match=re.escape(where)):
+        build()
+
+
+def test_a_cache_that_cannot_be_entered_has_no_programs(tmp_path):
+    """Such as one of another user; root may enter any, but none has so long a name."""
+    folder = tmp_path / ("n" * 300)
+    assert program_module._larger(frozenset(), folder / "whole.bin") == []
 
 
 def test_two_processes_fill_one_cache(device, tmp_path):

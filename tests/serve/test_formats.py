@@ -11,6 +11,7 @@ import pytest
 from openai import OpenAI
 
 from harness.serve.chat import INVALID_ARGUMENTS
+from reference.worker_process import WorkerProcess, WorkerRefused
 from tests.serve.calling import (
     ASKED,
     CALLING,
@@ -146,6 +147,28 @@ def test_a_grammar_that_cannot_be_made_is_the_clients_fault(hermes, regex):
         reply = Http(hermes.url).post("/v1/chat/completions", {**ASKED, **UNTHINKING, **fields})
         assert reply.status in (200, 400)
         assert reply.status == 200 or reply.error["code"] == "unsupported_schema"
+
+
+def test_a_process_that_the_system_refuses_is_the_servers_matter(hermes, monkeypatch, caplog):
+    """A limit of processes or descriptors is reached: a later try may succeed, so it is a 503."""
+
+    def refused(worker: WorkerProcess) -> None:
+        raise WorkerRefused("its process cannot be started (Too many open files)")
+
+    http, body = Http(hermes.url), {**ASKED, **UNTHINKING, "max_tokens": 4, "seed": 1}
+    known = http.post("/v1/chat/completions", body).json["choices"]
+    regex = {"type": "regex", "regex": "never asked [0-9]{3}"}
+    template, grammar = body, {"prompt": "hi", "response_format": regex}
+    with monkeypatch.context() as patched:
+        patched.setattr(WorkerProcess, "_running_child", refused)
+        for route, asked in (("chat/completions", template), ("completions", grammar)):
+            caplog.clear()
+            reply = http.post(f"/v1/{route}", asked)
+            assert (reply.status, reply.error["code"]) == (503, "overloaded")
+            assert reply.headers["x-should-retry"] == "true"
+            assert "the system starts no process" in reply.error["message"]
+            assert "Too many open files" in caplog.text
+    assert http.post("/v1/chat/completions", body).json["choices"] == known
 
 
 @pytest.mark.parametrize("stream", [False, True])

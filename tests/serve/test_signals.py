@@ -52,6 +52,21 @@ def test_a_signal_before_the_wait_is_not_missed(monkeypatch):
     assert drained == [7.0]
 
 
+def test_a_server_drains_where_the_system_refuses_threads(monkeypatch):
+    """A limit that is reached once it runs: its answers must not be cut."""
+    drained: list[float] = []
+
+    def begun(server: Signals) -> int:
+        monkeypatch.setattr(threading.Thread, "start", lambda thread: pytest.fail("a new thread"))
+        return int(signal.SIGTERM)
+
+    monkeypatch.setattr(Signals, "_next", begun)
+    with Signals() as caught:
+        caught.hold()
+        assert not caught.serve_until_stopped(server_of(never, drained), 7.0)
+    assert drained == [7.0]
+
+
 def test_signals_of_another_thread_wake_the_main_one():
     """One that reloads, then one that ends; handlers are as they were."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}

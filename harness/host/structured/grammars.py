@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contract.errors import ZincError
+from harness.host.faults import NO_PROCESS, log
 from reference.limits import mask_words
 from reference.model.tokenizer import Tokenizer, TokenKind
 from reference.sched.constraints import Mask
-from reference.worker_process import WorkerEnded, WorkerProcess
+from reference.worker_process import WorkerEnded, WorkerProcess, WorkerRefused
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -55,7 +56,7 @@ class GrammarRefused(Exception):
 
 
 class GrammarsBusy(Exception):
-    """Grammars of other requests are being compiled."""
+    """A grammar that may be compiled later; the message says why."""
 
 
 class GrammarBroke(ZincError):
@@ -207,14 +208,14 @@ class Grammars:
     def masks(self, grammar: str, count: int, checked: bool = False) -> list[TokenMasks]:
         """Masks for ``count`` sequences under a grammar in llguidance's Lark dialect. One that was
         ``checked`` by another object is compiled here at once. Raises GrammarRefused, and
-        GrammarsBusy if other grammars take too long."""
+        GrammarsBusy if other grammars take too long or the system starts no process."""
         whole = self._head + grammar
         words = mask_words(self._vocab)
         with self._lock:
             matcher = self._compiled.get(whole)
         if matcher is None:
             if not self._compiling.acquire(timeout=self._limits.wall_seconds):
-                raise GrammarsBusy
+                raise GrammarsBusy("other grammars are being compiled")
             try:
                 matcher = self._matcher_of(whole) if checked else self._compile(whole)
             finally:
@@ -243,6 +244,9 @@ class Grammars:
             raise GrammarRefused(f"has more than {LONGEST_GRAMMAR} characters as a grammar")
         try:
             answer = json.loads(self._worker.ask(_line({"grammar": grammar})))
+        except WorkerRefused as refused:
+            log.error("grammars: %s", refused)
+            raise GrammarsBusy(NO_PROCESS) from None
         except WorkerEnded:
             raise GrammarRefused("takes too much time or memory to compile") from None
         error = answer["error"]
