@@ -359,9 +359,9 @@ class SimulatedRunner:
 
 
 def simulated_logits(histories: Sequence[int]) -> Floats:
-    """float32[rows, VOCAB] whose first two words are the history of the row."""
+    """float32[rows, VOCAB] whose first four values are the 16-bit words of the row's history."""
     logits = np.zeros((len(histories), VOCAB), np.float32)
-    logits.view(np.uint64)[:, 0] = histories
+    logits[:, :4] = np.array(histories, np.uint64).view(np.uint16).reshape(-1, 4)
     return logits
 
 
@@ -378,5 +378,5 @@ def simulated_logs(histories: Sequence[int], tokens: Sequence[int], top: int) ->
 
 def history_of_logits(logits: Floats) -> list[int]:
     """The histories that ``simulated_logits`` were made of."""
-    histories: list[int] = np.ascontiguousarray(logits).view(np.uint64)[:, 0].tolist()
+    histories: list[int] = logits[:, :4].astype(np.uint16).view(np.uint64)[:, 0].tolist()
     return histories

@@ -1,9 +1,10 @@
 """A tiny model with random weights, damaged copies of it, and ways to run the command line."""
 
+import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +20,8 @@ from tests.paths import ROOT
 from tests.patience import PROCESS_SECONDS
 
 HELD_AFTER = 5
+SERVER_LOGS = ("zinc_rt.serve", "waitress.queue")
+"""Loggers whose levels a server sets: tests that follow must not write its log."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +67,9 @@ def own_surroundings(tmp_path, kernel_cache, monkeypatch) -> None:
 
 
 @pytest.fixture
-def zinc(capsys, monkeypatch) -> Zinc:
+def zinc(capsys, monkeypatch) -> Iterator[Zinc]:
     """Runs a command line in this process, with ``stdin`` piped in, if it is given."""
+    levels = {name: logging.getLogger(name).level for name in SERVER_LOGS}
 
     def run(*words: object, stdin: bytes | None = None) -> Result:
         with ExitStack() as cleanup:
@@ -79,7 +83,9 @@ def zinc(capsys, monkeypatch) -> Zinc:
         captured = capsys.readouterr()
         return Result(code, captured.out, captured.err)
 
-    return run
+    yield run
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
 
 
 def command(*words: object, hold: Path | None = None) -> list[str]:
