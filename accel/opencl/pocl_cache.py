@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accel.opencl.device import TIER, Device
+from accel.opencl.device import Device
+from accel.opencl.driver import TIER
 from contract.errors import TierUnavailable, system_words
 
 ROOM_BYTES = 16 << 20
