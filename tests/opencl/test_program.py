@@ -175,8 +175,8 @@ except TierUnavailable as error:
     ],
 )
 def test_real_folders_are_asked(mode, below, said):
-    """Whatever the system says of a folder, the tier is not available, and ``auto`` takes another."""
-    with TemporaryDirectory(dir="/tmp") as name:
+    """Whatever the system says of a folder, it is the reason why there is no tier."""
+    with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         folder = Path(name, "of another")
         folder.mkdir()
