@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any, Self
 
 from contract.amounts import format_bytes
@@ -84,9 +85,9 @@ class RequestError(ZincError):
 
     def renamed(self, names: Mapping[str, str]) -> Self:
         """This error with the caller's name of its field; ``names`` has those that differ."""
-        error = type(self).__new__(type(self))
+        error = copy(self)
         RequestError.__init__(error, names.get(self.field, self.field), self.problem)
-        return error
+        return error.with_traceback(self.__traceback__)
 
 
 class PromptTooLong(RequestError):

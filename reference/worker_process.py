@@ -94,7 +94,7 @@ class WorkerProcess:
 
     def _running_child(self) -> subprocess.Popen[bytes]:
         if self.child is not None:
-            if not _has_ended(self.child):
+            if self.child.poll() is None:
                 return self.child
             # It was killed while it waited, which is the fault of no question.
             self.close()
@@ -142,14 +142,6 @@ def start_process(script: Path) -> subprocess.Popen[bytes]:
 def passed_environment() -> dict[str, str]:
     """The environment variables that the child receives."""
     return {name: os.environ[name] for name in PASSED_ENVIRONMENT if name in os.environ}
-
-
-def _has_ended(child: subprocess.Popen[bytes]) -> bool:
-    """Whether nobody can write to this side any more."""
-    assert child.stdout is not None
-    poll = select.poll()
-    poll.register(child.stdout.fileno(), 0)
-    return bool(poll.poll(0))
 
 
 def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:

@@ -21,6 +21,8 @@ MODULES = ("jinja2.sandbox", "llguidance", "reference.model.template_text", "res
 """What the scripts import."""
 LONGEST = 1 << 16
 """Most bytes of a request."""
+RUNNING = 1 << 16
+"""The answer that a process has not ended: no exit code."""
 
 
 def answer_requests(connection: socket.socket) -> None:
@@ -31,7 +33,8 @@ def answer_requests(connection: socket.socket) -> None:
             return
         request = json.loads(data)
         if "pid" in request:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["pid"], 0)[1])
+            pid, status = os.waitpid(request["pid"], request["options"])
+            answer = os.waitstatus_to_exitcode(status) if pid else RUNNING
         else:
             code = _compiled(request["script"])
             answer = os.fork()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from reference import worker_process
-from tests.fork_server import LONGEST
+from tests.fork_server import LONGEST, RUNNING
 
 OF_USERS = worker_process.start_process
 """What starts a process outside of tests."""
@@ -88,7 +88,14 @@ class ForkedProcess:
     def wait(self) -> int:
         """See ``Popen.wait``."""
         if self.returncode is None:
-            self.returncode = self._server.ask({"pid": self.pid})
+            self.returncode = self._server.ask({"pid": self.pid, "options": 0})
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """See ``Popen.poll``."""
+        if self.returncode is None:
+            code = self._server.ask({"pid": self.pid, "options": os.WNOHANG})
+            self.returncode = None if code == RUNNING else code
         return self.returncode
 
 

@@ -9,7 +9,6 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from errno import ENOSPC
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
@@ -19,7 +18,7 @@ from accel.native.names import TIER, Target
 from accel.native.sources import library_units, processor_unit
 from accel.native.variants import Variant
 from accel.packets.build import BuildError
-from contract.errors import TierUnavailable
+from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
 
 COMPILER_SETTING = "ZINC_RT_CC"
@@ -38,6 +37,8 @@ FLAGS = (
 ZIG_SYSTEMS = {"linux": "linux-gnu.2.28", "macos": "macos.11.0", "windows": "windows-gnu"}
 """Zig's name of each system, with the oldest version that is supported."""
 
+NO_ROOM = ("No space left on device", "Disk quota exceeded")
+"""The words of a system whose disk is full."""
 WAIT_ON_ADDRESS = "-lapi-ms-win-core-synch-l1-2-0"
 
 
@@ -111,10 +112,12 @@ def _built(
             run_compiler([*compiler.link_command(target), library, *objects], folder, "the library")
             return (folder / library).read_bytes()
     except (OSError, BuildError) as error:
-        full = os.strerror(ENOSPC)
-        if isinstance(error, BuildError) and full not in error.log:
-            raise
-        words = full if isinstance(error, BuildError) else error.strerror or error
+        words = system_words(error)
+        if isinstance(error, BuildError):
+            said = [full for full in NO_ROOM if full in error.log]
+            if not said:
+                raise
+            words = said[0]
         reason = f"its library could not be built: {words}"
         raise TierUnavailable(TIER, reason, "free some disk space, or set TMPDIR") from None
 
@@ -155,9 +158,9 @@ def run_compiler(
     which says ``purpose`` was compiled."""
     # Zig's default cache folders may be read-only, and nothing in them is needed again.
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
-    with subprocess.Popen(
-        command, cwd=folder, env={**os.environ, **caches}, stdout=DEVNULL, stderr=PIPE
-    ) as child:
+    # NO_ROOM is looked for in the compiler's words, so they are not translated.
+    own = {**os.environ, **caches, "LC_ALL": "C"}
+    with subprocess.Popen(command, cwd=folder, env=own, stdout=DEVNULL, stderr=PIPE) as child:
         try:
             if started is not None:
                 started(child)

@@ -58,16 +58,17 @@ def processor_name() -> str:
 def _own_groups(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
     """Yield each mounted hierarchy that may limit processors, and this process's group in it."""
     try:
-        lines = own.read_text(encoding="ascii").splitlines()
+        lines = own.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
-        lines = ["0::/"]
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            yield groups, path.strip("/")
-        elif "cpu" in controllers.split(","):
-            # Version 1, whose folder has the names of its controllers.
-            yield groups / controllers, path.strip("/")
+        lines = []
+    for line in lines or ["0::/"]:
+        match line.split(":", 2):
+            case [_, "", path]:
+                yield groups, path.strip("/")
+            case [_, controllers, path] if "cpu" in controllers.split(","):
+                # Version 1. The folder may have another order, but there is a link.
+                for name in (controllers, "cpu"):
+                    yield groups / name, path.strip("/")
 
 
 def _quota(folder: Path) -> float:

@@ -7,15 +7,13 @@ from typing import Any
 
 from accel.opencl import binding
 from accel.opencl.api import LIBRARY, opencl
-from accel.opencl.driver import refused_threads, wait_for_drivers
+from accel.opencl.driver import TIER, check_threads, wait_for_drivers
 from accel.opencl.platforms import CORRECTLY_ROUNDED_DIVIDE_SQRT, CPU, DeviceHandle, Info, Platform
 from contract.errors import TierUnavailable
 from contract.extras import install_command
 from contract.lazy_dataclass import dataclass
 
-TIER = "opencl"
 ICD_HINT = "apt install pocl-opencl-icd, or install the vendor's OpenCL driver"
-THREADS_HINT = "raise the limit of threads (ulimit -u, or the container's pids.max)"
 MIN_VERSION = (1, 2)
 POCL = "Portable Computing Language"
 POCL_COMPILES_ONCE = ("POCL_WORK_GROUP_SPECIALIZATION", "0")
@@ -60,9 +58,7 @@ def find_devices() -> list[Device]:
     a platform or a device is missing."""
     cl = import_binding()
     wait_for_drivers()
-    if refused_threads():
-        reason = "the system refuses the threads that its driver needs, one for each processor"
-        raise TierUnavailable(TIER, reason, THREADS_HINT)
+    check_threads()
     try:
         platforms = cl.get_platforms()
     except cl.Error as error:

@@ -3,17 +3,26 @@ each processor, and ends the process where the system refuses one."""
 
 from __future__ import annotations
 
-import _thread
 import ctypes
 import os
 import threading
+import time
 from contextlib import suppress
 from functools import cache
 
 from accel.opencl.api import library_path
+from contract.errors import TierUnavailable
 
+TIER = "opencl"
 ANY_DEVICE = 0xFFFFFFFF
-
+MOST_THREADS = "POCL_MAX_PTHREAD_COUNT"
+"""PoCL's variable."""
+THREADS_REFUSED = "the system refuses the threads that its driver needs, one for each processor"
+THREADS_HINT = (
+    "raise the limit of threads (ulimit -u, or the container's pids.max), "
+    f"or set {MOST_THREADS} to fewer"
+)
+GONE_SECONDS = 1.0
 
 _in_flight: list[threading.Thread] = []
 
@@ -38,31 +47,41 @@ def wait_for_drivers() -> None:
 
 
 @cache
-def refused_threads() -> int:
-    """How many of the threads that a driver may start the system refuses, asked before it starts
-    them; usually 0."""
-    needed = os.cpu_count() or 1
-    ended, hold = threading.Semaphore(0), threading.Event()
+def check_threads() -> None:
+    """Raise TierUnavailable if the system refuses the threads that a driver may start. Asked once
+    before they start, and again after a refusal, which is not cached."""
+    hold, held = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(_needed_threads()):
+            thread = threading.Thread(target=hold.wait, daemon=True)
+            thread.start()
+            held.append(thread)
+    except RuntimeError:
+        raise TierUnavailable(TIER, THREADS_REFUSED, THREADS_HINT) from None
+    finally:
+        hold.set()
+        for thread in held:
+            thread.join()
+            _wait_until_gone(thread)
 
-    def wait() -> None:
-        hold.wait()
-        ended.release()
 
-    started = 0
-    with suppress(RuntimeError):
-        while started < needed:
-            _thread.start_new_thread(wait, ())
-            started += 1
-    hold.set()
-    for _ in range(started):
-        ended.acquire()
-    return needed - started
+def _needed_threads() -> int:
+    """How many threads PoCL starts: also for processors that this process may not run on."""
+    with suppress(ValueError):
+        return max(1, int(os.environ.get(MOST_THREADS, "")))
+    return os.cpu_count() or 1
+
+
+def _wait_until_gone(thread: threading.Thread) -> None:
+    """Wait until the system counts a thread no more, which is after Python's join."""
+    deadline = time.monotonic() + GONE_SECONDS
+    while os.path.exists(f"/proc/self/task/{thread.native_id}") and time.monotonic() < deadline:
+        time.sleep(0.0001)
 
 
 def _load() -> None:
-    if refused_threads():
-        return
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, TierUnavailable):
+        check_threads()
         library = ctypes.CDLL(library_path())
         count = ctypes.c_uint()
         if library.clGetPlatformIDs(0, None, ctypes.byref(count)) != 0:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from accel.opencl.device import TIER, Device
-from contract.errors import TierUnavailable
+from accel.opencl.device import Device
+from accel.opencl.driver import TIER
+from contract.errors import TierUnavailable, system_words
 
 ROOM_BYTES = 16 << 20
 ROOM_FILES = 64
@@ -19,20 +20,26 @@ def check_room(device: Device) -> None:
     if not device.is_pocl or not hasattr(os, "statvfs"):
         return
     folder = pocl_folder()
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    disk = os.statvfs(existing)
+    if problem := _problem_of(folder):
+        raise TierUnavailable(TIER, f"PoCL builds kernels in {folder}: {problem}", REMEDY)
+
+
+def _problem_of(folder: Path) -> str:
+    """Why PoCL cannot write to its folder, which it makes as this does; empty if it can."""
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        disk = os.statvfs(folder)
+    except OSError as error:
+        return system_words(error)
     free = disk.f_bavail * disk.f_frsize
-    # A file system without a limit of files says that it has none at all.
-    few = disk.f_files and disk.f_favail < ROOM_FILES
-    if not os.access(existing, os.W_OK):
-        problem = "it cannot be written"
-    elif free < ROOM_BYTES:
-        problem = f"{free / 1e6:.1f} MB are free, of the {ROOM_BYTES / 1e6:.0f} MB that it needs"
-    elif few:
-        problem = f"{disk.f_favail} files are free, of the {ROOM_FILES} that it needs"
-    else:
-        return
-    raise TierUnavailable(TIER, f"PoCL builds kernels in {folder}: {problem}", REMEDY)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        return "it cannot be written"
+    # A file system without a limit of bytes or files says that it has none at all.
+    if disk.f_blocks and free < ROOM_BYTES:
+        return f"{free / 1e6:.1f} MB are free, of the {ROOM_BYTES / 1e6:.0f} MB that it needs"
+    if disk.f_files and disk.f_favail < ROOM_FILES:
+        return f"{disk.f_favail} files are free, of the {ROOM_FILES} that it needs"
+    return ""
 
 
 def pocl_folder() -> Path:

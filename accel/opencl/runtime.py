@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from accel.opencl.contents import StepPrograms
-from accel.opencl.device import POCL_COMPILES_ONCE, TIER, Device, import_binding
+from accel.opencl.device import POCL_COMPILES_ONCE, Device, import_binding
+from accel.opencl.driver import TIER
 from accel.opencl.launcher import (
     LAUNCH_GROUPS_PER_UNIT,
     LaunchContext,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from accel.opencl.device import TIER, Device, import_binding
+from accel.opencl.device import Device, import_binding
+from accel.opencl.driver import TIER
 from accel.opencl.program import BuildOptions, build_program, self_test_files
 from accel.packets.packet import PACKET
 from accel.packets.samples import sample_pairs

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from accel.opencl.arrange import Arranger
-from accel.opencl.device import TIER, find_device, import_binding
+from accel.opencl.device import find_device, import_binding
+from accel.opencl.driver import TIER
 from accel.opencl.launcher import LaunchContext, Mode, Recording, WorkersLost
 from accel.opencl.memory import BankedMemory, Memory
 from accel.opencl.runtime import Choices, open_runtime

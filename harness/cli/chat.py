@@ -28,6 +28,7 @@ from harness.client import ServerError
 from harness.console import note, table
 from harness.host.options import Recording
 from harness.host.session import Session
+from harness.host.structured.grammars import GrammarsBusy
 from harness.interrupts import INTERRUPTED
 from harness.progress import progress_on
 from harness.setting_kinds import UINT64_MAX
@@ -157,7 +158,7 @@ def take_turns(partner: Partner, settings: Settings, first: str | None) -> int:
     for turn in typed_turns() if interactive else piped_turns():
         try:
             chat.take(turn)
-        except (RequestError, ServerError, TemplateError) as error:
+        except (GrammarsBusy, RequestError, ServerError, TemplateError) as error:
             if not interactive:
                 raise
             note(f"error: {error}; {HOW_TO_GO_ON}")

@@ -64,10 +64,7 @@ REFUSALS = (*DISK_ERRORS, errno.EBADF)
 """Error numbers of system calls that never indicate a fault of the program."""
 NO_THREAD = "can't start new thread"
 """Python's words."""
-THREADS_REMEDY = (
-    "raise the limit of threads (ulimit -u, or the container's pids.max); "
-    "a server needs fewer with a smaller --queue-depth"
-)
+THREADS_REMEDY = "raise the limit of threads (ulimit -u, or the container's pids.max)"
 BROKEN_PIPE = 141
 
 EXAMPLES = """\
@@ -143,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
             return _report(missing, ConfigError.exit_code, debug)
-        problem = machine_problem(error)
+        problem = machine_problem(error, words[:1] == ["serve"])
         if problem is None:
             hint = "" if debug else "; run again with --debug for a traceback"
             problem = f"unexpected {type(error).__name__}: {error}{hint}"
@@ -248,19 +245,23 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def machine_problem(error: Exception) -> str | None:
+def machine_problem(error: Exception, serves: bool) -> str | None:
     """A one-line message for memory, a thread or a file that the system refuses and for an output
     that cannot be written. None for any other error, which is a fault of the program."""
+    name = getattr(error, "filename", None)
+    if isinstance(name, int):
+        name = None  # The number of an open file, which says nothing to a user.
     if isinstance(error, MemoryError):
         why = f" ({error})" if str(error) else ""
         return f"out of memory{why}; end other programs, or raise this process's limit (ulimit -v)"
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
-        return f"{error}; {THREADS_REMEDY}"
-    if isinstance(error, PermissionError) and error.filename is not None:
-        return f"{error.filename}: {error.strerror}; change its permissions, or name another one"
+        fewer = ", or lower --queue-depth" if serves else ""
+        return f"{error}; {THREADS_REMEDY}{fewer}"
+    if isinstance(error, PermissionError) and name is not None:
+        return f"{name}: {error.strerror}; change its permissions, or name another one"
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
-    where = "standard output" if error.filename is None and _may_refuse() else error.filename
+    where = "standard output" if error.filename is None and _may_refuse() else name
     return f"{'' if where is None else f'{where}: '}cannot write: {error.strerror}"
 
 

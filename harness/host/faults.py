@@ -6,7 +6,6 @@ import logging
 import traceback
 
 log = logging.getLogger("zinc_rt.serve")
-NO_PROCESS = "the system starts no process for this request; the server's log says why"
 
 
 def log_fault(event: str, error: BaseException) -> None:

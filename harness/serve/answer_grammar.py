@@ -13,12 +13,11 @@ from harness.host.structured.grammars import (
     GrammarBroke,
     GrammarRefused,
     Grammars,
-    GrammarsBusy,
     TokenMasks,
     regex_rule,
 )
 from harness.host.structured.schema_tree import SchemaRefused
-from harness.serve.errors import ApiError, invalid_value, try_again
+from harness.serve.errors import ApiError, invalid_value
 from harness.serve.wire import ChatRequest, CompletionRequest
 from harness.serve.wire_tools import (
     JsonObjectFormat,
@@ -66,7 +65,7 @@ def masks_of(
     plan: Constrained, grammars: Grammars, requests: Sequence[Request]
 ) -> dict[int, TokenMasks]:
     """The token masks of each request, by id; empty without a grammar. The first mask is computed
-    here, so that a bad grammar is refused at once. Raises ApiError."""
+    here, so that a bad grammar is refused at once. Raises ApiError and GrammarsBusy."""
     if plan.grammar is None:
         return {}
     param = plan.grammar_param
@@ -78,8 +77,6 @@ def masks_of(
             one([])
     except (GrammarRefused, GrammarBroke) as refused:
         raise grammar_error(param, str(refused)) from None
-    except GrammarsBusy as busy:
-        raise try_again(str(busy), "overloaded", 1) from None
     return dict(zip((request.id for request in requests), masks, strict=True))
 
 

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from contract.errors import TemplateError, TemplateRefused
 from harness.host.faults import log_fault
+from harness.host.structured.grammars import GrammarsUnavailable
 from harness.serve.errors import ApiError, as_api_error, internal_error
 from harness.serve.gate import KEYLESS_PATHS, READY, HostCheck
 from harness.serve.http_answer import HttpAnswer, as_answer
@@ -259,6 +260,8 @@ def _refused(error: Exception, incoming: HttpRequest) -> HttpAnswer:
         log_fault(f"{incoming.method} failed", error)
     if isinstance(error, TemplateError) and not isinstance(error, TemplateRefused):
         log.error("%s", error.summary)
+    if isinstance(error, GrammarsUnavailable):
+        log.error("%s", error)
     if incoming.generates and not began:
         incoming.service.reject(incoming.account.tenant, refusal)
     if incoming.route is not None:

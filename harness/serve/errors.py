@@ -26,7 +26,7 @@ from contract.errors import (
     TenantQueueFull,
 )
 from harness.host.answer_text import ClientTooSlow
-from harness.host.faults import NO_PROCESS
+from harness.host.structured.grammars import GrammarsBusy, GrammarsUnavailable
 from harness.host.submissions import EngineStopped
 from harness.serve.storage import StorageProblem
 
@@ -143,8 +143,11 @@ def as_api_error(error: Exception) -> ApiError | None:
         case TemplateRefused(words=words):
             message = f"the model's chat template refuses these messages: {words}"
             return ApiError(400, message, param="messages", code="template_refused")
-        case TemplateUnavailable():
-            return try_again(NO_PROCESS, "overloaded", 1)
+        case TemplateUnavailable() | GrammarsUnavailable():
+            message = "the system starts no process for this request; the server's log says why"
+            return try_again(message, "overloaded", 1)
+        case GrammarsBusy():
+            return try_again(str(error), "overloaded", 1)
         case TemplateError():
             message = "the model's chat template fails on these messages; the server's log says why"
             return ApiError(400, message, param="messages", code="template_broken")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from contract.errors import DoesNotFit, OutOfMemory, RequestError, ZincError
+from contract.errors import DoesNotFit, OutOfMemory, RequestError, TemplateUnavailable, ZincError
 from harness.host.heap import refreeze_heap
 from harness.host.remote.process import EngineProcess
 from harness.host.submissions import EngineStopped
@@ -394,7 +394,7 @@ def _refusal(name: str, error: BaseException) -> BaseException:
     if isinstance(error, DoesNotFit | OutOfMemory):
         problem = f"{name} does not fit into memory beside the model that answers now: {error}"
         return model_refused(422, problem, TOO_LARGE)
-    if isinstance(error, ZincError) and not isinstance(error, EngineStopped):
+    if isinstance(error, ZincError) and not isinstance(error, EngineStopped | TemplateUnavailable):
         problem = error.problem if isinstance(error, RequestError) else str(error)
         return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
     return error

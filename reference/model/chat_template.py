@@ -189,7 +189,7 @@ class ChatTemplate(ContextManager):
         probe = _conversation(messages, given, PROBE_TIME, enable_thinking=enable_thinking)
         try:
             without, asking = (self._rendered(probe, asks).text for asks in (False, True))
-        except (_Ended, TemplateUnavailable):
+        except TemplateUnavailable:
             raise  # It says nothing about the template.
         except TemplateError:
             without = asking = ""
@@ -236,7 +236,7 @@ class ChatTemplate(ContextManager):
             try:
                 self._worker.start()
             except WorkerEnded as ended:
-                raise self._error(str(ended)) from None
+                raise self._without_answer(ended) from None
 
     def close(self) -> None:
         """End the worker. A later rendering would start another."""
@@ -246,11 +246,13 @@ class ChatTemplate(ContextManager):
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:
             reply: dict[str, Any] = json.loads(self._worker.ask(request))
-        except WorkerRefused as refused:
-            raise TemplateUnavailable(str(self._error(str(refused)))) from None
         except WorkerEnded as ended:
-            raise _Ended(str(self._error(str(ended)))) from None
+            raise self._without_answer(ended) from None
         return reply
+
+    def _without_answer(self, ended: WorkerEnded) -> TemplateError:
+        kind = TemplateUnavailable if isinstance(ended, WorkerRefused) else _Ended
+        return kind(str(self._error(str(ended))))
 
     def _failure(self, reply: Mapping[str, Any]) -> TemplateError:
         error = self._error(reply["error"], reply["line"], reply["summary"])

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
+from reference.worker_process import WorkerProcess, WorkerRefused
 from tests.cli.conftest import Result, Zinc
 
 SCHEMA = '{"enum": ["yes", "no"]}'
@@ -86,10 +87,26 @@ def test_what_a_vocabulary_cannot_do_names_the_flag(hold):
         assert result.err.startswith(f"error: {flag}: cannot be enforced: ")
 
 
+@pytest.mark.parametrize("raw", [(), ("--raw",)])
+def test_a_process_that_the_system_refuses_is_said_in_plain_words(hold, monkeypatch, raw):
+    """It is no fault of the flag, and there is no server whose log says more."""
+    running = WorkerProcess._running_child
+
+    def refused(worker: WorkerProcess) -> object:
+        if worker._script.name == "grammar_worker.py":
+            raise WorkerRefused("its process cannot be started (Too many open files)")
+        return running(worker)
+
+    monkeypatch.setattr(WorkerProcess, "_running_child", refused)
+    result = hold("--regex", "yes|no", *raw)
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "error: grammars: its process cannot be started (Too many open files)\n"
+
+
 def test_a_text_that_fails_ends_its_line(hold):
     """Of rules whose only text has no end, what is told follows what was printed."""
     result = hold("--grammar", 'root ::= "a" root')
-    assert (result.code, result.out.strip("a")) == (2, "\n")
+    assert (result.code, result.out.strip("a")) == (2, "\n"), result.err
     assert "the grammar became too complex" in result.err
 
 

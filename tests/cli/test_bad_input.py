@@ -229,22 +229,23 @@ def test_memory_that_the_system_refuses_is_no_fault(zinc, monkeypatch, text, sai
     assert (result.code, result.err) == (1, f"error: out of memory{said}; {advice}\n")
 
 
-def test_threads_that_the_system_refuses_are_no_fault(zinc, monkeypatch):
+@pytest.mark.parametrize("serves", [False, True])
+def test_threads_that_the_system_refuses_are_no_fault(zinc, monkeypatch, serves):
     """The words are those of Python; no system has so much address space for a stack."""
 
-    def refused() -> None:
+    def refused(*_: object) -> None:
         before = threading.stack_size(1 << 50)
         try:
             threading.Thread(target=print).start()
         finally:
             threading.stack_size(before)
 
-    monkeypatch.setattr("harness.tiers.probe", refused)
-    result = zinc("devices")
-    advice = "a server needs fewer with a smaller --queue-depth"
+    monkeypatch.setattr("harness.cli.main._parse" if serves else "harness.tiers.probe", refused)
+    result = zinc("serve" if serves else "devices")
+    fewer = ", or lower --queue-depth" if serves else ""
+    remedy = f"raise the limit of threads (ulimit -u, or the container's pids.max){fewer}"
     assert (result.code, result.out) == (1, "")
-    assert result.err.startswith("error: can't start new thread; raise the limit of threads (")
-    assert result.err.endswith(f"; {advice}\n")
+    assert result.err == f"error: can't start new thread; {remedy}\n"
 
 
 def test_a_file_that_the_system_refuses_is_no_fault(zinc, monkeypatch):
@@ -258,6 +259,20 @@ def test_a_file_that_the_system_refuses_is_no_fault(zinc, monkeypatch):
     advice = "change its permissions, or name another one"
     assert (result.code, result.out) == (1, "")
     assert result.err == f"error: /var/cache/models: Permission denied; {advice}\n"
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOSPC])
+def test_the_number_of_an_open_file_is_no_name(zinc, monkeypatch, error):
+    """A user who reads "name another one" looks for a file called 7."""
+
+    def refused() -> None:
+        raise OSError(error, os.strerror(error), 7)
+
+    monkeypatch.setattr("harness.tiers.probe", refused)
+    result = zinc("devices")
+    assert result.code == 1
+    assert "7: " not in result.err
+    assert os.strerror(error) in result.err
 
 
 def test_ctrl_c_anywhere_is_130(zinc, monkeypatch, capsys):

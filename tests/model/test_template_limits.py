@@ -141,7 +141,7 @@ def test_a_worker_that_was_killed_is_replaced():
         assert template.render(TURNS).text == "ok"
         first = template._worker.child
         os.kill(first.pid, signal.SIGKILL)
-        wait_until(lambda: worker_process._has_ended(first))
+        wait_until(lambda: first.poll() is not None)
         assert template.render(TURNS).text == "ok"
         assert template._worker.child.pid != first.pid
 
@@ -172,7 +172,24 @@ def test_a_process_that_the_system_refuses_is_no_fault_of_the_template(monkeypat
             said = r"m\.gguf: chat template: its process cannot be started .*; raise the limit"
             with pytest.raises(TemplateUnavailable, match=said):
                 template._opening(False, None)
+            with pytest.raises(TemplateUnavailable, match=said):
+                template.start()
         assert template.render(TURNS).opening == "<model>"
+
+
+@pytest.mark.parametrize("asks", ["", "not "])
+def test_a_template_may_exceed_its_limits_on_what_it_is_tried_with(asks):
+    """It renders other conversations, at its usual speed from the second one on."""
+    probe = "messages | length == 1 and messages[0].content == 'hi'"
+    source = f"{{% if {asks}add_generation_prompt and {probe} %}}{ENDLESS}"
+    limits = TemplateLimits(cpu_seconds=0.2)
+    with ChatTemplate(f"{source}{{% endif %}}ok", source="m.gguf", limits=limits) as template:
+        turns = [{"role": "user", "content": "hello"}]
+        rendered = [template.render(turns) for _ in range(2)]
+        worker = template._worker.child
+        rendered.append(template.render(turns))
+        assert template._worker.child is worker
+        assert [(one.text, one.opening) for one in rendered] == 3 * [("ok", "")]
 
 
 def test_the_worker_ends_with_its_template():

@@ -39,7 +39,9 @@ def test_the_smallest_quota_on_the_way_counts(tmp_path, quotas, expected):
     assert processor_quota(*_group(tmp_path, quotas)) == expected
 
 
-@pytest.mark.parametrize("named", ["cpu", "cpu,cpuacct"])
+@pytest.mark.parametrize(
+    ("named", "folder"), [("cpu", "cpu"), ("cpu,cpuacct", "cpu,cpuacct"), ("cpuacct,cpu", "cpu")]
+)
 @pytest.mark.parametrize(
     ("quotas", "expected"),
     [
@@ -51,16 +53,25 @@ def test_the_smallest_quota_on_the_way_counts(tmp_path, quotas, expected):
         ({"a/b": "not a quota"}, math.inf),
     ],
 )
-def test_quotas_of_version_1_count_too(tmp_path, named, quotas, expected):
-    """Older systems have a hierarchy a controller, and a container sees its own group as root."""
-    for folder, quota in quotas.items():
-        group = tmp_path / "groups" / named / folder
+def test_quotas_of_version_1_count_too(tmp_path, named, folder, quotas, expected):
+    """Older systems have a hierarchy a controller, and a container sees its own group as root. The
+    folder's name may have the controllers in another order, but there is a link."""
+    for place, quota in quotas.items():
+        group = tmp_path / "groups" / folder / place
         group.mkdir(parents=True, exist_ok=True)
         (group / "cpu.cfs_quota_us").write_text(f"{quota}\n")
         (group / "cpu.cfs_period_us").write_text("100000\n")
     own = tmp_path / "own"
     own.write_text(f"4:memory:/elsewhere\n3:cpuset:/c\n2:{named}:/a/b\n0::/\n")
     assert processor_quota(tmp_path / "groups", own) == expected
+
+
+@pytest.mark.parametrize("line", ["", "0", "0:", "x:y", "0::/\xff", "::", "\n\n"])
+def test_a_line_of_another_form_is_no_error(tmp_path, line):
+    """The quota of the root counts, as without a file."""
+    groups, own = _group(tmp_path, {"": "20000 100000"})
+    own.write_bytes(line.encode("latin-1"))
+    assert processor_quota(groups, own) == (0.2 if "::" in line or not line else math.inf)
 
 
 def test_less_than_one_processor_is_one_worker(tmp_path):

@@ -1,6 +1,7 @@
 """The library in the cache folder: kept, torn, foreign, not writable, full, and built twice."""
 
 import ctypes
+import errno
 import os
 import resource
 import signal
@@ -250,11 +251,16 @@ def test_the_compiler_can_be_named(tmp_path, monkeypatch):
         build_library(variant, TARGET, compiler, 1)
 
 
-def test_a_disk_that_the_compiler_fills_is_said(tmp_path, monkeypatch):
-    """As one that is full before, so that ``auto`` takes another tier."""
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+def test_a_disk_that_the_compiler_fills_is_said(tmp_path, monkeypatch, error):
+    """As one that is full before, so that ``auto`` takes another tier. The compiler does not say it
+    in the user's language."""
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
     broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho error: IO failure: No space left on device >&2\nexit 1\n")
+    words = os.strerror(error)
+    said = f'[ "$LC_ALL" = C ] && echo error: IO failure: {words} >&2 || echo voll >&2'
+    broken.write_text(f"#!/bin/sh\n{said}\nexit 1\n")
     broken.chmod(0o755)
     monkeypatch.setenv(native_compile.COMPILER_SETTING, str(broken))
-    with pytest.raises(TierUnavailable, match=r"be built: No space left on device; .*TMPDIR"):
+    with pytest.raises(TierUnavailable, match=rf"be built: {words}; .*TMPDIR"):
         processor_words(TARGET, None)

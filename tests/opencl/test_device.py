@@ -1,8 +1,9 @@
 """What is missing is said in one line, with what to install."""
 
+import os
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -69,27 +70,54 @@ def test_a_missing_library_names_the_extra(monkeypatch):
         find_devices()
 
 
-def test_a_driver_whose_threads_are_refused_is_not_loaded(monkeypatch):
-    """PoCL would end the process."""
-    started: list[object] = []
+@pytest.fixture
+def unasked() -> Iterator[None]:
+    driver.check_threads.cache_clear()
+    yield
+    driver.check_threads.cache_clear()
 
-    def start(work: Callable[[], None], _: tuple[()]) -> None:
-        if len(started) == 1:
-            raise RuntimeError("can't start new thread")
-        started.append(work)
-        threading.Thread(target=work).start()
 
-    monkeypatch.setattr(driver._thread, "start_new_thread", start)
-    monkeypatch.setattr(driver.os, "cpu_count", lambda: 3)
-    monkeypatch.setattr(driver, "library_path", lambda: pytest.fail("loaded"))
-    driver.refused_threads.cache_clear()
+def test_a_driver_whose_threads_are_refused_is_not_loaded(monkeypatch, unasked):
+    """PoCL would end the process. They are asked for again, since a refusal may pass."""
+    said = r"refuses the threads .*; raise .*pids\.max\), or set POCL_MAX_PTHREAD_COUNT to fewer"
+    before = threading.stack_size(1 << 50)
     try:
-        assert driver.refused_threads() == 2
-        driver._load()
-        with pytest.raises(TierUnavailable, match=r"refuses the threads .*; raise .*pids\.max"):
+        with monkeypatch.context() as patched:
+            patched.setattr(driver, "library_path", lambda: pytest.fail("loaded"))
+            driver._load()
+        with pytest.raises(TierUnavailable, match=said):
             find_devices()
     finally:
-        driver.refused_threads.cache_clear()
+        threading.stack_size(before)
+    find_devices()
+
+
+@pytest.mark.parametrize(("most", "started"), [("3", 3), ("0", 1), ("x", 7), (None, 7)])
+@pytest.mark.parametrize("refused", [False, True])
+def test_as_many_threads_are_asked_for_as_the_driver_starts(
+    most, started, refused, monkeypatch, unasked
+):
+    """None of them stays, so that the driver finds as much room."""
+    monkeypatch.setattr(driver.os, "cpu_count", lambda: 7)
+    monkeypatch.delenv(driver.MOST_THREADS, raising=False)
+    if most is not None:
+        monkeypatch.setenv(driver.MOST_THREADS, most)
+    start, asked = threading.Thread.start, list[threading.Thread]()
+
+    def count(thread: threading.Thread) -> None:
+        asked.append(thread)
+        if refused and len(asked) == started:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", count)
+        with pytest.raises(TierUnavailable) if refused else nullcontext():
+            driver.check_threads()
+    assert len(asked) == started
+    gone = [one for one in asked if one.native_id is not None]
+    assert not any(one.is_alive() for one in gone)
+    assert not any(os.path.exists(f"/proc/self/task/{one.native_id}") for one in gone)
 
 
 @pytest.mark.parametrize("platforms", ["raises", "none", "empty"])

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from accel.opencl import binding as cl
 from accel.opencl import program as program_module
 from accel.opencl.device import Device
+from accel.opencl.pocl_cache import check_room
 from accel.opencl.program import (
     OP_NAMES,
     build_program,
@@ -110,7 +112,6 @@ def test_an_unwritable_cache_only_costs_time(device, tmp_path):
     [
         (1 << 20, 1000, "1.0 MB are free, of the 17 MB that it needs"),
         (1 << 40, 7, "7 files are free, of the 64 that it needs"),
-        (1 << 40, 1000, "it cannot be written"),
     ],
 )
 @pytest.mark.parametrize("cached", [False, True], ids=["compiled", "cached"])
@@ -122,14 +123,83 @@ def test_a_folder_without_room_is_said(
         machine_lacks("PoCL")
     if cached:
         build()
-    disk = SimpleNamespace(f_bavail=free // 512, f_frsize=512, f_files=9999, f_favail=files)
-    monkeypatch.setattr(os, "statvfs", lambda path: disk)
-    monkeypatch.setattr(os, "access", lambda *_: "written" not in problem)
+    _fill(monkeypatch, f_bavail=free // 512, f_files=9999, f_favail=files)
     monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "kernels"))
     remedy = "free some disk space, or set POCL_CACHE_DIR to another folder"
     where = f"PoCL builds kernels in {tmp_path / 'kernels'}: {problem}; {remedy}"
     with pytest.raises(TierUnavailable, match=re.escape(where)):
         build()
+
+
+def test_a_folder_that_reports_no_size_is_not_full(device, tmp_path, monkeypatch):
+    """Such as one in memory without a limit."""
+    monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "kernels"))
+    _fill(monkeypatch, f_blocks=0, f_bavail=0, f_files=0, f_favail=0)
+    check_room(device)
+
+
+def _fill(patch: pytest.MonkeyPatch, **sizes: int) -> None:
+    disk = SimpleNamespace(**{"f_blocks": 1 << 40, "f_frsize": 512, **sizes})
+    patch.setattr(os, "statvfs", lambda path: disk)
+
+
+CHECK = """
+import os, sys
+from types import SimpleNamespace
+from accel.opencl.pocl_cache import check_room
+from contract.errors import TierUnavailable
+os.environ["POCL_CACHE_DIR"] = sys.argv[1]
+if os.getuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+try:
+    check_room(SimpleNamespace(is_pocl=True))
+except TierUnavailable as error:
+    print(error.reason)
+"""
+"""Asks as a user who may not enter every folder."""
+
+
+@pytest.mark.parametrize(
+    ("mode", "below", "said"),
+    [
+        (0o777, ".", ""),
+        (0o777, "new/kernels", ""),
+        (0o777, "n" * 300, "File name too long"),
+        (0o777, "file/kernels", "Not a directory"),
+        (0o555, "new/kernels", "Permission denied"),
+        (0o000, "new/kernels", "Permission denied"),
+        (0o555, ".", "it cannot be written"),
+        (0o666, ".", "it cannot be written"),
+    ],
+)
+def test_real_folders_are_asked(mode, below, said):
+    """Whatever the system says of a folder, it is the reason why there is no tier."""
+    with TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        folder = Path(name, "of another")
+        folder.mkdir()
+        (folder / "file").touch()
+        folder.chmod(mode)
+        asked = [sys.executable, "-c", CHECK, str(folder / below)]
+        result = subprocess.run(asked, capture_output=True, text=True, timeout=PROCESS_SECONDS)
+    assert (result.stderr, result.returncode) == ("", 0)
+    where = f"PoCL builds kernels in {folder / below}: "
+    assert result.stdout == (f"{where}{said}\n" if said else "")
+
+
+def test_a_small_disk_is_asked(device, tmp_path, monkeypatch):
+    """As the system reports it."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", tmp_path])
+    if mounted.returncode:
+        machine_lacks("right to mount a file system")
+    try:
+        monkeypatch.setenv("POCL_CACHE_DIR", str(tmp_path / "kernels"))
+        with pytest.raises(TierUnavailable, match=r"kernels: 1\.0 MB are free, of the 17 MB"):
+            check_room(device)
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
 
 
 def test_a_cache_that_cannot_be_entered_has_no_programs(tmp_path):

@@ -6,14 +6,16 @@ import dataclasses
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from contract.errors import RequestError
+from contract.errors import PromptTooLong, RequestError
 from tests.python.conftest import CONTEXT
 from zinc_rt import LLM, SamplingParams
 
+ROOT = Path(__file__).parents[2]
 HALF, LONG = "\ud800", "x " * 500
 BAD_PROMPTS: tuple[Any, ...] = (HALF, "", LONG, [1, 999_999], [1] * (CONTEXT + 1), None)
 BAD_PARAMETERS = (
@@ -88,3 +90,14 @@ def test_so_do_those_of_asynchronous_streams(llm: LLM) -> None:
     with suppress(TypeError), pytest.raises(RequestError) as told:
         asyncio.run(heard(LONG))
     assert told.value.field == "messages"
+
+
+def test_a_renamed_error_keeps_where_it_was_raised(llm: LLM) -> None:
+    """For whoever looks for the rule that refused the value."""
+    with pytest.raises(RequestError) as refused:
+        llm.logits(HALF)
+    assert refused.value.field == "prompt"
+    assert Path(refused.traceback[-1].path).is_relative_to(ROOT / "reference")
+    error = PromptTooLong("prompt", "9 tokens", 8)
+    renamed = error.renamed({"prompt": "text"})
+    assert (type(renamed), renamed.field, error.field) == (PromptTooLong, "text", "prompt")

@@ -1,5 +1,6 @@
 """Several models of one server: named by requests, loaded on demand, unloaded for others."""
 
+import errno
 import gc
 import os
 import shutil
@@ -8,6 +9,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -159,6 +161,22 @@ def test_a_model_that_is_damaged_is_refused_and_the_others_answer(serve, backgro
         assert (refused.status, refused.error["code"]) == (422, "model_unusable")
         assert ask(http, "llama").status == 200
         assert loaded(server) == {"tiny", "llama"}
+
+
+def test_a_process_that_the_system_refuses_is_no_fault_of_the_model(
+    server, http, monkeypatch, caplog
+):
+    """A limit of processes is reached while it is loaded: a later try may succeed."""
+
+    def refused(script: Path) -> NoReturn:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("reference.worker_process.start_process", refused)
+        reply = ask(http, "llama")
+    assert (reply.status, reply.error["code"]) == (503, "overloaded")
+    assert "Resource temporarily unavailable" in caplog.text
+    assert ask(http, "llama").status == 200
 
 
 @pytest.mark.parametrize("content", [b"", b"no model", None])

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contract.errors import ZincError
-from harness.host.faults import NO_PROCESS, log
 from reference.limits import mask_words
 from reference.model.tokenizer import Tokenizer, TokenKind
 from reference.sched.constraints import Mask
@@ -55,8 +54,12 @@ class GrammarRefused(Exception):
     """A grammar that does not compile within its limits. The message is for its author."""
 
 
-class GrammarsBusy(Exception):
+class GrammarsBusy(ZincError):
     """A grammar that may be compiled later; the message says why."""
+
+
+class GrammarsUnavailable(GrammarsBusy):
+    """A grammar for which the system starts no process."""
 
 
 class GrammarBroke(ZincError):
@@ -245,8 +248,7 @@ class Grammars:
         try:
             answer = json.loads(self._worker.ask(_line({"grammar": grammar})))
         except WorkerRefused as refused:
-            log.error("grammars: %s", refused)
-            raise GrammarsBusy(NO_PROCESS) from None
+            raise GrammarsUnavailable(f"grammars: {refused}") from None
         except WorkerEnded:
             raise GrammarRefused("takes too much time or memory to compile") from None
         error = answer["error"]
