@@ -24,10 +24,12 @@ from harness.host.remote.messages import ChildAnswer, Start
 from harness.host.remote.process import WORDS, ChildProcess, EngineProcess
 from harness.host.remote.server import EngineServer
 from harness.host.submissions import EngineStopped
+from harness.serve.accounts import Accounts, CallEngine
 from harness.serve.run import Running
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
+from tests.serve.test_counted_tokens import tenants_file
 from tests.serve.test_engine_process import BODY, COMPLETIONS, pid_of
 from tests.serve.test_hung_engine import impatient as impatient
 
@@ -107,6 +109,24 @@ def test_a_model_that_leaves_while_the_child_hangs_is_unloaded_when_it_answers(
             waits.result()
         wait_until(lambda: child.silence is None)
         wait_until(lambda: len(child.ask(EngineServer.call, None, LOADED, (), {})) == 1)
+
+
+def test_tenants_that_may_have_changed_are_sent_again(tmp_path: Path) -> None:
+    """Also if the file is meanwhile what it was before."""
+    sent: list[object] = []
+
+    def silent(change: Any) -> None:
+        raise EngineStopped("it does not answer")
+
+    known: CallEngine = sent.append
+    accounts = Accounts(tenants_file(tmp_path, alice=2))
+    tenants_file(tmp_path, alice=3)
+    with pytest.raises(EngineStopped):
+        accounts.reload(silent)
+    tenants_file(tmp_path, alice=2)
+    accounts.reload(known)
+    accounts.reload(known)
+    assert len(sent) == 1
 
 
 def test_a_child_that_hangs_while_it_loads_is_told_of(
