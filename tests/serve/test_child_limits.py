@@ -100,15 +100,22 @@ def test_a_model_that_leaves_while_the_child_hangs_is_unloaded_when_it_answers(
         assert Http(server.url).post(COMPLETIONS, {**BODY, "model": "other"}).status == 200
         child = child_of(server)
         (other,) = (one for one in server.models._in_memory if one is not server.models._active)
-        assert len(child.ask(EngineServer.call, None, LOADED, (), {})) == 2
+        wait_until(lambda: models_in(child) == 2)
         with full(server) as waits:
             wait_until(lambda: child.silence is not None)
             server.models._unload_later(other)
             wait_until(lambda: other not in server.models._in_memory)
             os.kill(child.pid, signal.SIGCONT)
             waits.result()
-        wait_until(lambda: child.silence is None)
-        wait_until(lambda: len(child.ask(EngineServer.call, None, LOADED, (), {})) == 1)
+        wait_until(lambda: models_in(child) == 1)
+
+
+def models_in(child: ChildProcess) -> int | None:
+    """The number of models of a child; None while it does not answer."""
+    try:
+        return len(child.ask(EngineServer.call, None, LOADED, (), {}))
+    except EngineStopped:
+        return None
 
 
 def test_tenants_that_may_have_changed_are_sent_again(tmp_path: Path) -> None:
@@ -132,9 +139,9 @@ def test_tenants_that_may_have_changed_are_sent_again(tmp_path: Path) -> None:
 def test_a_child_that_hangs_while_it_loads_is_told_of(
     serve: Serve, impatient: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "LOADING_SECONDS", 2.0)
     with serve(engine_process=True) as server:
         child = child_of(server)
+        monkeypatch.setattr(process, "LOADING_SECONDS", 2.0)
         os.kill(child.pid, signal.SIGSTOP)
         with child._loading():
             time.sleep(2 * process.SILENT_SECONDS)
