@@ -51,6 +51,7 @@ def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
         of_tenants = [line for line in known.splitlines() if b":tenant_" in line]
         assert of_tenants == [line for line in now.splitlines() if b":tenant_" in line]
         assert len(of_tenants) > 5
+        wait_until(lambda: "does not answer" in caplog.text)
         os.kill(pid_of(server), signal.SIGCONT)
         wait_until(lambda: http.get("/health").status == http.get("/ready").status == 200)
         assert told(http.post(COMPLETIONS, BODY).answer) == told(before)
