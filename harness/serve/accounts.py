@@ -7,13 +7,14 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from contract.errors import ConfigError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
+from harness.host.submissions import EngineStopped
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
 from harness.tenants import Account, named_account, read_accounts
@@ -136,6 +137,10 @@ class Accounts:
         except (ConfigError, ValueError) as error:
             log.error("the tenants stay as they were: %s", error)
             return
+        except EngineStopped:
+            # It may have changed, or may later. Whatever the file says is sent again.
+            self._file = replace(self._file, digest=b"")
+            raise
         self._file = fresh
         for changed in self.on_change:
             changed(fresh.accounts.keys())

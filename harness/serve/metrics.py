@@ -160,7 +160,10 @@ class _Usages:
         asking = self._asking
         if not asking.is_alive():
             asking = threading.Thread(target=self._ask, args=(driver,), name="usage", daemon=True)
-            asking.start()
+            try:
+                asking.start()
+            except RuntimeError:  # The system refuses threads.
+                return self._known
             self._asking = asking
         asking.join(ANSWER_SECONDS)
         return self._known

@@ -69,7 +69,7 @@ class Signals:
             try:
                 server.models.accounts.reload(server.models.change_tenants)
             except EngineStopped as error:
-                log.error("the tenants stay as they were: %s", error)
+                log.error("it is not known whether the tenants changed: %s", error)
             number = self._next()
         self._ending = True
         interrupted = number == signal.SIGINT

@@ -51,16 +51,21 @@ def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
         of_tenants = [line for line in known.splitlines() if b":tenant_" in line]
         assert of_tenants == [line for line in now.splitlines() if b":tenant_" in line]
         assert len(of_tenants) > 5
+        wait_until(lambda: "does not answer" in caplog.text)
         os.kill(pid_of(server), signal.SIGCONT)
         wait_until(lambda: http.get("/health").status == http.get("/ready").status == 200)
         assert told(http.post(COMPLETIONS, BODY).answer) == told(before)
-        said = [one.message for one in caplog.records if "the engine's process" in one.message]
         pid = pid_of(server)
         wanted = [
             "the engine's process %d does not answer",
             "the engine's process %d answers again",
         ]
-        assert said[:2] == [line % pid for line in wanted]
+
+        def said() -> list[str]:
+            all_said = [one.message for one in caplog.records]
+            return [line for line in all_said if "the engine's process" in line]
+
+        wait_until(lambda: said()[:2] == [line % pid for line in wanted])
 
 
 def test_the_server_ends_though_its_child_hangs(serve: Serve, impatient: None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import select
 import socket
 import struct
 import threading
@@ -35,6 +36,24 @@ class Channel:
                 self._connection.sendall(HEAD.pack(len(data)) + data)
             except OSError:
                 raise ChannelEnded from None
+
+    def send_soon(self, message: object, seconds: float) -> bool:
+        """Send a small message once the socket has room, unless that takes longer than ``seconds``.
+        Returns whether it was sent. Raises ChannelEnded."""
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        if not self._sending.acquire(timeout=seconds):
+            return False
+        try:
+            room = select.poll()
+            room.register(self._connection, select.POLLOUT)
+            if not room.poll(1000 * seconds):
+                return False
+            self._connection.sendall(HEAD.pack(len(data)) + data)
+        except (OSError, ValueError):  # ValueError: the socket is closed.
+            raise ChannelEnded from None
+        finally:
+            self._sending.release()
+        return True
 
     def receive(self) -> Any:
         """The next message. Raises ChannelEnded, and what unpickling raises."""

@@ -46,6 +46,8 @@ WATCH_SECONDS = 5.0
 SILENT_SECONDS = 20.0
 """How long a child that loads no model may not answer until it is taken to hang. Its interpreter
 may be held for seconds; a long step holds it for none."""
+LOADING_SECONDS = 600.0
+"""The same while it starts or loads a model, which may hold its interpreter for minutes."""
 WORDS = EndMessages(remedy="send the request again", changed="send the request again")
 log = logging.getLogger("zinc_rt.serve")
 
@@ -135,7 +137,10 @@ class ChildProcess:
         self._closing = False
         self._opening, self._counting = 0, threading.Lock()
         self._asked: float | None = None
-        """When it was asked what it has not answered yet."""
+        """Since when it has been asked for an answer, and sent nothing."""
+        self._started = False
+        self._leaving: list[str] = []
+        """Models that could not be unloaded, since it did not answer."""
         self._drivers: dict[str, ProcessDriver] = {}
         self._numbers = itertools.count()
         self._answers: dict[int, SimpleQueue[ChildAnswer | Shown | None]] = {}
@@ -152,11 +157,20 @@ class ChildProcess:
             )
         self.pid = self._process.pid
         self._channel = Channel(ours)
-        with suppress(ChannelEnded):  # Whoever asks it something is told.
-            self._channel.send(start)
         self._thread = threading.Thread(target=self._receive, name="engine", daemon=True)
-        self._thread.start()
-        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+        try:
+            with suppress(ChannelEnded):  # Whoever asks it something is told.
+                self._channel.send(start)
+            threading.Thread(target=self._watch, name="watch", daemon=True).start()
+            self._thread.start()
+        except BaseException:
+            self._gone.set()
+            self._channel.close()
+            with suppress(ChannelEnded):  # This closes our end, too.
+                self._channel.receive()
+            self._process.kill()
+            self._process.wait()
+            raise
 
     @property
     def ended(self) -> bool:
@@ -167,7 +181,8 @@ class ChildProcess:
     def silence(self) -> str | None:
         """See ``SharedDriver.silence``."""
         asked = self._asked
-        if asked is None or self._opening or time.monotonic() - asked < SILENT_SECONDS:
+        patience = LOADING_SECONDS if self._opening or not self._started else SILENT_SECONDS
+        if asked is None or time.monotonic() - asked < patience:
             return None
         return f"the engine's process does not answer; {self.words.remedy} later"
 
@@ -201,10 +216,8 @@ class ChildProcess:
 
     def send(self, method: Callable[..., None], *arguments: Any) -> None:
         """Have the child call a method of ``EngineServer``. Raises EngineStopped."""
-        try:
+        with self._ended_as_stopped():
             self._channel.send((method, arguments))
-        except ChannelEnded:
-            raise self._reason() from None
 
     def ask(self, method: Callable[..., None], *arguments: Any, progress: Progress = SILENT) -> Any:
         """The answer of a method of ``EngineServer``. Raises what it raises, and EngineStopped,
@@ -215,7 +228,9 @@ class ChildProcess:
             if self.ended:
                 raise self._reason()
             self._check_silence()
-            self.send(method, number, *arguments)
+            with self._ended_as_stopped():
+                while not self._channel.send_soon((method, (number, *arguments)), WATCH_SECONDS):
+                    self._check_silence()
             while isinstance(answer := self._next(answers), Shown):
                 getattr(progress, answer.method)(*answer.arguments)
         finally:
@@ -225,6 +240,14 @@ class ChildProcess:
         if answer.error is not None:
             raise answer.error
         return answer.result
+
+    @contextmanager
+    def _ended_as_stopped(self) -> Iterator[None]:
+        """Raises EngineStopped for ChannelEnded."""
+        try:
+            yield
+        except ChannelEnded:
+            raise self._reason() from None
 
     def _next(self, answers: SimpleQueue[ChildAnswer | Shown | None]) -> ChildAnswer | Shown | None:
         while True:
@@ -250,26 +273,29 @@ class ChildProcess:
                 self._opening -= 1
 
     def _watch(self) -> None:
-        """Ask again and again whether the child answers. The first answer may take as long as
-        Python takes to start."""
-        started = False
-        while not self._gone.wait(WATCH_SECONDS if started else 0.0):
-            number, told = self.next_number(), False
-            answers = self._answers[number] = SimpleQueue[ChildAnswer | Shown | None]()
-            self._asked = time.monotonic() if started else None
-            with suppress(EngineStopped):
-                self.send(EngineServer.ping, number)
-            while not self._gone.is_set():
-                with suppress(Empty):
-                    answers.get(timeout=WATCH_SECONDS)
-                    break
-                if self.silence and not told:
-                    log.error("the engine's process %d does not answer", self.pid)
-                    told = True
-            del self._answers[number]
-            self._asked, started = None, True
-            if told and not self.ended:
+        """Ask again and again whether the child answers. This waits for no room in the channel: a
+        child that hangs makes none."""
+        sent = told = False
+        while not self._gone.is_set():
+            heard = self._asked is None
+            if told and heard:
                 log.warning("the engine's process %d answers again", self.pid)
+                told = False
+            if heard:
+                self._asked, sent = time.monotonic(), False
+            with suppress(ChannelEnded):
+                sent = sent or self._channel.send_soon(
+                    (EngineServer.ping, (self.next_number(),)), 0.0
+                )
+                while self._leaving and heard:
+                    again = EngineServer.unload, (self.next_number(), self._leaving[0])
+                    if not self._channel.send_soon(again, 0.0):
+                        break
+                    del self._leaving[0]
+            self._gone.wait(WATCH_SECONDS)
+            if self.silence and not told:
+                log.error("the engine's process %d does not answer", self.pid)
+                told = True
 
     def close(self) -> None:
         """End the process. All drivers are closed before."""
@@ -279,14 +305,18 @@ class ChildProcess:
 
     def _unload(self, driver: ProcessDriver) -> None:
         if not self.ended:
-            with suppress(EngineStopped):
+            try:
                 self.ask(EngineServer.unload, driver.key)
+            except EngineStopped:
+                self._leaving.append(driver.key)
         self._drivers.pop(driver.key, None)
 
     def _receive(self) -> None:
         try:
             while True:
-                self._take(self._channel.receive())
+                message = self._channel.receive()
+                self._asked, self._started = None, True
+                self._take(message)
         except ChannelEnded:
             pass
         except Exception as error:

@@ -11,10 +11,10 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from contract.errors import ZincError
@@ -34,6 +34,9 @@ FAILED = 70
 """Exit code after the thread of the engines failed: sysexits.h's for an internal fault."""
 COMPILING = 4
 """Most grammars that are compiled at once."""
+SPARE = 4
+"""Threads for what must be done though the system refuses threads: an answer to the other process,
+a drain, another one that ends it, and an unload."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 log = logging.getLogger("zinc_rt.serve")
 
@@ -52,7 +55,8 @@ class EngineServer:
             partial(StepDriver, self._send),
         )
         self._models: dict[str, tuple[HostedModel, StepDriver, ExitStack]] = {}
-        self._compiling = ThreadPoolExecutor(COMPILING, "grammars")
+        self._compiling = _Threads(COMPILING, "grammars")
+        self._spare = _Threads(SPARE, "spare")
         self._prepared: dict[int, bool] = {}
         """Requests whose grammars are compiled; True for those that are cancelled."""
         self._lock = threading.Lock()
@@ -68,7 +72,7 @@ class EngineServer:
 
     def ping(self, number: int) -> None:
         """Answer, without the thread of the engines."""
-        self._in_thread(number, lambda: None)
+        self._spare.submit(partial(self._send, ChildAnswer(number)))
 
     def open(self, number: int, path: Path, options: SessionOptions, buffered_events: int) -> None:
         """ChildAnswer ``number`` with a model that was loaded."""
@@ -76,11 +80,11 @@ class EngineServer:
 
     def unload(self, number: int, key: str) -> None:
         """Free a model, and answer."""
-        self._in_thread(number, partial(self._unload, key))
+        self._in_thread(number, partial(self._unload, key), needed=True)
 
     def close(self, number: int, key: str, drain_seconds: float) -> None:
         """Close a driver, and answer."""
-        self._in_thread(number, lambda: self._driver(key).close(drain_seconds))
+        self._in_thread(number, lambda: self._driver(key).close(drain_seconds), needed=True)
 
     def call(
         self,
@@ -106,7 +110,7 @@ class EngineServer:
             return
         with self._lock:
             self._prepared |= dict.fromkeys(ids, False)
-        self._compiling.submit(self._accept, key, number, groups)
+        self._compiling.submit(partial(self._accept, key, number, groups))
 
     def cancel(
         self, key: str, request_ids: Sequence[int], used: int | None, complete: bool
@@ -167,9 +171,10 @@ class EngineServer:
         return Opened(driver.key, hosted.placement, hosted.traced is not None, driver.status())
 
     def _unload(self, key: str) -> None:
-        _, _, owned = self._models.pop(key)
-        owned.close()
-        freeze_heap()
+        found = self._models.pop(key, None)
+        if found is not None:  # It may be asked for twice.
+            found[2].close()
+            freeze_heap()
 
     def _accept(self, key: str, number: int, groups: Sequence[Sequence[Work]]) -> None:
         """Make the jobs of a submission and submit them, unless they were cancelled meanwhile."""
@@ -190,10 +195,11 @@ class EngineServer:
             refusal = _sendable(error)
             # Not on this thread, which receives: it must never wait for the other process.
             answer = Step(key, 0.0, answers=[(number, [refusal] * len(groups))])
-            threading.Thread(target=self._send, args=(answer,), daemon=True).start()
+            self._spare.submit(partial(self._send, answer))
 
-    def _in_thread(self, number: int, work: Callable[[], Any]) -> None:
-        """ChildAnswer with the result of ``work``, or with its error."""
+    def _in_thread(self, number: int, work: Callable[[], Any], needed: bool = False) -> None:
+        """ChildAnswer with the result of ``work``, or with its error. ``needed`` work is done even
+        if the system refuses a thread."""
 
         def answer() -> None:
             try:
@@ -205,7 +211,11 @@ class EngineServer:
             except Exception as error:
                 self._send(ChildAnswer(number, _sendable(error)))
 
-        threading.Thread(target=answer, name="question", daemon=True).start()
+        try:
+            threading.Thread(target=answer, name="question", daemon=True).start()
+        except RuntimeError as error:
+            refused = ChildAnswer(number, EngineStopped(f"{error}; {self._words.remedy} later"))
+            self._spare.submit(answer if needed else partial(self._send, refused))
 
     def _send(self, message: object) -> None:
         with suppress(ChannelEnded):
@@ -215,6 +225,23 @@ class EngineServer:
         """End this process when the thread of the engines does, which then has told why."""
         self._thread.wait()
         os._exit(FAILED)
+
+
+class _Threads:
+    """Threads that start now: later the system may refuse them."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._work = SimpleQueue[Callable[[], None]]()
+        for _ in range(count):
+            threading.Thread(target=self._run, name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Do ``work``, which raises nothing, on a thread that is free."""
+        self._work.put(work)
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
 
 
 class _ShownElsewhere:

@@ -1,0 +1,234 @@
+"""An engine's child process whose channel is full, and one on a system that refuses threads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from contract.types import LOCAL_TENANT
+from harness.host.remote import process
+from harness.host.remote.channel import Channel
+from harness.host.remote.messages import ChildAnswer, Start
+from harness.host.remote.process import WORDS, ChildProcess, EngineProcess
+from harness.host.remote.server import EngineServer
+from harness.host.submissions import EngineStopped
+from harness.serve.accounts import Accounts, CallEngine
+from harness.serve.run import Running
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.serve.conftest import Serve
+from tests.serve.http import Http
+from tests.serve.test_counted_tokens import tenants_file
+from tests.serve.test_engine_process import BODY, COMPLETIONS, pid_of
+from tests.serve.test_hung_engine import impatient as impatient
+
+LOADED = attrgetter("loaded")
+"""The names of the models of a child."""
+
+
+def child_of(server: Running) -> ChildProcess:
+    engines = server.models._thread
+    assert isinstance(engines, EngineProcess)
+    assert engines._child is not None
+    return engines._child
+
+
+@contextmanager
+def full(server: Running) -> Iterator[Future[None]]:
+    """The child hangs, and a message to it waits for room."""
+    os.kill(pid_of(server), signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as senders:
+        many = [b"0" * (8 << 20)]
+        waits = senders.submit(child_of(server).send, EngineServer.stall, "nobody", many)
+        wait_until(child_of(server)._channel._sending.locked)
+        yield waits
+
+
+def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Threads of these names cannot start."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name in names:
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+
+
+def test_the_server_ends_though_the_channel_is_full(serve: Serve, impatient: None) -> None:
+    with serve(engine_process=True) as server, full(server) as waits:
+        child = psutil.Process(pid_of(server))
+        before = time.monotonic()
+        server.drain(30)
+        assert time.monotonic() - before < 15
+        child_of(server).close()
+        with pytest.raises(EngineStopped):
+            waits.result()
+    child.wait(PATIENCE_SECONDS)
+
+
+def test_a_full_channel_is_told_of(
+    serve: Serve, impatient: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serve(engine_process=True) as server:
+        http = Http(server.url)
+        with full(server) as waits:
+            wait_until(lambda: http.get("/health").status == 503)
+            wait_until(lambda: "does not answer" in caplog.text)
+            os.kill(pid_of(server), signal.SIGCONT)
+            waits.result()
+        wait_until(lambda: http.get("/health").status == 200)
+        assert http.post(COMPLETIONS, BODY).status == 200
+
+
+def test_a_model_that_leaves_while_the_child_hangs_is_unloaded_when_it_answers(
+    serve: Serve, impatient: None, tiny_model_path: Path
+) -> None:
+    with serve(beside={"other": tiny_model_path}, engine_process=True) as server:
+        assert Http(server.url).post(COMPLETIONS, {**BODY, "model": "other"}).status == 200
+        child = child_of(server)
+        (other,) = (one for one in server.models._in_memory if one is not server.models._active)
+        wait_until(lambda: models_in(child) == 2)
+        with full(server) as waits:
+            wait_until(lambda: child.silence is not None)
+            server.models._unload_later(other)
+            wait_until(lambda: other not in server.models._in_memory)
+            os.kill(child.pid, signal.SIGCONT)
+            waits.result()
+        wait_until(lambda: models_in(child) == 1)
+
+
+def models_in(child: ChildProcess) -> int | None:
+    """The number of models of a child; None while it does not answer."""
+    try:
+        return len(child.ask(EngineServer.call, None, LOADED, (), {}))
+    except EngineStopped:
+        return None
+
+
+def test_tenants_that_may_have_changed_are_sent_again(tmp_path: Path) -> None:
+    """Also if the file is meanwhile what it was before."""
+    sent: list[object] = []
+
+    def silent(change: Any) -> None:
+        raise EngineStopped("it does not answer")
+
+    known: CallEngine = sent.append
+    accounts = Accounts(tenants_file(tmp_path, alice=2))
+    tenants_file(tmp_path, alice=3)
+    with pytest.raises(EngineStopped):
+        accounts.reload(silent)
+    tenants_file(tmp_path, alice=2)
+    accounts.reload(known)
+    accounts.reload(known)
+    assert len(sent) == 1
+
+
+def test_a_child_that_hangs_while_it_loads_is_told_of(
+    serve: Serve, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve(engine_process=True) as server:
+        child = child_of(server)
+        monkeypatch.setattr(process, "LOADING_SECONDS", 2.0)
+        os.kill(child.pid, signal.SIGSTOP)
+        with child._loading():
+            time.sleep(2 * process.SILENT_SECONDS)
+            assert child.silence is None
+            wait_until(lambda: child.silence is not None)
+        os.kill(child.pid, signal.SIGCONT)
+
+
+def test_after_a_load_a_child_is_not_silent_for_what_was_asked_before_it() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        child = ChildProcess.__new__(ChildProcess)
+        child._channel, child._answers, child._asked = Channel(ours), {}, 0.0
+        child._end = lambda: None  # type: ignore[method-assign]
+        other = Channel(theirs)
+        other.send(ChildAnswer(1))
+        other.close()
+        other._reader.close()
+        child._receive()
+        assert child._asked is None
+
+
+def test_a_child_whose_watch_is_refused_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    refuse(monkeypatch, "watch", "engine")
+    before = set(psutil.Process().children())
+    with EngineProcess(lambda: [LOCAL_TENANT]) as engines, pytest.raises(RuntimeError):
+        engines.call(LOADED)
+    assert set(psutil.Process().children()) <= before
+
+
+@contextmanager
+def refusing(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[EngineServer, Callable[[], Any]]]:
+    """A server of engines on a system that refuses threads, and what receives its answers."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channels = Channel(theirs), Channel(ours)
+        server = EngineServer(channels[0], Start((LOCAL_TENANT,), WORDS, None, 0))
+        refuse(monkeypatch, "question", "grammars", "spare")
+        yield server, channels[1].receive
+        server._thread.close()
+        for channel in channels:
+            channel.close()
+            channel._reader.close()
+
+
+def test_where_threads_are_refused_the_child_still_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    with refusing(monkeypatch) as (server, receive):
+        server.ping(1)
+        assert receive() == ChildAnswer(1)
+        server.call(2, None, LOADED, (), {})
+        refused = receive()
+        assert refused.number == 2
+        assert "can't start new thread; send the request again later" in str(refused.error)
+        server.unload(3, "nobody")
+        assert receive() == ChildAnswer(3)
+
+
+def test_where_threads_are_refused_a_drain_can_still_be_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Driver:
+        cut = threading.Event()
+
+        def close(self, seconds: float) -> None:
+            if seconds:
+                assert self.cut.wait(PATIENCE_SECONDS)
+            else:
+                self.cut.set()
+
+    with refusing(monkeypatch) as (server, receive):
+        monkeypatch.setattr(server, "_driver", lambda key: Driver())
+        server.close(1, "0", 30.0)
+        server.ping(2)
+        assert receive() == ChildAnswer(2)
+        server.close(3, "0", 0.0)
+        assert {receive(), receive()} == {ChildAnswer(1), ChildAnswer(3)}
+
+
+def test_metrics_are_told_where_threads_are_refused(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve() as server:
+        http = Http(server.url)
+        known = http.get("/metrics").body
+        refuse(monkeypatch, "usage")
+        reply = http.get("/metrics")
+        assert reply.status == 200
+        assert [line for line in reply.body.splitlines() if b":tenant_pages" in line] == [
+            line for line in known.splitlines() if b":tenant_pages" in line
+        ]
