@@ -15,6 +15,7 @@ from harness.cli.batch_command import _Written
 from harness.cli.main import main
 from harness.progress import Progress
 from harness.serve.batch_lines import Batch, BatchAnswer, BatchRequest, read_batch
+from harness.serve.verify import CACHE_READ, CACHE_WRITTEN, FROM_CACHE
 from tests.full_disk import largest_file
 
 Json = dict[str, Any]
@@ -97,7 +98,7 @@ def _plain(value: object) -> object:
     if isinstance(value, str):
         return re.sub("this server has '.*'", "", value)
     if isinstance(value, dict):
-        left_out = ("id", "cached_tokens", "generation_settings", "id_slot")
+        left_out = ("id", "generation_settings", "id_slot", *FROM_CACHE, CACHE_READ, CACHE_WRITTEN)
         return {k: _plain(v) for k, v in value.items() if k not in left_out}
     return [_plain(one) for one in value] if isinstance(value, list) else value
 
