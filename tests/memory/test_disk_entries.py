@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from contract import cached_files
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk.entry import (
     HEADER_BYTES,
@@ -107,6 +108,21 @@ def test_files_of_others_are_found(folder, written, tmp_path):
     written.write_bytes((strange.path / forged.path).read_bytes())
     assert problem(folder) == "damaged", "the same bytes with the secret of another folder"
     written.write_bytes(whole)
+    assert problem(folder) == ""
+
+
+def test_a_file_is_written_though_its_folder_is_removed_meanwhile(folder, tmp_path, monkeypatch):
+    """Of two processes one removes a scope, whose folder the other has just made."""
+    partial_name = cached_files.partial_name
+
+    def removing(target: Path) -> Path:
+        monkeypatch.undo()
+        CacheFolder(tmp_path, PLENTY).remove_scope(entry_of(folder, 1).scope)
+        assert not target.parent.exists()
+        return partial_name(target)
+
+    monkeypatch.setattr(cached_files, "partial_name", removing)
+    assert folder.write(entry_of(folder, 1), payload_of(1))
     assert problem(folder) == ""
 
 

@@ -65,13 +65,12 @@ class CacheFolder:
         if size > self.max_bytes or target.exists():
             return False
         self._make_room(size)
-        target.parent.mkdir(mode=0o700, exist_ok=True)
-        partial = cached_files.partial_name(target)
-        with cached_files.partial_file(partial) as file:
-            for part in encode_entry(entry, payload, self.secret):
-                _write_all(file.fileno(), part)
-            file.close()
-            os.replace(partial, target)
+        parts = encode_entry(entry, payload, self.secret)
+        try:
+            _write_file(target, parts)
+        except FileNotFoundError:
+            # Somebody who removes the scope took its empty folder before the file was in it.
+            _write_file(target, parts)
         self.nbytes = (self.nbytes or 0) + size
         self._written += size
         return True
@@ -149,6 +148,16 @@ def _files_in(folder: Path) -> Iterator[cached_files.CachedFile]:
             with contextlib.suppress(OSError):
                 status = entry.stat(follow_symlinks=False)
                 yield cached_files.CachedFile(Path(entry.path), status.st_size, status.st_mtime_ns)
+
+
+def _write_file(target: Path, parts: Sequence[bytes | memoryview]) -> None:
+    target.parent.mkdir(mode=0o700, exist_ok=True)
+    partial = cached_files.partial_name(target)
+    with cached_files.partial_file(partial) as file:
+        for part in parts:
+            _write_all(file.fileno(), part)
+        file.close()
+        os.replace(partial, target)
 
 
 def _write_all(handle: int, part: bytes | memoryview) -> None:
