@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from harness.cli.main import main
-from reference.worker_process import WorkerProcess, WorkerRefused
 from tests.cli.conftest import Result, Zinc
+from tests.refused_processes import REFUSAL, refuse_grammars
 
 SCHEMA = '{"enum": ["yes", "no"]}'
 GRAMMAR = 'root ::= "yes" | "no"'
@@ -90,17 +90,10 @@ def test_what_a_vocabulary_cannot_do_names_the_flag(hold):
 @pytest.mark.parametrize("raw", [(), ("--raw",)])
 def test_a_process_that_the_system_refuses_is_said_in_plain_words(hold, monkeypatch, raw):
     """It is no fault of the flag, and there is no server whose log says more."""
-    running = WorkerProcess._running_child
-
-    def refused(worker: WorkerProcess) -> object:
-        if worker._script.name == "grammar_worker.py":
-            raise WorkerRefused("its process cannot be started (Too many open files)")
-        return running(worker)
-
-    monkeypatch.setattr(WorkerProcess, "_running_child", refused)
+    refuse_grammars(monkeypatch)
     result = hold("--regex", "yes|no", *raw)
     assert (result.code, result.out) == (2, "")
-    assert result.err == "error: grammars: its process cannot be started (Too many open files)\n"
+    assert result.err == f"error: grammars: {REFUSAL}\n"
 
 
 def test_a_text_that_fails_ends_its_line(hold):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from contract.errors import ZincError
-from reference.worker_process import WorkerProcess, WorkerRefused
+from tests.refused_processes import REFUSAL, refuse_grammars
 from tests.serve.calling import ENUM, MESSAGES, TIME, TOOLS, check_call
 from tests.serve.speaking_models import HERMES, speaking_model, templated_model
 from zinc_rt import LLM, RequestError, SamplingParams, serve
@@ -140,18 +140,11 @@ def test_a_format_that_cannot_be_held_to_any_longer_is_the_requests_fault(talkin
 
 def test_a_process_that_the_system_refuses_is_no_fault_of_the_messages(talking, monkeypatch):
     """The words are plain, since there is no server whose log says more."""
-    running = WorkerProcess._running_child
-
-    def refused(worker: WorkerProcess) -> object:
-        if worker._script.name == "grammar_worker.py":
-            raise WorkerRefused("its process cannot be started (Too many open files)")
-        return running(worker)
-
-    monkeypatch.setattr(WorkerProcess, "_running_child", refused)
+    refuse_grammars(monkeypatch)
     unknown = {"type": "regex", "regex": "never asked before [0-9]{3}"}
     (output,) = talking.chat(MESSAGES, asked(1), thinking=False, response_format=unknown)
     assert not isinstance(output.error, RequestError)
-    assert str(output.error) == "grammars: its process cannot be started (Too many open files)"
+    assert str(output.error) == f"grammars: {REFUSAL}"
     with pytest.raises(ZincError, match=r"^grammars: its process cannot be started"):
         list(talking.stream_chat(MESSAGES, asked(1), thinking=False, response_format=unknown))
 
