@@ -191,7 +191,7 @@ def _open_amd(options: TierOptions, tier: str) -> Tier:
     return AmdTier(options.device, tier=tier)
 
 
-TIERS: Mapping[str, TierFactory] = {
+TIERS: dict[str, TierFactory] = {
     "cuda": _open_cuda,
     "native": _open_native,
     "opencl": _open_opencl,

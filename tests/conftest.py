@@ -45,11 +45,13 @@ from tests.needs import missing
 from tests.opencl_parts import little_optimized
 from tests.patience import PATIENCE_SECONDS
 from tests.played import mark_played, texts_of
+from tests.replaced import Originals
 from tests.worker_forks import ForkServer
 
 SyntheticModel = Callable[..., Path]
 DEVICE_TIERS = ("cuda", "metal", "t1", "t2", "intel")
 """Tiers that run on no machine without a device of their own."""
+ORIGINALS = Originals()
 ALL_CORES = ("conformance", "cpu", "parity", "quant")
 """Folders of tests that compare what several threads compute with definitions."""
 
@@ -152,6 +154,15 @@ CHROMIUM_FLAGS = (
 )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def nothing_stays_replaced() -> Iterator[None]:
+    """The tests of the next module find the project as this one has found it."""
+    ORIGINALS.note()
+    yield
+    left = ORIGINALS.newly_replaced()
+    assert not left, f"tests of this module have put others in the place of {', '.join(left)}"
+
+
 def _the_same_seeds(request: pytest.FixtureRequest) -> Iterator[None]:
     """Requests that name no seed draw the same ones whenever a module or test runs: of other
     answers a few are empty, or end where the test waits for more."""
@@ -161,7 +172,14 @@ def _the_same_seeds(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
-fixtures_draw_the_same_seeds = pytest.fixture(scope="module", autouse=True)(_the_same_seeds)
+@pytest.fixture(scope="module", autouse=True)
+def fixtures_draw_the_same_seeds(
+    request: pytest.FixtureRequest, nothing_stays_replaced: None
+) -> Iterator[None]:
+    """In their turn, see ``_the_same_seeds``."""
+    yield from _the_same_seeds(request)
+
+
 the_same_seeds_in_every_run = pytest.fixture(autouse=True)(_the_same_seeds)
 
 
@@ -189,7 +207,7 @@ def native_is_quick() -> Iterator[None]:
     """The native tier has one thread, and its lowered steps are shared: for tests of what the host
     does around steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiers, "TIERS", {**tiers.TIERS, "native": lambda options: quick_tier()})
+        patch.setitem(tiers.TIERS, "native", lambda options: quick_tier())
         yield
 
 
@@ -198,8 +216,7 @@ def cpu_is_quick() -> Iterator[None]:
     """What opens the CPU tier by its name has the quick one, which says that it is the CPU's: for
     tests that name it because any machine has it."""
     with pytest.MonkeyPatch.context() as patch:
-        quick = {"cpu": lambda options: quick_tier("cpu")}
-        patch.setattr(tiers, "TIERS", {**tiers.TIERS, **quick})
+        patch.setitem(tiers.TIERS, "cpu", lambda options: quick_tier("cpu"))
         yield
 
 

@@ -3,7 +3,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -52,6 +52,26 @@ that way, and a bias decides more."""
 Serve = Callable[..., AbstractContextManager[Running]]
 RUNNING: list[Running] = []
 """The servers of ``serve`` that have not ended."""
+
+
+@contextmanager
+def servers_of_tests() -> Iterator[None]:
+    """What servers open or start here has tests' tiers and patience. A server that outlives its
+    module is started in one of these, and each module has one: what ends in the order in which it
+    began leaves nothing replaced."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, opened in ADDED.items():
+            patch.setitem(tiers.TIERS, name, opened)
+        patch.setattr(disk, "DiskCacheOptions", PATIENT)
+        patch.setattr(process, "MODULE", "tests.serve.engine_child")
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def models_are_opened_with_them() -> Iterator[None]:
+    """By servers that run already, too."""
+    with servers_of_tests():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -108,16 +128,13 @@ def serve(tiny_model_path, tmp_path_factory, request) -> Serve:
         options.setdefault("engine_process", getattr(request, "param", False))
         options.setdefault("cache_dir", folder / "models")
         options.setdefault("ledger", folder / f"{next(numbers)}.sqlite")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(tiers, "TIERS", {**tiers.TIERS, **ADDED})
-            patch.setattr(disk, "DiskCacheOptions", PATIENT)
-            patch.setattr(process, "MODULE", "tests.serve.engine_child")
-            with running(ServeOptions(path, model, **options)) as server:  # type: ignore[arg-type]
-                RUNNING.append(server)
-                try:
-                    yield server
-                finally:
-                    RUNNING.remove(server)
+        with ExitStack() as ended:
+            with servers_of_tests():
+                starting = running(ServeOptions(path, model, **options))  # type: ignore[arg-type]
+                server = ended.enter_context(starting)
+            RUNNING.append(server)
+            ended.callback(RUNNING.remove, server)
+            yield server
 
     return start
 
@@ -220,7 +237,7 @@ def verify(tmp_path, tiny_model_path, capsys, monkeypatch) -> Verify:
     """``verify(request, response)``: exit code and what was printed."""
     for name in ("XDG_CONFIG_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
         monkeypatch.setenv(name, str(tmp_path))
-    monkeypatch.setattr(tiers, "TIERS", {**tiers.TIERS, "native": ADDED[QUICK]})
+    monkeypatch.setitem(tiers.TIERS, "native", ADDED[QUICK])
 
     def run(request: object, response: object) -> tuple[int, str, str]:
         words = ["verify"]

@@ -105,6 +105,6 @@ def flush_disk(engine: Engine) -> int:
 
 
 if __name__ == "__main__":
-    tiers.TIERS = {**tiers.TIERS, **ADDED}
+    tiers.TIERS.update(ADDED)
     disk.DiskCacheOptions = PATIENT  # type: ignore[misc, assignment]
     main(int(sys.argv[1]))
