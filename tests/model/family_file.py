@@ -64,7 +64,7 @@ DELTA_NET: dict[str, Any] = {
     },
 }  # fmt: skip
 KIMI: dict[str, Any] = {
-    **LATENT, "latent": {**LATENT["latent"], "query_rank": 0},
+    **LATENT, "tied": True, "latent": {**LATENT["latent"], "query_rank": 0},
     "recurrent": {"interval": 2, "state": STATE, "kernel": TAPS},
 }  # fmt: skip
 MAMBA: dict[str, Any] = {"mamba": {"interval": 2, "state": STATE, "heads": MAMBA_HEADS}}
