@@ -90,7 +90,7 @@ def cases() -> Iterator[VectorCase]:
 
     parts = (_primitives, _sums, _products, _attention, _experts, _recurrent, _sampling)
     later = (_biased, _later_recurrent, _rotated_storage, _chosen, _three_bits, _later_experts)
-    for part in (*parts, *later, _groups):
+    for part in (*parts, *later, _groups, _decays_by_key):
         yield from part(make)
 
 
@@ -292,6 +292,12 @@ def _later_recurrent(make: Make) -> Iterator[VectorCase]:
     inputs = {"x": make((4, 4 * 3 + 2 * 2 * 8)), "dt": make((4, 4), 1)}
     fixed = {"decay": make((4,), 1), "dt_bias": make((4,)), "skip": make((4,), 1)}
     yield _case("R8", "scan", scanned, **inputs, **fixed)
+
+
+def _decays_by_key(make: Make) -> Iterator[VectorCase]:
+    inputs = {"x": make((4, 8 * 8)), "alpha": make((4, 32), 1), "beta": make((4, 4), 1)}
+    fixed = {"decay": make((4,), 1), "dt_bias": make((32,))}
+    yield _case("R8", "delta_rule", delta_rule, **inputs, **fixed, grouped=0)
 
 
 def _recurrent(make: Make) -> Iterator[VectorCase]:

@@ -1,11 +1,12 @@
 """Rules for delta-net layers.
 
 With few tokens everything between the products of a layer is one launch; with many there are
-kernels for the convolution, the recurrence and the norm."""
+kernels for the convolution, the recurrence and the norm. A decay for each key is left to the
+kernels of all GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 from accel.cuda.device import Device
@@ -85,6 +86,8 @@ def delta_step_rule(ops: Remaining, device: Device) -> Replacement | None:
         # A pass over the states of a slot computes few of its tokens.
         return None
     if tokens > FEW_TOKENS and not (tokens <= DECODING_TOKENS and decodes(ops, tokens)):
+        return None
+    if _decays_by_key(ops[NET], sizes):
         return None
     if size not in STATE_SIZES or not 0 < history <= MAX_HISTORY:
         return None
@@ -272,7 +275,7 @@ def _conv(ops: Remaining, number: int, device: Device, steps: int) -> Launches:
 
 def _inputs(ops: Remaining, number: int, device: Device, steps: int) -> Launches:
     sizes = ops[number].max_sizes()
-    if sizes["state_size"] not in STATE_SIZES:
+    if sizes["state_size"] not in STATE_SIZES or _decays_by_key(ops[number], sizes):
         return ()
     names = "x alpha beta decay dt_bias qk gates"
     macros = {
@@ -290,7 +293,7 @@ def _recurrence(ops: Remaining, number: int, device: Device, steps: int) -> Laun
     op = ops[number]
     sizes = op.max_sizes()
     size, rows = sizes["state_size"], ROW_WARPS * ROW_SETS * 32 // ROW_LANES
-    if size not in STATE_SIZES or size % rows or not _aligned(op):
+    if size not in STATE_SIZES or size % rows or not _aligned(op) or _decays_by_key(op, sizes):
         return ()
     tokens, many = sizes["tokens"], decodes(ops, sizes["tokens"])
     parts = PARTS if tokens <= DECODING_TOKENS else 1
@@ -342,6 +345,12 @@ def _by_tokens(
     grid = tokens, max(1, min(sharers, -(-heads // AROUND_WARPS)))
     macros = {"WARPS": AROUND_WARPS, **macros}
     return (KernelLaunch(entry, grid, 32 * AROUND_WARPS, 0, macros),)
+
+
+def _decays_by_key(op: Op, sizes: Mapping[str, int]) -> bool:
+    """Whether a head has more than one decay: gates hold these and one more number of each."""
+    gates = operand_of(op, "gates")
+    return gates is None or gates.columns != 2 * sizes["value_heads"]
 
 
 def _aligned(op: Op) -> bool:

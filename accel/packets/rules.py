@@ -77,11 +77,11 @@ def _scale_columns(low: Lowering, node: Node) -> None:
 
 def _delta_net(low: Lowering, node: Node) -> None:
     """Two ops: one prepares each token and is divided by tokens, the recurrence is divided by rows
-    of the state."""
+    of the state. How many decays a head has they know by the columns of gates."""
     dims, tokens = low.dims(node), low.count(node).maximum
     size = dims["state_size"]
     qk = low.new(f"{node.name}.qk", tokens, 2 * dims["key_heads"] * size)
-    gates = low.new(f"{node.name}.gates", tokens, 2 * dims["value_heads"])
+    gates = low.new(f"{node.name}.gates", tokens, dims["rates"] + dims["value_heads"])
     scale = 1.0 / math.sqrt(size)
     low.lower(node, "ssm_delta_inputs", qk=qk, gates=gates, query_scale=scale, private="qk")
     low.lower(node, "ssm_delta_net", qk=qk, gates=gates)

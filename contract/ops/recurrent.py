@@ -37,6 +37,8 @@ def _delta_heads(dims: Mapping[str, Dim], params: Mapping[str, Scalar]) -> str |
         return f"state_size ({size}) is more than the {SEGMENT} elements of a segment"
     if values % keys:
         return f"value_heads ({values}) is not a multiple of key_heads ({keys})"
+    if dims["rates"] not in (values, values * size):
+        return f"rates is {dims['rates']}, expected {values} or {values * size}"
     return _ring(dims, params)
 
 
@@ -82,8 +84,8 @@ RECURRENT = (
     OpSpec(
         Opcode.SSM_DELTA_NET,
         operands(
-            "x[tokens, channels], alpha[tokens, value_heads], beta[tokens, value_heads], "
-            "decay[value_heads], dt_bias[value_heads], query, "
+            "x[tokens, channels], alpha[tokens, rates], beta[tokens, value_heads], "
+            "decay[value_heads], dt_bias[rates], query, "
             "&state[slots, value_heads, state_size, state_size], "
             "*y[tokens, value_heads*state_size]"
         ),
@@ -105,8 +107,9 @@ RECURRENT = (
         rule="R0 R2 R4 R8",
         formula="position 0 starts from M = 0; q, k, v = split(x); "
         "q = l2_norm(q) / sqrt(state_size); k = l2_norm(k); "
-        "g = exp(softplus(alpha + dt_bias) * decay); b = sigmoid(beta); "
-        "M = g M; r = v - M k; M = M + (b r) k^T; y = M q; a row of M is a value, a column a key",
+        "g = exp(softplus(alpha + dt_bias) * decay), one a head or one a head and key; "
+        "b = sigmoid(beta); M = g M, each column by its g; r = v - M k; M = M + (b r) k^T; "
+        "y = M q; a row of M is a value, a column a key",
         flops=each(DELTA_FLOPS, "tokens", "value_heads", "state_size", "state_size"),
         touched={
             "state": lambda work: active_slots(work) * work["value_heads"] * work["state_size"] ** 2

@@ -47,7 +47,8 @@ def case_delta(x, alpha, beta, decay, dt_bias, grouped, eps=1e-6):
     q = unit(rows[:, :key_heads]) * F(1 / math.sqrt(n))
     k, v = unit(rows[:, key_heads : 2 * key_heads]), rows[:, 2 * key_heads :]
     memory, y = np.zeros((value_heads, n, n), F), np.zeros((len(x), value_heads, n), F)
-    g = rules.exp(rules.softplus(alpha + dt_bias) * -np.abs(decay))
+    rates = rules.softplus(alpha + dt_bias).reshape(len(x), value_heads, -1)
+    g = rules.exp(rates * -np.abs(decay)[:, None])  # one a head, or one a key
     b = rules.sigmoid(beta)
     for t in range(len(x)):
         for head in range(value_heads):

@@ -42,12 +42,20 @@ def _conv(label: str, runs: tuple[Run, ...], channels: int, history: int, *extra
 
 
 def _delta(
-    label: str, runs: tuple[Run, ...], size: int, keys: int, values: int, grouped: int
+    label: str,
+    runs: tuple[Run, ...],
+    size: int,
+    keys: int,
+    values: int,
+    grouped: int,
+    decays: int = 1,
 ) -> OpShape:
+    """Heads with this many decays each: 1, or one for each key."""
     channels = size * (2 * keys + values)
     heads = {"key_heads": keys, "value_heads": values, "grouped": grouped}
     given = {**heads, "state_size": size, "channels": channels, "eps": 1e-6}
-    order = "grouped" if grouped else "tiled"
+    given["rates"] = values * decays
+    order = ("grouped" if grouped else "tiled") + ("-by-key" if decays > 1 else "")
     return OpShape(f"{label}-{size}x{keys}x{values}-{order}", given, runs)
 
 
@@ -88,6 +96,12 @@ RECURRENT_STRATEGIES: dict[Opcode, Strategy] = {
         _delta("empty", EMPTY, 16, 1, 2, 0),
         _ringed(_delta("ring", RING, 128, 2, 4, 0), 4),
         _ringed(_delta("restart", RESTART, 40, 1, 2, 1), 2),
+        _delta("one", DECODE_ONE, 128, 2, 2, 0, 128),
+        _delta("mixed", MIXED, 128, 1, 2, 1, 128),
+        _delta("restart", RESTART, 40, 2, 4, 0, 40),
+        _delta("odd", RESTART, 131, 1, 1, 0, 131),
+        _delta("empty", EMPTY, 16, 1, 2, 0, 16),
+        _ringed(_delta("ring", RING, 32, 2, 2, 0, 32), 4),
     ),
     Opcode.SSM_GATED_NORM: listed(
         "label tokens heads width",

@@ -21,10 +21,11 @@ WITH_EXPERTS = (
     "minimax-m2", "qwen2moe", "olmoe", "nemotron_h_moe",
     "hunyuan-moe", "dots1", "qwen3vlmoe", "bailingmoe2", "exaone-moe", "afmoe",
     "llama4", "ernie4_5-moe", "deepseek", "bailingmoe",
-    "hy_v3", "mellum", "smallthinker",
+    "hy_v3", "mellum", "smallthinker", "kimi-linear",
 )  # fmt: skip
 LLAMA4 = "llama4"
-LATENTS = ("deepseek2", "mistral4")
+KIMI_LINEAR = "kimi-linear"
+LATENTS = ("deepseek2", "mistral4", KIMI_LINEAR)
 """Architectures whose positions have one row for all heads."""
 MAYBE_EXPERTS = ("llama", "granitehybrid", "gemma4", *LATENTS)
 ROUTED = ("bailingmoe2", "exaone-moe", "afmoe")
@@ -39,7 +40,7 @@ COUNTED = ("glm4moe", "dots1", *LATENTS, *ROUTED, *SOFT_ROUTED)
 WITH_DRAFT_BLOCKS = ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
 CONVOLVING = ("lfm2", "lfm2moe")
 HYBRIDS = ("qwen35", "qwen35moe", "qwen3next")
-"""Architectures of delta-net layers with full attention in every few layers."""
+"""Qwen's architectures of delta-net layers with full attention in every few layers."""
 COHERES = ("command-r", "cohere2")
 HEAD_NORMED = ("glm4moe", "stablelm", "command-r")
 """Architectures of which some models have norms of heads."""
@@ -54,6 +55,6 @@ GEMMA3N = "gemma3n"
 ARCHITECTURES = (
     *DENSE, "qwen3moe", "gpt-oss", "deepseek2", "glm4moe", "granitemoe", "minimax-m2", "qwen2moe",
     "olmoe", "hunyuan-moe", "dots1", "qwen3vlmoe", "llama4", *ROUTED, "ernie4_5-moe", *SOFT_ROUTED,
-    "mistral4", "hy_v3", "mellum", "smallthinker",
+    "mistral4", "hy_v3", "mellum", "smallthinker", KIMI_LINEAR,
     *HYBRIDS, *CONVOLVING, *MAMBAS, *GEMMAS,
 )  # fmt: skip

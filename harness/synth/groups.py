@@ -30,7 +30,8 @@ class Recurrent:
 
     ``state`` is the size of a key and of a value. ``packing`` ``ssm_in`` stores the projections
     interleaved by key head, as early qwen3next files do. ``listed`` writes the list of recurrent
-    layers to the metadata instead of their interval."""
+    layers to the metadata instead of their interval. In kimi-linear there are as many heads as
+    attention has, and the last layer attends, too."""
 
     interval: int = 4
     state: int = 32

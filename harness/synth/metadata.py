@@ -10,6 +10,7 @@ from harness.synth.architectures import (
     COUNTED,
     FALCON_H1,
     GEMMA3N,
+    KIMI_LINEAR,
     LAYER_NORMED,
     LEADING,
     LLAMA4,
@@ -184,10 +185,14 @@ def _expert_keys(spec: SynthSpec, experts: ExpertSpec) -> dict[str, Any]:
     if scaled or spec.architecture in ("glm4moe", "dots1", "nemotron_h_moe", "hy_v3", *ROUTED):
         keys["expert_weights_norm"] = True
         keys["expert_weights_scale"] = WEIGHT_SCALE
+    if spec.architecture == KIMI_LINEAR:
+        del keys["expert_weights_norm"]
     return keys
 
 
 def _recurrent_keys(spec: SynthSpec, recurrent: Recurrent) -> dict[str, Any]:
+    if spec.architecture == KIMI_LINEAR:
+        return {"ssm.conv_kernel": recurrent.kernel, "kda.head_dim": recurrent.state}
     keys: dict[str, Any] = {
         "ssm.conv_kernel": recurrent.kernel,
         "ssm.inner_size": recurrent.inner,
@@ -227,6 +232,10 @@ def _latent_keys(spec: SynthSpec, latent: LatentSpec) -> dict[str, Any]:
         "attention.kv_lora_rank": latent.rank,
         "leading_dense_block_count": spec.leading_dense if spec.experts else spec.layers,
     }
+    if spec.architecture == KIMI_LINEAR:
+        # Published files have the head size of a configuration that nothing else uses.
+        keys["attention.value_length"] = spec.head_dim
+        keys["attention.head_count_kv"] = [int(heads > 0) for heads in _kv_heads(spec)]
     if latent.query_rank:
         keys["attention.q_lora_rank"] = latent.query_rank
     if spec.experts is None:

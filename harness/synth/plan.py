@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from contract.dtypes import F32, DType
 from contract.errors import ConfigError, ModelFileError, UnsupportedModel
 from contract.ir.source import RowSlice
-from harness.synth.architectures import BIASED, FALCON_H1, GEMMA3N, LAYER_NORMED
+from harness.synth.architectures import BIASED, FALCON_H1, GEMMA3N, KIMI_LINEAR, LAYER_NORMED
 from harness.synth.metadata import architecture_keys, shared_keys
 from harness.synth.planted import EMBEDDING_DEVIATION, planted_mean
 from harness.synth.spec import SynthSpec
@@ -47,7 +47,8 @@ FILE_ORDER = (
     "attn_k.bias", "attn_v", "attn_v.bias", "attn_qkv", "attn_qkv.bias", "attn_q_norm",
     "attn_k_norm", "attn_q_a", "attn_q_a_norm", "attn_q_b", "attn_kv_a_mqa", "attn_kv_a_norm",
     "attn_k_b", "attn_v_b", "attn_output", "attn_output.bias", "attn_sinks", "attn_gate",
-    "ssm_in", "ssm_conv1d", "ssm_conv1d.bias", "ssm_dt.bias", "ssm_a", "ssm_d",
+    "ssm_in", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "ssm_f_a", "ssm_f_b", "ssm_g_a",
+    "ssm_g_b", "ssm_conv1d", "ssm_conv1d.bias", "ssm_dt.bias", "ssm_a", "ssm_d",
     "ssm_ba", "ssm_beta", "ssm_alpha", "ssm_norm", "ssm_out", "shortconv.conv",
     "shortconv.in_proj", "shortconv.out_proj", "post_attention_norm", "ffn_norm", "ffn_norm.bias",
     "ffn_gate", "ffn_up", "ffn_up.bias", "ffn_down", "ffn_down.bias",
@@ -174,7 +175,7 @@ def _config(spec: SynthSpec) -> ModelConfig:
     """The configuration read from the metadata, with prediction blocks counted as attention
     layers."""
     keys = architecture_keys(spec) | {"nextn_predict_layers": 0}
-    if spec.recurrent is not None:
+    if spec.recurrent is not None and spec.architecture != KIMI_LINEAR:
         listed = [spec.is_recurrent(block) for block in range(spec.blocks)]
         keys["attention.recurrent_layers"] = listed
     metadata = {f"{spec.architecture}.{key}": value for key, value in keys.items()}

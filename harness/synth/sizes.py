@@ -90,6 +90,12 @@ FAMILY_SIZES: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
             ("400b-a17b", 1048576, False, 128, 2),
         )
     },
+    "kimi-linear": {
+        "48b-a3b": _shape(27, 2304, 32, head_dim=72, feed_forward=9216, vocab=163840)
+        | {"latent": {**_LATENT, "query_rank": 0}, "context": 1048576, "leading_dense": 1}
+        | {"recurrent": {"state": 128, "key_heads": 32, "value_heads": 32}, "tied": False}
+        | {"experts": {"count": 256, "used": 8, "width": 1024, "shared_width": 1024}}
+    },
     "lfm2": {
         "1.2b": _shape(16, 2048, 32, kv_heads=8, feed_forward=8192, vocab=65536)
         | {"context": 128000, "rope_base": 1e6, "short_conv": {"interval": 3, "kernel": 3}}
@@ -236,6 +242,8 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "gpt2": {"kv_heads": 4, "fused_qkv": True},
     "starcoder": {"kv_heads": 1, "fused_qkv": True},
     "mistral4": {"latent": {}, "experts": {"shared_width": 64}},
+    "kimi-linear": {"latent": {"query_rank": 0}, "recurrent": {}, "layers": 4}
+    | {"experts": {"shared_width": 64}, "leading_dense": 1, "tied": False},
     "hy_v3": {"experts": {"shared_width": 64}, "leading_dense": 1},
     "mellum": {"experts": {}, "tied": False},
     "smallthinker": {"experts": {}},

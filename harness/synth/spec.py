@@ -21,6 +21,7 @@ from harness.synth.architectures import (
     HALF_ROTATES,
     HEAD_NORMED,
     HYBRIDS,
+    KIMI_LINEAR,
     LATENTS,
     LEADING,
     LLAMA4,
@@ -169,6 +170,8 @@ class SynthSpec:
             return False
         if self.architecture == MAMBA2:
             return True
+        if self.architecture == KIMI_LINEAR and block == self.layers - 1:
+            return False
         return (block + 1) % kind.interval != 0 and not self.is_feed_forward_only(block)
 
     def is_feed_forward_only(self, block: int) -> bool:
@@ -287,7 +290,7 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         yield name, getattr(spec, name) not in known, f"one of {', '.join(known)}"
     for name, needing, allowing in (
         ("experts", WITH_EXPERTS, (*WITH_EXPERTS, *MAYBE_EXPERTS)),
-        ("recurrent", HYBRIDS, HYBRIDS),
+        ("recurrent", (*HYBRIDS, KIMI_LINEAR), (*HYBRIDS, KIMI_LINEAR)),
         ("short_conv", CONVOLVING, CONVOLVING),
         ("mamba", MAMBAS, MAMBAS),
         ("latent", LATENTS, LATENTS),
@@ -326,6 +329,8 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
         broken = recurrent.packing not in packings
         yield "recurrent.packing", broken, f"one of {', '.join(packings)}"
         yield "head_dim", spec.head_dim % 8, "a multiple of 8, a quarter of it rotates"
+        listed = recurrent.listed and architecture == KIMI_LINEAR
+        yield "recurrent.listed", listed, f"False for {architecture}"
     if (mamba := spec.mamba) is not None:
         yield from mamba_rules(spec, mamba)
     if spec.latent is not None:

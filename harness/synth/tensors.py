@@ -28,7 +28,8 @@ FALLBACK = {
 VECTOR_KINDS = ("ssm_a", "ssm_d", "ssm_norm", "attn_q_norm", "attn_k_norm")
 """Vectors that some architectures store as matrices."""
 FLOAT_KINDS = (
-    *(*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "conv", "laurel_l", "laurel_r", "altup_proj"),
+    *(*VECTOR_KINDS, "ffn_gate_inp", "ssm_conv1d", "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v"),
+    *("conv", "laurel_l", "laurel_r", "altup_proj"),
     *(
         "altup_unembd_proj",
         "altup_correct_coef",

@@ -37,6 +37,7 @@ PRE_TOKENIZER = {
     "falcon-h1": "falcon-h1",
     **{name: name for name in ("minimax-m2", "bailingmoe2", "exaone-moe", "afmoe")},
     "deepseek2": "deepseek-v3",
+    "kimi-linear": "kimi-k2",
     "apertus": "tekken",
     "starcoder2": "starcoder",
     "stablelm": "stablelm2",

@@ -17,7 +17,7 @@ from contract.arithmetic import SEGMENT
 from contract.arrays import Floats, Ints
 from reference.cpu.threads import Scratch, for_each
 from reference.exact.elementary import exp, sigmoid, silu, softplus
-from reference.ops.ssm_delta_net import key_head_of, l2_norm, split_heads
+from reference.ops.ssm_delta_net import decays, key_head_of, l2_norm, split_heads
 from reference.ops.ssm_scan import split_values
 
 CONV_ELEMENTS = 1 << 16
@@ -132,7 +132,7 @@ def delta_net(
     q = l2_norm(q, eps) * np.float32(1.0 / math.sqrt(size))
     k = l2_norm(k, eps)
     key_of = key_head_of(key_heads, value_heads, grouped)
-    g = exp(softplus(alpha + dt_bias) * decay)
+    g = decays(alpha, dt_bias, decay)
     b = sigmoid(beta)
     runs = list(runs_of(query))
     result = y.reshape(len(y), value_heads, size)
@@ -142,7 +142,8 @@ def delta_net(
     def advance(first: int) -> None:
         heads = slice(first, first + count)
         keys, queries = (np.moveaxis(part[:, key_of[heads], None], -1, 1) for part in (k, q))
-        decays, strengths, values = g[:, heads, None], b[:, heads, None], v[:, heads]
+        factors = np.moveaxis(g[:, heads, None], -1, 1)
+        strengths, values = b[:, heads, None], v[:, heads]
         memory = _scratch.take("memory", (size, values.shape[1], size))
         products = _scratch.take("products", memory.shape)
         for run in runs:
@@ -152,7 +153,7 @@ def delta_net(
                 memory[...] = np.moveaxis(state[run.before(states), heads], -1, 0)
             stored = dict(run.stored(states))
             for t in range(run.tokens.start, run.tokens.stop):
-                memory *= decays[t]
+                memory *= factors[t]
                 np.multiply(memory, keys[t], out=products)
                 change = strengths[t] * (values[t] - _fold(products))
                 np.multiply(change, keys[t], out=products)

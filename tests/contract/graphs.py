@@ -190,6 +190,8 @@ def _satisfy(
         fix("value_heads", int(params["key_heads"]) * draw(st.integers(1, 3)))
         heads = 2 * int(params["key_heads"]) + int(params["value_heads"])
         fix("channels", int(params["state_size"]) * heads)
+        each = draw(st.sampled_from((1, int(params["state_size"]))))
+        fix("rates", int(params["value_heads"]) * each)
     if "groups" in params and "state_size" in params:
         heads, groups = int(params["groups"]) * draw(st.integers(1, 3)), int(params["groups"])
         fix("heads", heads)

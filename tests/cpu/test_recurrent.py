@@ -74,16 +74,18 @@ def test_convolution_equals_definition(query, seed, history, extras, threads):
     size=st.sampled_from((1, 16, 24, 40, 131)),
     ratio=st.integers(1, 3),
     grouped=st.integers(0, 1),
+    by_key=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_recurrence_equals_definition(query, seed, size, ratio, grouped, threads):
+def test_recurrence_equals_definition(query, seed, size, ratio, grouped, by_key, threads):
     """Any step, heads that fill no block of a thread, a slot that holds NaN."""
     rng = np.random.default_rng(seed)
     keys, values = 2, 2 * ratio
     x = normal(rng, len(query), size * (2 * keys + values))
-    alpha, beta = normal(rng, len(query), values), normal(rng, len(query), values)
-    decay, dt_bias = -np.exp(normal(rng, values)), normal(rng, values)
+    rates = values * (size if by_key else 1)
+    alpha, beta = normal(rng, len(query), rates), normal(rng, len(query), values)
+    decay, dt_bias = -np.exp(normal(rng, values)), normal(rng, rates)
     state = rng.standard_normal((SLOTS, values, size, size), dtype=np.float32)
     state[rng.integers(SLOTS)] = np.nan
     expected_state = state.copy()

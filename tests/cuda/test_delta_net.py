@@ -237,6 +237,22 @@ def test_gated_convolution(folder: Path) -> None:
     run(steps, positions, slots)
 
 
+@pytest.mark.parametrize("tokens", [1, 8, 80])
+def test_a_decay_for_each_key_keeps_the_plain_kernels(folder: Path, tokens: int) -> None:
+    """Convolutions have tuned ones all the same."""
+    path = folder / "kimi.gguf"
+    if not path.exists():
+        spec = sized_spec("tiny", architecture="kimi-linear", quant="q8_0", layers=2)
+        write_synthetic(path, spec)
+    key = ShapeKey(tokens, 1)
+    limits = Limits(1, 96, 20, I12, step_tokens=tokens, step_rows=1)
+    model = RecordedModel(open_model(path), limits, key)
+    steps = TunedSteps(model, key, DEVICE, FILES, folder)
+    used = steps.files_used()
+    assert {"ssm_delta_net", "ssm_delta_inputs"} <= used
+    assert used & FILES == ({"delta_conv.cu"} if tokens > 1 else set())
+
+
 def test_another_size_keeps_the_plain_kernels(folder: Path) -> None:
     """State that eight lanes do not hold."""
     path = folder / "delta-other.gguf"

@@ -40,7 +40,7 @@ PUBLISHED = {
     ("afmoe", "26b-a3b"): 26.124,
     ("hunyuan-dense", "7b"): 7.505, ("gemma2", "2b"): 2.614,
     ("gemma3n", "e2b"): 4.458, ("gemma3n", "e4b"): 6.869, ("exaone", "7.8b"): 7.818,
-    ("mamba2", "7b"): 7.285,
+    ("mamba2", "7b"): 7.285, ("kimi-linear", "48b-a3b"): 49.123,
     ("gemma4", "26b-a4b"): 25.233, ("gemma4", "31b"): 30.697,
 }  # fmt: skip
 """Billions of weights by architecture and size; 34.66, 25.2 and 30.7 are those of the models."""

@@ -44,7 +44,7 @@ MODELS = {
     "deepseek2-experts-groups": ("q4_k_m", F16), "deepseek2": ("q8_0", F32),
     "qwen35": ("q8_0", F16), "qwen35moe-fused": ("q4_k_m", F32), "qwen3next": ("f32", F32),
     "qwen3next-fused-ssm-in": ("bf16", F16), "lfm2": ("q4_k_m", F16), "lfm2moe": ("q8_0", F16),
-    "falcon-h1-norms": ("q8_0", F16),
+    "falcon-h1-norms": ("q8_0", F16), "kimi-linear-experts": ("q4_k_m", F16),
     "nemotron_h-groups": ("q8_0", F16), "nemotron_h_moe": ("q4_k_m", F16),
     "hunyuan-dense": ("f32", F32), "hunyuan-moe-experts": ("q8_0", F16),
     "dots1-experts": ("q8_0", F16), "internlm2": ("q8_0", F16), "minicpm": ("f32", F32),

@@ -63,6 +63,10 @@ DELTA_NET: dict[str, Any] = {
         "kernel": TAPS,
     },
 }  # fmt: skip
+KIMI: dict[str, Any] = {
+    **LATENT, "tied": True, "latent": {**LATENT["latent"], "query_rank": 0},
+    "recurrent": {"interval": 2, "state": STATE, "kernel": TAPS},
+}  # fmt: skip
 MAMBA: dict[str, Any] = {"mamba": {"interval": 2, "state": STATE, "heads": MAMBA_HEADS}}
 BLOCKS: dict[str, Any] = {"mamba": {**MAMBA["mamba"], "interval": 3}}
 """A Mamba-2, a feed forward, one that attends, a feed forward."""
@@ -83,8 +87,8 @@ PARTS: Mapping[str, dict[str, Any]] = {
     **dict.fromkeys(("qwen2moe", "hunyuan-moe"), SHARED), "olmoe": WIDE,
     "qwen35": DELTA_NET, "qwen35moe": {**DELTA_NET, **SHARED}, "qwen3next": {**DELTA_NET, **SHARED},
     "command-r": {"logit_scale": 0.5}, "cohere2": {"logit_scale": 0.5, "window": WINDOW},
-    "deepseek2": LATENT, "mistral4": LATENT, "hy_v3": ROUTED, "mellum": MIXTURE,
-    "smallthinker": MIXTURE,
+    "deepseek2": LATENT, "mistral4": LATENT, "kimi-linear": KIMI, "hy_v3": ROUTED,
+    "mellum": MIXTURE, "smallthinker": MIXTURE,
     **dict.fromkeys(("dots1", "glm4moe"), ROUTED), "bailingmoe2": {**ROUTED, "expert_groups": 2},
     "exaone-moe": {**ROUTED, "window": WINDOW}, "afmoe": {**ROUTED, "window": WINDOW},
     "gpt-oss": {**MIXTURE, "window": WINDOW},

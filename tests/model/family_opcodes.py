@@ -58,6 +58,7 @@ TABLE = """
  5  0  0  4  4 16  0 12  0  0  0  0  0  0  4  0  0  4  4  0  0  0  qwen2moe
  5  0  4  2  0 24  0  0  8  0  0  0  0  0  2  6  0  0  0  2  2  0  qwen35
  5  0  0  2  4 20  0  0  0  0  0  0  0  0  2  2  0  4  4  2  2  0  qwen35moe qwen3next
+ 9  0  1  0  3 29  4  0  2  7  0  0  0  2  2  3  0  3  3  6  0  0  kimi-linear
  3  2  4  2  0 10  0  0  8  0  0  0  0  0  2  4  0  0  0  2  0  0  lfm2
  3  2  1  2  3  7  0  0  2  0  0  0  0  0  2  1  0  3  0  2  0  0  lfm2moe
  5  2  4  2  0 10  0  0  8 10  0  0  0  0  2  6  0  0  0  2  0  2  granitehybrid
@@ -97,4 +98,6 @@ def composition() -> dict[str, dict[str, int]]:
             found[family] = {name: count for name, count in counts.items() if count}
     # Its layers have embeddings, too, and half of them keys and values of others.
     found["gemma3n"] |= {"embed": 2, "barrier": 3}
+    # Its delta nets have gates of another kind behind their norms.
+    found["kimi-linear"]["ssm_delta_net"] = 2
     return found

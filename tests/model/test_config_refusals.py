@@ -128,6 +128,10 @@ BROKEN: list[tuple[str, str, Any, str]] = [
     ("deepseek2", "attention.kv_lora_rank", RANK + 1, "is "),
     ("deepseek2", "attention.key_length_mla", ROTATED, "is "),
     ("deepseek2", GROUPS_USED, 7, "is "),
+    ("kimi-linear", "attention.head_count", [4, 4, 4, 2], "differs between layers"),
+    ("kimi-linear", "attention.kv_lora_rank", RANK + 1, "is "),
+    *(("kimi-linear", key, None, MISSING) for key in ("kda.head_dim", "ssm.conv_kernel")),
+    ("kimi-linear", "kda.head_dim", 257, "is 257, must be 1 to 256"),
 ]  # fmt: skip
 """Families or variants, a key and its value, None if it is removed, and what is said."""
 
@@ -177,6 +181,8 @@ NOT_COMPUTED: list[tuple[str, Mapping[str, Any], str]] = [
     ("deepseek2", {GROUPS: 3, GROUPS_USED: 2, "expert_gating_func": 1},
      "expert_group_count: is 3, with a soft"),
     ("mistral4", {MULTIPLIER: 0.0707}, "supported is 0.1"),
+    ("kimi-linear", {"expert_weights_norm": False}, "expert_weights_norm: is false"),
+    ("kimi-linear", {"attention.q_lora_rank": 8}, "attention.q_lora_rank"),
     ("gemma3n", {"altup.num_inputs": 2}, "is 2; supported is 4"),
     ("gemma3n", {"altup.active_idx": 1}, "is 1; supported is 0"),
     ("smallthinker", {"expert_gating_func": 3}, "supported are 1, a softmax, 2"),

@@ -28,6 +28,8 @@ from tests.model.family_file import (
     RANK,
     ROTATED,
     SHARED_WIDTH,
+    STATE,
+    TAPS,
     UNROTATED,
     USED,
     VALUE,
@@ -151,6 +153,14 @@ READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
     ("deepseek2", SOFTMAX, {"experts.choice_bias": False, "experts.renormalize": False,
                             "experts.shared_width": 2 * EXPERT_WIDTH}),
     ("deepseek2", {"expert_gating_func": None}, {"experts.choice_bias": True}),
+    ("kimi-linear", {},
+     {"kv_heads": (0, 1) * 2, "attention_layers": (1, 3), "delta_net.layers": (True, False) * 2,
+      "delta_net.value_heads": HEADS, "delta_net.key_heads": HEADS, "delta_net.taps": TAPS,
+      "delta_net.state_size": STATE, "latent.query_rank": 0, "latent.unrotated": UNROTATED,
+      "head_dims": (RANK + ROTATED,) * LAYERS, "experts.renormalize": True,
+      "experts.choice_bias": True, "experts.weight_scale": 2.5,
+      "attention_scales": (1 / math.sqrt(SIZE),) * LAYERS, **ropes(rotates=False)}),
+    ("kimi-linear", {"expert_gating_func": None}, {"experts.choice_bias": True}),
     # Experts.
     ("qwen3moe", {}, {"experts.widths": (EXPERT_WIDTH,) * LAYERS}),
     *(("qwen3moe", {"expert_feed_forward_length": width},
@@ -213,7 +223,7 @@ def test_every_reader_has_a_family():
 
 
 @pytest.mark.parametrize(
-    "architecture", sorted(set(FAMILIES) - {"deepseek2", "mistral4", "mamba2"})
+    "architecture", sorted(set(FAMILIES) - {"deepseek2", "mistral4", "kimi-linear", "mamba2"})
 )
 def test_the_least_metadata(architecture, tmp_path):
     """Keys that are not required may all be missing; sizes then follow from each other, but for

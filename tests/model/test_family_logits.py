@@ -10,7 +10,8 @@ import pytest
 
 from tests.families_table import DEEP, FAMILIES
 from tests.long_cases import long_except
-from tests.peer.float64_llama import Float64Llama, mean_kl
+from tests.peer.float64_latent import Float64Latent
+from tests.peer.float64_llama import Float64Llama, mean_kl, silu
 from tests.peer.float64_model import float64_model
 from tests.peer.our_engine import exact_logits, our_logits
 
@@ -137,6 +138,11 @@ def spoil_head_order(oracle: Any) -> None:
     oracle._by_head = other
 
 
+def rotated(oracle: Any) -> Callable[..., Any]:
+    """What DeepSeek's rows do."""
+    return lambda x, positions: Float64Latent._turn(oracle, x, positions)
+
+
 def spoil_pairs_of_latent(oracle: Any) -> None:
     oracle.interleaved = False
 
@@ -215,6 +221,15 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     ),
     "weights of the chosen add to 1": (
         "deepseek2-lite-experts", lambda oracle: setattr(oracle, "normalized", True),
+    ),
+    "one decay a head": (
+        "kimi-linear-experts", lambda oracle: setattr(oracle, "one_decay", True),
+    ),
+    "silu in place of Kimi's sigmoid": (
+        "kimi-linear-experts", lambda oracle: setattr(oracle, "output_gate", silu),
+    ),
+    "rows of Kimi that rotate": (
+        "kimi-linear-experts", lambda oracle: setattr(oracle, "_turn", rotated(oracle)),
     ),
     "norms before the blocks of EXAONE": (
         "exaone4", lambda oracle: setattr(oracle, "_before", lambda x, _: oracle._normed(x)),

@@ -24,7 +24,7 @@ from tests.model.test_family_graphs import graph_of, logits
 
 FILES = (
     *("llama", "mixtral", "qwen3moe", "qwen35", "qwen35moe", "qwen3next", "qwen3next ssm_in"),
-    *("gemma3", "gemma4 experts", "gemma4 per layer"),
+    *("gemma3", "gemma4 experts", "gemma4 per layer", "kimi-linear"),
 )
 OPTIONAL = re.compile(r"layer_output_scale|ffn_down_exps\.scale")
 """Tensors whose absence is a model of its own; in gemma4 also attn_v."""
@@ -55,6 +55,21 @@ def test_a_surplus_tensor_is_refused(kind, name, tmp_path):
     file = family_file(kind)
     file.add(name, 2)
     with pytest.raises(UnsupportedModel, match=f"tensor {re.escape(name)}: is not part of a"):
+        graph_of(file, tmp_path)
+
+
+def test_a_quantizer_leaves_outer_axes_of_one_element_out(tmp_path):
+    """llama.cpp's converter writes four axes for Kimi's convolutions, its quantizer three or two:
+    the same graph and logits. Other shapes of as many elements are refused."""
+    file, name = family_file("kimi-linear"), "blk.0.ssm_conv1d_k.weight"
+    wide = logits(file.write(tmp_path / "wide.gguf"), 5)
+    for one, value in file.values.items():
+        file.values[one] = value.reshape(value.shape[2:] if one.endswith("ssm_a") else value.shape)
+        if "ssm_conv1d" in one:
+            file.values[one] = value.reshape(value.shape[1:])
+    assert (logits(file.write(tmp_path / "narrow.gguf"), 5) == wide).all()
+    file.values[name] = file.values[name].reshape(TAPS, 1, -1)
+    with pytest.raises(ModelFileError, match=re.escape(f"{name}: has shape [{TAPS}, 1, ")):
         graph_of(file, tmp_path)
 
 
@@ -141,6 +156,16 @@ def test_sizes_of_mamba_are_consistent(keys, message, tmp_path):
 def test_layers_that_convolve_are_those_without_kv_heads(kv_heads, message, tmp_path):
     file = family_file("lfm2", attention__head_count_kv=kv_heads)
     with pytest.raises(ModelFileError, match=message + r".*lfm2\.attention\.head_count_kv"):
+        graph_of(file, tmp_path)
+
+
+@pytest.mark.parametrize(("kv_heads", "message"), [
+    ([1, 1, 0, 1], r"blk\.0\.ssm_conv1d_q\.weight: belongs to a layer that is a delta net, but"),
+    ([0, 0, 0, 1], r"blk\.1\.attn_kv_a_mqa\.weight: belongs to a layer that attends, but layer 1"),
+])  # fmt: skip
+def test_delta_nets_of_kimi_are_the_layers_without_kv_heads(kv_heads, message, tmp_path):
+    file = family_file("kimi-linear", attention__head_count_kv=kv_heads)
+    with pytest.raises(ModelFileError, match=message + r".*kimi-linear\.attention\.head_count_kv"):
         graph_of(file, tmp_path)
 
 

@@ -13,6 +13,7 @@ DELTA_MISTAKES = (
     *("key and value transposed", "query not scaled", "eps outside the root"),
     *("decay not by softplus", "raw beta"),
 )
+BY_KEY_MISTAKES = ("decay by value", "one decay")
 SCAN_MISTAKES = (
     *("decay after update", "step not by softplus", "step not in the update"),
     *("read before update", "skip times the step"),
@@ -61,7 +62,7 @@ def delta_head(
 ) -> Float64:  # fmt: skip
     """One value head over a whole sequence; q, k, v are [tokens, S], ``rates`` alpha + dt, beta.
 
-    The state is [key, value]."""
+    The state is [key, value]; alpha is a number of the head, or one of each key."""
     size = q.shape[1]
     memory = np.zeros((size, size))
     outputs = np.zeros_like(v)
@@ -72,7 +73,11 @@ def delta_head(
         rate = np.log1p(np.exp(rates[0][t]))
         if mistake == "decay not by softplus":
             rate = np.exp(rates[0][t])
-        g = np.exp(rate * decay)
+        g = np.exp(np.atleast_1d(rate) * decay)[:, None]
+        if mistake == "decay by value":
+            g = g.T
+        if mistake == "one decay":
+            g = g.mean()
         beta = rates[1][t] if mistake == "raw beta" else sigmoid(rates[1][t])
         decayed = memory if mistake == "decay after update" else g * memory
         predicted = key @ (memory if mistake == "prediction before decay" else decayed)

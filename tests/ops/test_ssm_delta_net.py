@@ -34,6 +34,12 @@ class Heads:
     size: int
     grouped: int = 0
     eps: float = EPS
+    by_key: bool = False
+
+    @property
+    def rates(self) -> int:
+        """The numbers of alpha of a token."""
+        return self.values * (self.size if self.by_key else 1)
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,10 @@ def random_inputs(seed: int, tokens: int, heads: Heads) -> Inputs:
         rng.standard_normal(
             (tokens, heads.size * (2 * heads.keys + heads.values)), dtype=np.float32
         ),
-        rng.standard_normal((tokens, heads.values), dtype=np.float32),
+        rng.standard_normal((tokens, heads.rates), dtype=np.float32),
         rng.standard_normal((tokens, heads.values), dtype=np.float32),
         -np.exp(rng.standard_normal(heads.values, dtype=np.float32)),
-        rng.standard_normal(heads.values, dtype=np.float32),
+        rng.standard_normal(heads.rates, dtype=np.float32),
     )
 
 
@@ -94,7 +100,8 @@ def exact_sequence(given: Inputs, heads: Heads, mistake: str = "") -> NDArray[np
     for head in range(heads.values):
         grouped = heads.grouped != (mistake == "other head order")
         key = head // (heads.values // heads.keys) if grouped else head % heads.keys
-        rate = given.alpha[:, head].astype(np.float64) + float(given.dt_bias[head])
+        rates = given.alpha.astype(np.float64) + given.dt_bias.astype(np.float64)
+        rate = rates.reshape(tokens, heads.values, -1)[:, head]
         outputs.append(
             recurrent_float64.delta_head(
                 parts[:, key], parts[:, heads.keys + key], parts[:, 2 * heads.keys + head],
@@ -108,26 +115,35 @@ def exact_sequence(given: Inputs, heads: Heads, mistake: str = "") -> NDArray[np
 @pytest.mark.parametrize("size", [16, 40, 128])
 @pytest.mark.parametrize(("keys", "values"), [(2, 2), (2, 4), (2, 6), (1, 3)])
 @pytest.mark.parametrize("grouped", [0, 1])
-def test_close_to_binary64(size, keys, values, grouped):
-    """A whole sequence, every ratio of heads, both orders of heads."""
-    heads = Heads(keys, values, size, grouped)
+@pytest.mark.parametrize("by_key", [False, True])
+def test_close_to_binary64(size, keys, values, grouped, by_key):
+    """A whole sequence, every ratio of heads, both orders of heads, one decay a head or a key."""
+    heads = Heads(keys, values, size, grouped, by_key=by_key)
     given = random_inputs(size + values, 12, heads)
     assert np.abs(sequence(given, heads) - exact_sequence(given, heads)).max() < CLOSE
 
 
-@pytest.mark.parametrize("mistake", [*recurrent_float64.DELTA_MISTAKES, "other head order"])
-def test_mistakes_are_not_close(mistake):
+@pytest.mark.parametrize(
+    ("mistake", "by_key"),
+    [
+        *((mistake, False) for mistake in recurrent_float64.DELTA_MISTAKES),
+        *(("other head order", by_key) for by_key in (False, True)),
+        *((mistake, True) for mistake in recurrent_float64.BY_KEY_MISTAKES),
+    ],
+)
+def test_mistakes_are_not_close(mistake, by_key):
     """The negative control of the comparison above; a large eps shows where it is added."""
-    heads = Heads(2, 6, 16, 1, eps=0.1)
+    heads = Heads(2, 6, 16, 1, eps=0.1, by_key=by_key)
     given = random_inputs(5, 12, heads)
     got = sequence(given, heads)
     assert np.abs(got - exact_sequence(given, heads)).max() < CLOSE
     assert np.abs(got - exact_sequence(given, heads, mistake)).max() > 50 * CLOSE
 
 
-def test_scalar_rule():
+@pytest.mark.parametrize("by_key", [False, True])
+def test_scalar_rule(by_key):
     """Every bit of two tokens of one head: the order of roundings, sums folded in halves."""
-    heads = Heads(1, 1, 5)
+    heads = Heads(1, 1, 5, by_key=by_key)
     given = random_inputs(8, 2, heads)
     state = broken_state(1, heads)
     got = advance(state, [(0, 0), (0, 1)], given, heads)
@@ -138,10 +154,10 @@ def test_scalar_rule():
         norms = [F(F(1.0) / np.sqrt(F(halves([F(e * e) for e in r]) + F(EPS)))) for r in (q, k)]
         query = [F(F(e * norms[0]) * F(1.0 / np.sqrt(float(size)))) for e in q]
         key = [F(e * norms[1]) for e in k]
-        g = exp(softplus(given.alpha[t] + given.dt_bias) * given.decay)[0]
+        g = np.broadcast_to(exp(softplus(given.alpha[t] + given.dt_bias) * given.decay), size)
         b = sigmoid(given.beta[t])[0]
         for row in range(size):
-            decayed = [F(m * g) for m in memory[row]]
+            decayed = [F(m * e) for m, e in zip(memory[row], g, strict=True)]
             error = F(v[row] - halves([F(m * e) for m, e in zip(decayed, key, strict=True)]))
             change = F(b * error)
             memory[row] = [F(m + F(change * e)) for m, e in zip(decayed, key, strict=True)]
@@ -152,9 +168,10 @@ def test_scalar_rule():
 
 @given(steps=schedules(SLOTS))
 @settings(max_examples=60, deadline=None)
-def test_any_schedule_gives_every_slot_its_own_sequence(steps):
+@pytest.mark.parametrize("by_key", [False, True])
+def test_any_schedule_gives_every_slot_its_own_sequence(steps, by_key):
     """Chunks and neighbours change no bit, whatever the slots held before."""
-    heads = Heads(2, 4, 16)
+    heads = Heads(2, 4, 16, by_key=by_key)
     tokens = sum(map(len, steps))
     given, state = random_inputs(tokens, tokens, heads), broken_state(SLOTS, heads)
     assert_slots_are_apart(
@@ -223,13 +240,14 @@ def test_an_empty_step():
 
 
 @pytest.mark.parametrize(
-    ("heads", "problem"),
+    ("heads", "rates", "problem"),
     [
-        (Heads(2, 3, 16), r"value_heads \(3\) is not a multiple of key_heads \(2\)"),
-        (Heads(1, 1, 257), r"state_size \(257\) is more than the 256 elements of a segment"),
+        (Heads(2, 3, 16), 3, r"value_heads \(3\) is not a multiple of key_heads \(2\)"),
+        (Heads(1, 1, 257), 1, r"state_size \(257\) is more than the 256 elements of a segment"),
+        (Heads(1, 2, 16), 16, r"rates is 16, expected 2 or 32"),
     ],
 )
-def test_shapes_the_rule_does_not_cover_are_refused(heads, problem):
+def test_shapes_the_rule_does_not_cover_are_refused(heads, rates, problem):
     """With the sizes in the message."""
     b = GraphBuilder("g")
     size, values = heads.size, heads.values
@@ -237,13 +255,14 @@ def test_shapes_the_rule_does_not_cover_are_refused(heads, problem):
     def activation(name: str, width: int):
         return b.buffer(name, BufferKind.REQUEST, F32, ("tokens", width))
 
-    def vector(name: str):
-        return b.buffer(name, BufferKind.WEIGHT, F32, (values,), name)
+    def vector(name: str, width: int):
+        return b.buffer(name, BufferKind.WEIGHT, F32, (width,), name)
 
     b.emit(
         Opcode.SSM_DELTA_NET, x=activation("x", size * (2 * heads.keys + values)),
-        alpha=activation("alpha", values), beta=activation("beta", values), decay=vector("decay"),
-        dt_bias=vector("dt_bias"), query=b.request("query", "tokens", 4),
+        alpha=activation("alpha", rates), beta=activation("beta", values),
+        decay=vector("decay", values), dt_bias=vector("dt_bias", rates),
+        query=b.request("query", "tokens", 4),
         state=b.buffer("state", BufferKind.STATE, F32, (2, values, size, size)),
         key_heads=heads.keys, value_heads=values, state_size=size, eps=EPS,
     )  # fmt: skip

@@ -11,6 +11,7 @@ from tests.peer.float64_gemma3n import Float64Gemma3n
 from tests.peer.float64_gpt_oss import Float64GptOss
 from tests.peer.float64_granite_hybrid import Float64GraniteHybrid, Float64Mamba2
 from tests.peer.float64_hybrid import Float64Hybrid
+from tests.peer.float64_kimi import Float64Kimi
 from tests.peer.float64_latent import Float64Latent
 from tests.peer.float64_layer_norms import Float64LayerNorms
 from tests.peer.float64_lfm2 import Float64Lfm2, Float64Lfm2Moe
@@ -36,6 +37,7 @@ ORACLES = {
     **dict.fromkeys(("arcee", "baichuan", "chatglm", "exaone"), Float64Dense),
     **dict.fromkeys(("deepseek", "bailingmoe"), Float64Dense),
     "llama4": Float64Llama4,
+    "kimi-linear": Float64Kimi,
     "apertus": Float64Apertus,
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),

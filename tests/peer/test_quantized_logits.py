@@ -46,7 +46,7 @@ MODELS = {
     "command-r": Limit(), "cohere2": Limit(), "llama-8-experts": Limit(), "qwen3moe": Limit(),
     "qwen35": Limit(), "qwen35moe": ROUTED_HYBRID, "qwen3next": ROUTED_HYBRID, "lfm2": Limit(),
     "deepseek2": Limit(), **dict.fromkeys(("deepseek2-experts", "deepseek2-experts-yarn"), LATENT),
-    "deepseek2-experts-groups": LATENT,
+    "deepseek2-experts-groups": LATENT, "kimi-linear-experts": ROUTED,
     "glm4moe-experts": Limit(), "lfm2moe": ROUTED_HYBRID, "granitehybrid": Limit(),
     **dict.fromkeys(("gemma", "gemma2", "hunyuan-dense", "hunyuan-moe-experts"), Limit()),
     **dict.fromkeys(("qwen2vl", "qwen3vl", "qwen3vlmoe-experts"), Limit()),

@@ -42,6 +42,7 @@ MODELS = {
     "qwen2vl": ("q4_k_m", F16), "qwen3vl": ("q8_0", F16), "qwen3vlmoe-experts": ("q4_k_m", F16),
     "glm4moe-experts": ("q4_k_m", F16), "deepseek2": ("q4_k_m", I12),
     "deepseek2-experts-groups": ("q4_k_m", F16), "qwen35": ("q4_k_m", F16),
+    "kimi-linear-experts": ("q4_k_m", F16),
     "qwen35-fused-qkv": ("q6_k", F32), "qwen35moe-fused": ("q4_k_m", Q8_0),
     "qwen3next": ("bf16", F16), "qwen3next-fused-ssm-in": ("iq4_xs", F32), "lfm2": ("q4_k_m", F16),
     "lfm2moe": ("q4_k_m", F16), "granitehybrid": ("q4_k_m", F16), "falcon-h1": ("q4_k_m", F16),
@@ -63,7 +64,7 @@ STORAGES = (
 )  # fmt: skip
 ON_VULKAN = (
     *("qwen2-untied-mqa", "gpt-oss-experts-yarn", "qwen35moe-fused", "lfm2", "granitehybrid"),
-    *("gemma4-experts-fused-values-from-keys", "deepseek2-experts-groups"),
+    *("gemma4-experts-fused-values-from-keys", "deepseek2-experts-groups", "kimi-linear-experts"),
 )
 """Dense, mixtures, sinks, both recurrent kinds, convolutions, windows: what is left has their
 kernels, which parity compares one by one."""
@@ -79,6 +80,7 @@ ON_OPENCL = (
 """Every kind of rotation, norm and sharing; scales and other sizes of the same are left."""
 TRACED = {
     "qwen35moe-fused": ("q4_k_m", F16), "qwen3next-fused-ssm-in": ("q5_1", Q8_0),
+    "kimi-linear-experts-short-taps": ("q8_0", F32),
     "lfm2-untied-long-taps": ("q8_0", F32), "lfm2moe": ("q8_0", F16),
     "granitehybrid-experts": ("q8_0", F32), "gemma4-per-layer-embeddings": ("q4_k_m", F32),
     "gemma4-experts": ("mxfp4", F16), "gpt-oss-experts": ("mxfp4_moe", F16),

@@ -2,14 +2,23 @@
 // decay g = exp(softplus(alpha + dt_bias) decay) and the strength b = sigmoid(beta).
 //
 // operands: x (queries, keys, ...), alpha, beta, decay, dt_bias,
-//           qk [tokens, 2 key_heads state_size], gates [tokens, 2 value_heads]: g, then b
+//           qk [tokens, 2 key_heads state_size], gates: g, one a head or one a head and key,
+//           then b of every head
 // sizes:    tokens, key_heads, value_heads, state_size
 // reals:    eps, 1 / sqrt(state_size)
 // Tokens are split among workers.
 
+// g of `count` rates from `first` on, with these decays.
+INLINE void make_gates(const GLOBAL float *alpha, const GLOBAL float *dt_bias, float16 decay,
+                       GLOBAL float *gates, uint first, int count) {
+    const float16 rate =
+        softplus16(load_padded(alpha + first, count) + load_padded(dt_bias + first, count));
+    store_partial(exp16(rate * decay), gates + first, count);
+}
+
 void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker, uint workers) {
     OPEN(ssm_delta_inputs);
-    const uint size = op.state_size;
+    const uint size = op.state_size, decays = op.gates_stride / op.value_heads - 1;
     const SHARE mine = share(op.tokens, 1, worker, workers);
     for (uint token = mine.begin; token < mine.end; token++) {
         for (uint head = 0; head < 2 * op.key_heads; head++) {
@@ -28,14 +37,18 @@ void op_ssm_delta_inputs(MEMORY memory, const GLOBAL PACKET *packet, uint worker
         const GLOBAL float *alpha = op.alpha + (ulong)token * op.alpha_stride;
         const GLOBAL float *beta = op.beta + (ulong)token * op.beta_stride;
         GLOBAL float *gates = op.gates + (ulong)token * op.gates_stride;
+        for (uint head = 0; decays > 1 && head < op.value_heads; head++) {
+            for (uint k = 0; k < decays; k += 16)
+                make_gates(alpha, op.dt_bias, (float16)(op.decay[head]), gates,
+                           head * decays + k, (int)(decays - k));
+        }
         for (uint head = 0; head < op.value_heads; head += 16) {
             const int count = (int)(op.value_heads - head);
-            const float16 rate = softplus16(load_padded(alpha + head, count) +
-                                            load_padded(op.dt_bias + head, count));
-            const float16 decay = load_padded(op.decay + head, count);
-            store_partial(exp16(rate * decay), gates + head, count);
-            store_partial(sigmoid16(load_padded(beta + head, count)), gates + op.value_heads + head,
-                          count);
+            if (decays == 1)
+                make_gates(alpha, op.dt_bias, load_padded(op.decay + head, count), gates, head,
+                           count);
+            store_partial(sigmoid16(load_padded(beta + head, count)),
+                          gates + op.value_heads * decays + head, count);
         }
     }
 }

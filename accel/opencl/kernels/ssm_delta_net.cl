@@ -1,7 +1,8 @@
 // SSM_DELTA_NET and SSM_SCAN.
 //
 // SSM_DELTA_NET, the recurrence (rule R8): M = g M; r = v - M k; M = M + (b r) k^T; y = M q, a row of
-// M being a value and a column a key; sums over the keys are R4 segments.
+// M being a value and a column a key, g one number or one a column; sums over the keys are R4
+// segments.
 //
 // operands: x (..., values), qk and gates of ssm_delta_inputs, query,
 //           state [slots, value_heads, state_size, state_size], y; what follows a position of a
@@ -13,12 +14,17 @@
 #define STATE_ROWS 16
 
 typedef struct {
-    const GLOBAL float *q, *k, *v;
+    const GLOBAL float *q, *k, *v, *g;
     const GLOBAL float *before;
     GLOBAL float *after, *y;
-    float g, b;
+    float b;
     bool starts;
 } DELTA_TOKEN;
+
+// Decays of a head, which stand before b in gates: 1, or one a key.
+INLINE uint decays_of(const ssm_delta_net_fields *op) {
+    return op->gates_stride / op->value_heads - 1;
+}
 
 // What `token` means for the rows from `row` of value head `head`.
 INLINE DELTA_TOKEN delta_token(const ssm_delta_net_fields *op, uint token, uint head, uint row) {
@@ -37,8 +43,8 @@ INLINE DELTA_TOKEN delta_token(const ssm_delta_net_fields *op, uint token, uint 
     t.after = op->state + (((ulong)after * op->value_heads + head) * size + row) * size;
     t.before = op->state + (((ulong)before * op->value_heads + head) * size + row) * size;
     t.y = op->y + (ulong)token * op->y_stride + head * size + row;
-    t.g = gates[head];
-    t.b = gates[op->value_heads + head];
+    t.g = gates + head * decays_of(op);
+    t.b = gates[op->value_heads * decays_of(op) + head];
     t.starts = position == 0;
     return t;
 }
@@ -62,13 +68,16 @@ INLINE float16 halved_row(float16 *p, const int vectors) {
     return (p[0] + p[2]) + (p[1] + p[3]);
 }
 
-// One token through `rows` rows of `size` keys, which `vectors` vectors hold.
-INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors, uint rows) {
-    float16 key[16], query[16], halved[STATE_ROWS];
+// One token through `rows` rows of `size` keys, which `vectors` vectors hold; with `many` every key
+// has a decay of its own.
+INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors, uint rows,
+                       const bool many) {
+    float16 key[16], query[16], g[16], halved[STATE_ROWS];
     float change[STATE_ROWS];
     UNROLL for (int i = 0; i < vectors; i++) {
         key[i] = key_vector(t->k + 16 * i, (int)size - 16 * i);
         query[i] = key_vector(t->q + 16 * i, (int)size - 16 * i);
+        g[i] = many ? key_vector(t->g + 16 * i, (int)size - 16 * i) : (float16)(t->g[0]);
     }
     for (uint r = rows; r < STATE_ROWS; r++) halved[r] = 0.0f;
     for (uint r = 0; r < rows; r++) {
@@ -76,7 +85,7 @@ INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors,
         float16 p[16];
         UNROLL for (int i = 0; i < vectors; i++) {
             const int count = (int)size - 16 * i;
-            p[i] = first_lanes((key_vector(row + 16 * i, count) * t->g) * key[i], count);
+            p[i] = first_lanes((key_vector(row + 16 * i, count) * g[i]) * key[i], count);
         }
         halved[r] = halved_row(p, vectors);
     }
@@ -87,7 +96,7 @@ INLINE void delta_rows(const DELTA_TOKEN *t, const uint size, const int vectors,
         float16 p[16];
         UNROLL for (int i = 0; i < vectors; i++) {
             const int count = (int)size - 16 * i;
-            const float16 m = key_vector(row + 16 * i, count) * t->g + change[r] * key[i];
+            const float16 m = key_vector(row + 16 * i, count) * g[i] + change[r] * key[i];
             if (count > 0) store_partial(m, after + 16 * i, count);
             p[i] = first_lanes(m * query[i], count);
         }
@@ -100,6 +109,7 @@ void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
     OPEN(ssm_delta_net);
     const uint size = op.state_size;
     const uint blocks = (size + STATE_ROWS - 1) / STATE_ROWS;
+    const bool many = decays_of(&op) > 1;
     const SHARE mine = share(op.value_heads * blocks, 1, worker, workers);
     for (uint unit = mine.begin; unit < mine.end; unit++) {
         const uint head = unit / blocks, first = unit % blocks * STATE_ROWS;
@@ -110,12 +120,14 @@ void op_ssm_delta_net(MEMORY memory, const GLOBAL PACKET *packet, uint worker, u
                 for (uint k = 0; k < rows * size; k++) t.after[k] = 0.0f;
                 t.before = t.after;
             }
-            if (size == 128)
-                delta_rows(&t, 128, 8, rows);
+            if (size == 128 && !many)
+                delta_rows(&t, 128, 8, rows, false);
+            else if (size == 128)
+                delta_rows(&t, 128, 8, rows, true);
             else if (size <= 128)
-                delta_rows(&t, size, 8, rows);
+                delta_rows(&t, size, 8, rows, many);
             else
-                delta_rows(&t, size, 16, rows);
+                delta_rows(&t, size, 16, rows, many);
         }
     }
 }

@@ -45,12 +45,17 @@ def read_delta_net(keys: Keys, config: ModelConfig) -> DeltaNet:
             f"({state_size}) times {keys.key('ssm.time_step_rank')} ({value_heads})",
         )
     return DeltaNet(
-        taps=keys.integer("ssm.conv_kernel", 2, MAX_TAPS),
+        taps=read_taps(keys),
         state_size=state_size,
         key_heads=key_heads,
         value_heads=value_heads,
         layers=_recurrent_layers(keys, config),
     )
+
+
+def read_taps(keys: Keys) -> int:
+    """Tokens of a convolution, the current one included."""
+    return keys.integer("ssm.conv_kernel", 2, MAX_TAPS)
 
 
 def _recurrent_layers(keys: Keys, config: ModelConfig) -> tuple[bool, ...]:
@@ -143,7 +148,7 @@ def _read_mamba(keys: Keys, config: ModelConfig) -> Mamba:
         if whole % count:
             raise keys.error(name, f"is {count}, must divide {whole}")
     return Mamba(
-        taps=keys.integer("ssm.conv_kernel", 2, MAX_TAPS),
+        taps=read_taps(keys),
         state_size=keys.integer("ssm.state_size", 1, MAX_WIDTH),
         heads=heads,
         head_dim=inner // heads,

@@ -1,16 +1,23 @@
-"""Reads the metadata keys of DeepSeek V2 and V3, Kimi K2, GLM-4.7 Flash and Mistral 4."""
+"""Reads the metadata keys of DeepSeek V2 and V3, Kimi K2, Kimi Linear, GLM-4.7 Flash, Mistral 4."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
 
+from contract.arithmetic import SEGMENT
 from reference.exact.rotary import yarn_growth
 from reference.model.config.common import read_common, require_feed_forward
-from reference.model.config.experts import read_latent_experts
+from reference.model.config.experts import (
+    NORMALIZED,
+    SIGMOID,
+    read_latent_experts,
+    read_routed_experts,
+)
+from reference.model.config.hybrid import read_taps
 from reference.model.config.keys import MAX_WIDTH, Keys
-from reference.model.config.records import Latent, ModelConfig, Rope
-from reference.model.config.rope import LOG_MULTIPLIER, read_interleaved_rope
+from reference.model.config.records import DeltaNet, Latent, ModelConfig, Rope
+from reference.model.config.rope import LOG_MULTIPLIER, read_interleaved_rope, read_no_rope
 
 RANK = "attention.kv_lora_rank"
 QUERY_RANK = "attention.q_lora_rank"
@@ -30,24 +37,55 @@ def read_deepseek2(keys: Keys) -> ModelConfig:
     common = read_common(keys, _read_rope, head=_older_row_width if older else _row_width)
     if older:
         common = _with_rows(keys, common)
-    rope, size = common.ropes[0], keys.integer(lengths[0], 2, MAX_WIDTH)
-    latent = Latent(
-        rank=keys.integer(RANK, 1, MAX_WIDTH),
-        query_rank=keys.integer(QUERY_RANK, 0, MAX_WIDTH, 0),
-        unrotated=size - rope.dims,
-        value=keys.integer(lengths[1], 1, MAX_WIDTH),
-    )
-    if latent.unrotated < 1:
-        raise keys.error(lengths[0], f"is {size}, must be above the {rope.dims} that rotate")
-    if latent.rank + rope.dims != common.head_dims[0] or set(common.kv_heads) != {1}:
-        raise keys.error(RANK, f"is {latent.rank}, which is no row of {common.head_dims[0]}")
-    scale = _magnitude(keys, rope) ** 2 / math.sqrt(size)
-    config = replace(common, latent=latent, attention_scales=(scale,) * common.layers)
+    config = _with_latent(keys, common, lengths, keys.integer(QUERY_RANK, 0, MAX_WIDTH, 0), {1})
     experts = read_latent_experts(keys, config)
     dense = config.layers if experts is None else experts.leading_dense
     if dense:
         require_feed_forward(keys, config)
     return replace(config, experts=experts)
+
+
+def read_kimi_linear(keys: Keys) -> ModelConfig:
+    """Kimi Linear: delta nets in the layers without heads for keys and values, latent rows of which
+    nothing rotates in the others, and experts of DeepSeek V3 in all but the first layers."""
+    common = read_common(keys, read_no_rope, min_kv_heads=0, head=_key_length)
+    config = _with_latent(keys, common, (QUERY_LENGTH, VALUE_LENGTH), 0, {0, 1})
+    if not keys.flag(NORMALIZED, True):
+        raise keys.unsupported(NORMALIZED, "is false", "supported is true")
+    experts = read_routed_experts(keys, config, SIGMOID)
+    if experts.leading_dense:
+        require_feed_forward(keys, config)
+    if len(set(common.heads)) > 1:
+        raise keys.error("attention.head_count", "differs between layers")
+    heads = common.heads[0]
+    net = DeltaNet(
+        taps=read_taps(keys),
+        state_size=keys.integer("kda.head_dim", 1, SEGMENT),
+        key_heads=heads,
+        value_heads=heads,
+        layers=tuple(count == 0 for count in common.kv_heads),
+    )
+    return replace(config, experts=replace(experts, renormalize=True), delta_net=net)
+
+
+def _with_latent(
+    keys: Keys, common: ModelConfig, lengths: tuple[str, str], query_rank: int, kv_heads: set[int]
+) -> ModelConfig:
+    """``common`` with the sizes of latent rows; ``lengths`` are the keys of those of queries and
+    values, ``kv_heads`` the heads for keys and values that layers may have."""
+    rope, size = common.ropes[0], keys.integer(lengths[0], 2, MAX_WIDTH)
+    latent = Latent(
+        rank=keys.integer(RANK, 1, MAX_WIDTH),
+        query_rank=query_rank,
+        unrotated=size - rope.dims,
+        value=keys.integer(lengths[1], 1, MAX_WIDTH),
+    )
+    if latent.unrotated < 1:
+        raise keys.error(lengths[0], f"is {size}, must be above the {rope.dims} that rotate")
+    if latent.rank + rope.dims != common.head_dims[0] or not set(common.kv_heads) <= kv_heads:
+        raise keys.error(RANK, f"is {latent.rank}, which is no row of {common.head_dims[0]}")
+    scale = _magnitude(keys, rope) ** 2 / math.sqrt(size)
+    return replace(common, latent=latent, attention_scales=(scale,) * common.layers)
 
 
 def read_mistral4(keys: Keys) -> ModelConfig:
@@ -82,6 +120,11 @@ def _row_width(keys: Keys, hidden: int, heads: int) -> int:
     if value != keys.integer(RANK, 1, MAX_WIDTH):
         raise keys.error(HEAD_VALUE, f"is {value}, must be {keys.key(RANK)}")
     return width
+
+
+def _key_length(keys: Keys, hidden: int, heads: int) -> int:
+    """The channels of a latent row, where the length of values says nothing."""
+    return keys.integer(KEY_LENGTH, 1, MAX_WIDTH)
 
 
 def _read_rope(keys: Keys, head_dim: int, context: int) -> Rope:

@@ -16,7 +16,7 @@ from reference.model.config.experts import (
     read_plain_weights,
 )
 from reference.model.config.keys import Keys
-from reference.model.config.latent import read_deepseek2, read_mistral4
+from reference.model.config.latent import read_deepseek2, read_kimi_linear, read_mistral4
 from reference.model.config.llama4 import read_llama4
 from reference.model.config.records import Experts, ModelConfig
 from reference.model.config.rope import check_text_sections, read_llama_rope
@@ -161,6 +161,7 @@ READERS: Mapping[str, Reader] = {
     "qwen35": _qwen35,
     "qwen35moe": _qwen35moe,
     "qwen3next": _qwen3next,
+    "kimi-linear": read_kimi_linear,
     "lfm2": hybrid.read_lfm2,
     "lfm2moe": hybrid.read_lfm2moe,
     "granitehybrid": hybrid.read_granite_hybrid,

@@ -63,6 +63,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen35": _later("hybrid", "QWEN35"),
     "qwen35moe": _later("hybrid", "QWEN35"),
     "qwen3next": _later("hybrid", "QWEN3NEXT"),
+    "kimi-linear": _later("hybrid", "KIMI_LINEAR"),
     "lfm2": _later("hybrid", "LFM2"),
     "lfm2moe": _later("hybrid", "LFM2"),
     "granitehybrid": _later("hybrid", "GRANITE_HYBRID"),

@@ -1,4 +1,5 @@
-"""The gated delta net (Yang et al., arXiv:2412.06464): a recurrent layer in place of attention."""
+"""The gated delta net (Yang et al., arXiv:2412.06464), a recurrent layer in place of attention, and
+Kimi Linear's (arXiv:2510.26692), where every key decays by itself."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from contract.ir.graph import View
 from contract.ir.source import RowSlice
 from contract.opcodes import Opcode
 from reference.model.config import DeltaNet
-from reference.model.families.emitter import Emitter
+from reference.model.families.attention import NORM
+from reference.model.families.emitter import SIGMOID, Emitter, file_name
 
 JOINT_INPUT = "ssm_in"
 """The tensor of older files that holds queries, keys, values and gates of every key head."""
@@ -24,48 +26,113 @@ def delta_net(e: Emitter, x: View, layer: int, *, grouped: bool) -> View:
     writing to it) are projections of h. The opcodes SSM_CONV1D, SSM_DELTA_NET and SSM_GATED_NORM
     define the parts. With ``grouped``, consecutive value heads share a key head; without it, value
     head n uses key head n modulo the number of key heads."""
-    builder, config, net = e.builder, e.config, sizes(e)
-    h = e.norm(x, "attn_norm", layer)
+    config, net = e.config, sizes(e)
+    h = e.norm(x, NORM, layer)
     u, z = _inputs_and_gate(e, h, layer)
     beta, alpha = _beta_and_alpha(e, h, layer)
-    convolved = builder.emit(
-        Opcode.SSM_CONV1D,
-        f"ssm_conv1d[{layer}]",
-        x=u,
-        weight=e.parameters("ssm_conv1d.weight", layer, net.channels, net.taps),
-        query=e.query,
-        state=e.state(f"state.conv[{layer}]", net.taps - 1, net.channels),
-        history=net.taps - 1,
-        states=e.limits.slot_states,
+    taps = e.parameters("ssm_conv1d.weight", layer, net.channels, net.taps)
+    convolved = _convolved(e, u, "conv", layer, taps, net.channels)
+    decay = e.parameters("ssm_a", layer, net.value_heads)
+    gates = {"alpha": alpha, "beta": beta, "decay": decay}
+    read = _delta_rule(e, convolved, layer, gates, net.value_heads, grouped)
+    gated = e.builder.emit(
+        Opcode.SSM_GATED_NORM,
+        f"ssm_norm[{layer}]",
+        x=read,
+        gate=z,
+        weight=e.parameters("ssm_norm.weight", layer, net.state_size),
+        heads=net.value_heads,
+        eps=config.rms_eps,
     )
+    return e.linear(gated, "ssm_out", layer, config.hidden, net.value_width)
+
+
+def kimi_delta_net(e: Emitter, x: View, layer: int) -> View:
+    """The same with sigmoid(z) in place of silu(z), where each of queries, keys and values has a
+    convolution of its own, alpha is a number for each key, and alpha and z are products of two
+    matrices."""
+    config, net = e.config, sizes(e)
+    heads, size, width = net.value_heads, net.state_size, net.value_width
+    h = e.norm(x, NORM, layer)
+    u = e.builder.scratch(f"scratch.ssm_conv[{layer}]", "tokens", net.channels)
+    for n, part in enumerate("qkv"):
+        projected = e.linear(h, f"attn_{part}", layer, width, config.hidden)
+        stored = 1, width, 1, net.taps
+        taps = _reshaped(e, f"ssm_conv1d_{part}.weight", layer, (width, net.taps), stored)
+        y = u[n * width : (n + 1) * width]
+        _convolved(e, projected, f"conv_{part}", layer, taps, width, y)
+    alpha, z = (
+        e.linear(
+            e.linear(h, f"ssm_{name}_a", layer, size, config.hidden),
+            f"ssm_{name}_b", layer, width, size,
+        )
+        for name in "fg"
+    )  # fmt: skip
+    gates = {
+        "alpha": alpha,
+        "beta": e.linear(h, "ssm_beta", layer, heads, config.hidden),
+        "decay": _reshaped(e, "ssm_a", layer, (heads,), (1, 1, heads, 1)),
+    }
+    read = _delta_rule(e, u, layer, gates, width)
+    normed = e.builder.emit(
+        Opcode.RMS_NORM,
+        f"ssm_norm[{layer}]",
+        x=read,
+        weight=e.parameters("ssm_norm.weight", layer, size),
+        eps=config.rms_eps,
+        groups=heads,
+    )
+    gated = e.builder.emit(
+        Opcode.SWIGLU, f"ssm_gated[{layer}]", gate=z, up=normed, activation=SIGMOID
+    )
+    return e.linear(gated, "attn_output", layer, config.hidden, width)
+
+
+def _convolved(
+    e: Emitter, x: View, name: str, layer: int, taps: View, channels: int, y: View | None = None
+) -> View:
+    history = sizes(e).taps - 1
+    return e.builder.emit(
+        Opcode.SSM_CONV1D,
+        f"ssm_{name.replace('conv', 'conv1d')}[{layer}]",
+        x=x,
+        weight=taps,
+        query=e.query,
+        state=e.state(f"state.{name}[{layer}]", history, channels),
+        history=history,
+        states=e.limits.slot_states,
+        y=y,
+    )
+
+
+def _delta_rule(
+    e: Emitter, x: View, layer: int, gates: dict[str, View], rates: int, grouped: bool = False
+) -> View:
+    """Emit the rule with ``rates`` numbers of alpha."""
+    net = sizes(e)
     heads, size = net.value_heads, net.state_size
-    read = builder.emit(
+    return e.builder.emit(
         Opcode.SSM_DELTA_NET,
         f"ssm_delta[{layer}]",
-        x=convolved,
-        alpha=alpha,
-        beta=beta,
-        decay=e.parameters("ssm_a", layer, heads),
-        dt_bias=e.parameters("ssm_dt.bias", layer, heads),
+        x=x,
+        **gates,
+        dt_bias=e.parameters("ssm_dt.bias", layer, rates),
         query=e.query,
         state=e.state(f"state.delta[{layer}]", heads, size, size),
         key_heads=net.key_heads,
         value_heads=heads,
         state_size=size,
         grouped=int(grouped),
-        eps=config.rms_eps,
+        eps=e.config.rms_eps,
         states=e.limits.slot_states,
     )
-    gated = builder.emit(
-        Opcode.SSM_GATED_NORM,
-        f"ssm_norm[{layer}]",
-        x=read,
-        gate=z,
-        weight=e.parameters("ssm_norm.weight", layer, size),
-        heads=heads,
-        eps=config.rms_eps,
-    )
-    return e.linear(gated, "ssm_out", layer, config.hidden, net.value_width)
+
+
+def _reshaped(
+    e: Emitter, name: str, layer: int, shape: tuple[int, ...], stored: tuple[int, ...]
+) -> View:
+    file = file_name(name, layer)
+    return e.tensors.reshaped(e.builder, f"{e.tensors.owner}.{file}", file, shape, stored)
 
 
 def sizes(e: Emitter) -> DeltaNet:

@@ -1,6 +1,6 @@
-"""Families with recurrent layers: between layers that attend in qwen35, qwen35moe, qwen3next, lfm2,
-lfm2moe and granitehybrid; beside attention in falcon-h1; in nemotron_h and nemotron_h_moe, whose
-layers are one block each."""
+"""Families with recurrent layers: between layers that attend in qwen35, qwen35moe, qwen3next,
+kimi-linear, lfm2, lfm2moe and granitehybrid; beside attention in falcon-h1; in nemotron_h and
+nemotron_h_moe, whose layers are one block each."""
 
 from __future__ import annotations
 
@@ -13,16 +13,14 @@ from contract.opcodes import Opcode
 from reference.limits import Limits
 from reference.model.config import ModelConfig
 from reference.model.families.attention import NORM, attention, gated_attention
-from reference.model.families.delta_net import delta_net
+from reference.model.families.delta_net import delta_net, kimi_delta_net
 from reference.model.families.emitter import RELU, Emitter, file_name
 from reference.model.families.feed_forward import add_feed_forward, experts, route
 from reference.model.families.forward import Layer, forward
+from reference.model.families.latent import latent_attention
 from reference.model.families.mamba import mamba
 from reference.model.families.short_conv import short_conv
 from reference.model.families.tensors import ModelTensors
-
-ATTENTION_TENSOR = "attn_q.weight"
-"""A tensor that attention layers have and recurrent layers lack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +28,10 @@ class Hybrid:
     """The differences between the layers of families.
 
     ``recurrent`` and ``attention`` emit what such layers add before their feed forward.
-    ``recurrent_tensor`` is one that recurrent layers have and attention layers lack, ``does`` what
-    recurrent layers do, ``kind_keys`` the keys that tell the kinds of layers apart. ``ffn_norm``
-    is the norm before the feed forward, ``final_norm`` the one before the head."""
+    ``recurrent_tensor`` is one that recurrent layers have and attention layers lack,
+    ``attention_tensor`` the other way round, ``does`` what recurrent layers do, ``kind_keys`` the
+    keys that tell the kinds of layers apart. ``ffn_norm`` is the norm before the feed forward,
+    ``final_norm`` the one before the head."""
 
     recurrent: Layer
     attention: Layer
@@ -41,6 +40,7 @@ class Hybrid:
     kind_keys: tuple[str, ...]
     ffn_norm: str
     final_norm: str = "output_norm"
+    attention_tensor: str = "attn_q.weight"
 
     def build(self, config: ModelConfig, tensors: ModelTensors, limits: Limits) -> Graph:
         """In each layer x += recurrent(x) or attention(x), x += ffn(x)."""
@@ -55,7 +55,7 @@ class Hybrid:
         """Raise an error unless the layer's tensors are of the kind the metadata gives the
         layer."""
         recurrent = e.config.is_recurrent(layer)
-        foreign = ATTENTION_TENSOR if recurrent else self.recurrent_tensor
+        foreign = self.attention_tensor if recurrent else self.recurrent_tensor
         if e.has(foreign, layer):
             kinds = ("attends", self.does)
             keys = " or ".join(f"{e.config.architecture}.{key}" for key in self.kind_keys)
@@ -81,6 +81,15 @@ def _delta_hybrid(grouped: bool) -> Hybrid:
 
 QWEN35 = _delta_hybrid(grouped=False).build
 QWEN3NEXT = _delta_hybrid(grouped=True).build
+KIMI_LINEAR = Hybrid(
+    recurrent=kimi_delta_net,
+    attention=latent_attention,
+    recurrent_tensor="ssm_conv1d_q.weight",
+    does="is a delta net",
+    kind_keys=("attention.head_count_kv",),
+    ffn_norm="ffn_norm",
+    attention_tensor="attn_kv_a_mqa.weight",
+).build
 LFM2 = Hybrid(
     recurrent=short_conv,
     attention=partial(attention, query_key_norm=True),

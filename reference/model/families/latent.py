@@ -1,8 +1,8 @@
-"""Attention over latent rows (multi-head latent attention): ``deepseek2``.
+"""Attention over latent rows (multi-head latent attention): ``deepseek2``, ``kimi-linear``.
 
-A position has one row, which is key and value of every head: channels that rotate, then the normed
-latent channels. The matrices that would make keys and values of them are multiplied with the
-queries before attention, and with its results."""
+A position has one row, which is key and value of every head: channels that rotate (but in
+kimi-linear), then the normed latent channels. The matrices that would make keys and values of them
+are multiplied with the queries before attention, and with its results."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def latent_attention(e: Emitter, x: View, layer: int) -> View:
 
 def _queries(e: Emitter, h: View, layer: int) -> View:
     """The queries of latent rows, [tokens, heads * row width]."""
-    latent, heads, turned = _latent(e), e.config.heads[layer], e.config.ropes[layer].dims
+    latent, heads, rope = _latent(e), e.config.heads[layer], e.config.ropes[layer]
+    turned = rope.dims
     tensor, inner = "attn_q", e.config.hidden
     if latent.query_rank:
         tensor, inner = "attn_q_b", latent.query_rank
@@ -49,7 +50,7 @@ def _queries(e: Emitter, h: View, layer: int) -> View:
         )
         for name, start, stop in parts
     )
-    rotated = e.rope(rotating, "q_rope", layer, heads, turned)
+    rotated = e.rope(rotating, "q_rope", layer, heads, turned) if rope.rotates else rotating
     shape = (heads, latent.rank, latent.unrotated)
     return head_product(e, straight, "attn_k_b", layer, shape, rest=rotated, kept=turned)
 
@@ -57,17 +58,22 @@ def _queries(e: Emitter, h: View, layer: int) -> View:
 def _store_row(e: Emitter, h: View, layer: int) -> None:
     """Emit the write of a token's row: its channels are key and value, but a value has zeros for
     those that rotate."""
-    latent, turned = _latent(e), e.config.ropes[layer].dims
+    latent, rope = _latent(e), e.config.ropes[layer]
+    turned = rope.dims
     tensor, width = "attn_kv_a_mqa", turned + latent.rank
     k, v = (e.builder.scratch(f"scratch.{side}[{layer}]", "tokens", width) for side in "kv")
     rotating, straight = (
         e.linear(
             h, f"attn_{name}", layer, stop - start, e.config.hidden,
-            tensor=tensor, rows=RowSlice(start, stop, width),
+            tensor=tensor, rows=RowSlice(start, stop, width), y=y,
         )
-        for name, start, stop in (("k_rope", latent.rank, width), ("latent", 0, latent.rank))
+        for name, start, stop, y in (
+            ("k_rope", latent.rank, width, None if rope.rotates else k[0:turned]),
+            ("latent", 0, latent.rank, None),
+        )
     )  # fmt: skip
-    e.rope(rotating, "k_rope", layer, 1, turned, y=k[0:turned])
+    if rope.rotates:
+        e.rope(rotating, "k_rope", layer, 1, turned, y=k[0:turned])
     normed = _norm(e, straight, "attn_kv_a_norm", layer, latent.rank, y=k[turned:width])
     for name, x, y, factor in (
         ("no_value", rotating, v[0:turned], 0.0),

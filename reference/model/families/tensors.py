@@ -104,6 +104,23 @@ class ModelTensors:
         self._check_f32(name)
         return self.weight(builder, logical, name, *shape, powers=powers)
 
+    def reshaped(
+        self,
+        builder: GraphBuilder,
+        logical: str,
+        name: str,
+        shape: tuple[int, ...],
+        stored: tuple[int, ...],
+    ) -> View:
+        """Declare an F32 tensor of ``stored`` shape as ``shape``. Files that llama.cpp's quantizer
+        wrote lack outer axes of one element."""
+        self._check_f32(name)
+        info = self.tensors.get(name)
+        while info is not None and len(info.shape) < len(stored) and stored[0] == 1:
+            stored = stored[1:]
+        self.take(name, *stored)
+        return builder.buffer(logical, BufferKind.WEIGHT, F32, shape, source=name)
+
     def vector(
         self,
         builder: GraphBuilder,
