@@ -33,6 +33,7 @@ from harness.interrupts import INTERRUPTED
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve, values_for
 from harness.settings_table import names_in
+from harness.unblocked import unblock_standard_error
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
@@ -127,6 +128,7 @@ def add_parser(subparsers: Any) -> None:
 
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
+    unblock_standard_error()
     settings = resolve(args, NAMES)
     need_server_extra()
     from harness.serve.signals import Signals

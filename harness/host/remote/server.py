@@ -29,6 +29,7 @@ from harness.host.remote.messages import ChildAnswer, Opened, Shown, Start, Step
 from harness.host.remote.step_driver import StepDriver
 from harness.host.remote.work import Job, Work
 from harness.host.submissions import EngineStopped
+from harness.unblocked import unblock_standard_error
 
 FAILED = 70
 """Exit code after the thread of the engines failed: sysexits.h's for an internal fault."""
@@ -281,6 +282,7 @@ def main(descriptor: int) -> None:
         start: Start = channel.receive()
     except ChannelEnded:
         return
+    unblock_standard_error()
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     logging.getLogger("zinc_rt.serve").setLevel(start.log_level)
     EngineServer(channel, start).run()
