@@ -72,8 +72,8 @@ class EngineServer:
                 method(self, *arguments)
 
     def ping(self, number: int) -> None:
-        """Answer, without the thread of the engines."""
-        self._spare.submit(partial(self._send, ChildAnswer(number)))
+        """Answer whether the thread of the engines hangs, without it."""
+        self._spare.submit(partial(self._send, ChildAnswer(number, None, self._thread.silence)))
 
     def open(self, number: int, path: Path, options: SessionOptions, buffered_events: int) -> None:
         """ChildAnswer ``number`` with a model that was loaded."""
@@ -277,7 +277,7 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         # The other process decides when this one ends. A handler is not inherited, unlike SIG_IGN.
         signal.signal(number, lambda *_: None)
-    channel = Channel(connection)
+    channel = Channel(connection, waits=True)
     try:
         start: Start = channel.receive()
     except ChannelEnded:
