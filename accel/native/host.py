@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import os
 import platform
-from collections.abc import Iterator
 from pathlib import Path
 
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUP = Path("/proc/self/cgroup")
+from contract.control_groups import GROUPS, OWN_GROUPS, own_groups
+
 PROCESSOR_INFORMATION = Path("/proc/cpuinfo")
 
 
-def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
+def processors(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
     """The number of processors that this process may keep busy, at least 1.
 
     These are the processors it may run on, but no more than the quota of its control group."""
@@ -24,13 +23,9 @@ def processors(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> int:
     return max(1, math.ceil(min(allowed, processor_quota(groups, own))))
 
 
-def processor_quota(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUP) -> float:
+def processor_quota(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> float:
     """The smallest quota of this process's control groups, in processors; infinity without one."""
-    quotas = [math.inf]
-    for root, path in _own_groups(groups, own):
-        folders = (root / path, *(root / path).parents)
-        quotas += [_quota(folder) for folder in folders if folder.is_relative_to(root)]
-    return min(quotas)
+    return min([math.inf, *map(_quota, own_groups("cpu", groups, own))])
 
 
 def total_memory() -> int:
@@ -53,22 +48,6 @@ def processor_name() -> str:
         if name.strip() == "model name":
             return value.strip()
     return platform.processor() or platform.machine()
-
-
-def _own_groups(groups: Path, own: Path) -> Iterator[tuple[Path, str]]:
-    """Yield each mounted hierarchy that may limit processors, and this process's group in it."""
-    try:
-        lines = own.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        lines = []
-    for line in lines or ["0::/"]:
-        match line.split(":", 2):
-            case [_, "", path]:
-                yield groups, path.strip("/")
-            case [_, controllers, path] if "cpu" in controllers.split(","):
-                # Version 1. The folder may have another order, but there is a link.
-                for name in (controllers, "cpu"):
-                    yield groups / name, path.strip("/")
 
 
 def _quota(folder: Path) -> float:

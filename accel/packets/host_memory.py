@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,15 +11,12 @@ import numpy as np
 from accel.packets.packet import ALIGNMENT
 from contract.errors import OutOfMemory
 from contract.lazy_dataclass import dataclass
+from contract.memory_limits import within_limits
 
 if TYPE_CHECKING:
     from contract.arrays import Bytes
 
 MEMORY_INFORMATION = Path("/proc/meminfo")
-OWN_GROUPS, GROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
-LIMITS_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-LIMITS_V2 = ("memory.max", "memory.current")
-"""Files with the memory limit of a control group and with its usage."""
 KIB = 1024
 
 
@@ -42,14 +37,11 @@ class AddressRange:
     borrowed: bool = False
 
 
-def available_memory(
-    source: Path = MEMORY_INFORMATION, groups: Path = OWN_GROUPS, mounted: Path = GROUPS
-) -> int:
-    """Bytes that this process can take without swapping and within the limits of its control
-    groups.
+def available_memory(source: Path = MEMORY_INFORMATION) -> int:
+    """Bytes that this process can take without swapping and within its limits.
 
     Reads Linux's files; psutil, which supports every system, takes longer to load."""
-    return min([_machine_memory(source), *_group_memory(groups, mounted)])
+    return within_limits(_machine_memory(source))
 
 
 def _machine_memory(source: Path) -> int:
@@ -68,32 +60,6 @@ def _machine_memory(source: Path) -> int:
     except OSError:
         # /proc is not mounted. These pages are free; those of cached files do not count.
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _group_memory(groups: Path, mounted: Path) -> Iterator[int]:
-    """Yield the bytes left by the limit of each control group of this process. Cached file pages
-    count as available, since the system drops them."""
-    try:
-        lines = groups.read_text(encoding="ascii").splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            root, names, caches = mounted / "memory", LIMITS_V1, ("total_active", "total_inactive")
-        elif not controllers:
-            root, names, caches = mounted, LIMITS_V2, ("active", "inactive")
-        else:
-            continue
-        folder = root / path.lstrip("/")
-        for group in (folder, *folder.parents):
-            with suppress(OSError, ValueError):
-                limit, used = (int((group / name).read_text()) for name in names)
-                stat = dict(one.split() for one in (group / "memory.stat").read_text().splitlines())
-                cached = sum(int(stat.get(f"{name}_file", 0)) for name in caches)
-                yield max(0, limit - used + cached)
-            if group == root:
-                break
 
 
 def check_fits(purpose: str, nbytes: int, used: int, capacity: int) -> None:

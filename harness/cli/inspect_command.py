@@ -76,15 +76,14 @@ def inspect(args: argparse.Namespace) -> int:
 def _run_facts(file: GgufFile, settings: Settings, on_tier: bool) -> dict[str, Any]:
     """The facts of a run, on the tier if the command names one: opening it may compile for a
     while."""
-    import psutil
-
+    from accel.packets.host_memory import available_memory
     from harness.cli.model_facts import RequestedSizes, run_facts
     from harness.memory import budget_of
     from harness.tiers import open_tier
     from reference.model.adapters import Adapters, open_adapter
 
     with ExitStack() as stack:
-        tier, available = None, psutil.virtual_memory().available
+        tier, available = None, available_memory()
         if on_tier:
             tier = stack.enter_context(open_tier(settings["tier"], tier_options(settings)))
             available = tier.available_bytes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -33,6 +34,7 @@ from harness.interrupts import INTERRUPTED
 from harness.sampling_defaults import SamplingDefaults
 from harness.settings import Settings, add_flags, resolve, values_for
 from harness.settings_table import names_in
+from harness.unblocked import unblock_standard_error
 
 if TYPE_CHECKING:
     from harness.serve.model import ModelOptions
@@ -51,6 +53,8 @@ SLOTS = 4
 DIFFERENT = 1
 TERMINATED = 128 + 15
 """Exit code of a server that SIGTERM ended before it was ready, as shells have it."""
+FAILED = 70
+"""Exit code of a server whose engine hangs when it ends: sysexits.h's for an internal fault."""
 MAX_BIASES = 1024
 QUESTION = "Why is the sky blue?"
 LISTED = 20
@@ -127,6 +131,7 @@ def add_parser(subparsers: Any) -> None:
 
 def serve(args: argparse.Namespace) -> int:
     """Serve until a signal."""
+    unblock_standard_error()
     settings = resolve(args, NAMES)
     need_server_extra()
     from harness.serve.signals import Signals
@@ -173,6 +178,9 @@ def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
                     note(line)
             notify_supervisor("READY=1")
             interrupted = signals.serve_until_stopped(server, settings["drain_seconds"])
+    if server.models.hangs:
+        complain("the engine hangs: the process ends without it")
+        os._exit(FAILED)
     return INTERRUPTED if interrupted else 0
 
 

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import psutil
-
+from accel.packets.host_memory import available_memory
 from contract.arithmetic import ARITHMETIC_VERSION, PAGE_TOKENS
 from contract.ir.codec import encode
 from harness.file_digests import DIGESTS_FILE, file_digests, opened_digest
@@ -60,9 +59,7 @@ def open_disk_cache(folder: Path, max_bytes: int, model: Model, limits: Limits) 
         max_bytes,
         function_name(model, limits, files),
         # Besides the running prompts, as many waiting ones may have pages read.
-        read_bytes=min(
-            READ_BYTES, psutil.virtual_memory().available // READ_SHARE // (2 * limits.slots)
-        ),
+        read_bytes=min(READ_BYTES, available_memory() // READ_SHARE // (2 * limits.slots)),
     )
     return DiskCache(options, log.warning, time.monotonic)
 

@@ -50,6 +50,11 @@ class EngineDriver(StreamDriver):
         """The engine's statistics."""
         return self._engine.statistics
 
+    @property
+    def patience(self) -> float:
+        """How long the steps that were begun may take; 0 for none."""
+        return sum(map(self._watch.times.patience, self._engine.unread))
+
     def listen(self, listener: Listener) -> None:
         """Report every further step to ``listener``, instead of any earlier listener."""
         self._watch.listener = listener

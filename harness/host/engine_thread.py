@@ -13,9 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
-from queue import SimpleQueue
-from typing import Concatenate, NoReturn, ParamSpec, TypeVar
+from typing import Concatenate, ParamSpec, TypeVar
 
 from contract.context_manager import ContextManager
 from contract.errors import DeviceLost, ModelFileError
@@ -24,8 +22,10 @@ from harness.host.driver import STALLED_STEP_SECONDS, EngineDriver
 from harness.host.faults import log_fault
 from harness.host.live_memory import POLL_SECONDS, LiveMemory
 from harness.host.memory_state import MemoryState
+from harness.host.posted_work import answering, reason_of_end
 from harness.host.stream_driver import BUFFERED_EVENTS, EventStream, SharedDriver, wait_for_first
 from harness.host.submissions import EndMessages, EngineStopped, Submission
+from harness.host.turn_watch import TurnWatch, other_patience
 from reference.engine import Engine
 from reference.engine.models import Loaded, Models, no_loader
 from reference.engine.statistics import EngineStatistics
@@ -75,6 +75,10 @@ class ThreadedDriver(EngineDriver, SharedDriver):
         return None if self.memory is None else self.memory.state
 
     @property
+    def silence(self) -> str | None:
+        return self._thread.turns.silence
+
+    @property
     def posted(self) -> bool:
         """Whether posted work waits for the thread."""
         return bool(self._commands)
@@ -95,7 +99,9 @@ class ThreadedDriver(EngineDriver, SharedDriver):
     def call(
         self, work: Callable[Concatenate[Engine, P], T], /, *more: P.args, **named: P.kwargs
     ) -> T:
-        wait, carry_out = _answering(lambda: work(self._engine, *more, **named))
+        wait, carry_out = answering(
+            lambda: work(self._engine, *more, **named), lambda: self.silence
+        )
         self._post_or_raise(carry_out)
         return wait()
 
@@ -120,7 +126,7 @@ class ThreadedDriver(EngineDriver, SharedDriver):
                 stream._events.fail(error)
 
         self._post_or_raise(begin)
-        wait_for_first(stream, accepted)
+        wait_for_first(stream, submission, accepted)
 
     def advance(self) -> bool:
         return False
@@ -156,6 +162,8 @@ class ThreadedDriver(EngineDriver, SharedDriver):
     def close(self, drain_seconds: float = 0.0) -> None:
         deadline = time.monotonic() + drain_seconds
         while self._ended is None and self._streams and time.monotonic() < deadline:
+            if self.silence is not None:
+                break
             time.sleep(0.05)
         disk = self._engine.disk
         if disk is not None and drain_seconds:
@@ -206,7 +214,9 @@ class EngineThread(ContextManager):
         self._commands: deque[Callable[[], None]] = deque()
         self._closing = False
         self._ended: EngineStopped | None = None
+        self.turns = TurnWatch(f"the engine hangs; {self._words.remedy}", self._hangs)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.turns.start()
         self._thread.start()
         THREADS.add(self)
 
@@ -229,22 +239,53 @@ class EngineThread(ContextManager):
         return driver
 
     def remove(self, driver: ThreadedDriver) -> None:
-        """End a driver's requests and stop stepping its engine. Raises EngineStopped."""
-
-        self.call(lambda models: self._take_out(models, driver, self._words.closed))
+        """End a driver's requests and stop stepping its engine. Raises EngineStopped; if the thread
+        hangs, only after ``end_by``, since its step may use what the caller frees then."""
+        self._call(
+            lambda: self._take_out(self._models, driver, self._words.closed),
+            lambda: self.silence if self.turns.ending else None,
+        )
 
     def call(
         self, work: Callable[Concatenate[Models, P], T], /, *more: P.args, **named: P.kwargs
     ) -> T:
         """The result of ``work``, called with the models between two steps, and with what else is
         given. Raises what it raises, and EngineStopped."""
-        wait, carry_out = _answering(lambda: work(self._models, *more, **named))
+        return self._call(lambda: work(self._models, *more, **named), lambda: self.silence)
+
+    def _call(self, work: Callable[[], T], silence: Callable[[], str | None]) -> T:
+        wait, carry_out = answering(work, silence)
         with self.lock:
             if self._ended is not None:
                 raise self._ended
             self._commands.append(carry_out)
             self.changed.notify_all()
         return wait()
+
+    @property
+    def silence(self) -> str | None:
+        """What to say of the thread if it hangs; None while it works."""
+        return self.turns.silence
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the thread hangs, which uses what the models have in this process."""
+        return self.turns.silence is not None
+
+    def end_by(self, at: float) -> None:
+        """Take the thread to hang if it works for much longer than ``at``, a time of
+        ``time.monotonic``."""
+        self.turns.end_by(at)
+
+    def _patience(self) -> float:
+        """How long a step may take."""
+        steps = max([0.0, *(driver.patience for driver in list(self._drivers.values()))])
+        return steps or other_patience()
+
+    def _hangs(self) -> None:
+        """Tell all who wait that the thread hangs."""
+        for driver in list(self._drivers.values()):
+            driver.fail_streams(EngineStopped(self.silence or self._words.closed))
 
     def wait(self) -> None:
         """Wait for the end of the thread."""
@@ -275,14 +316,19 @@ class EngineThread(ContextManager):
 
     def _run(self) -> None:
         def turn() -> None:
+            turns.begin()
             while self._commands:
                 self._commands.popleft()()
             for driver in self._drivers.values():
                 driver.carry_out()
             if not self._models.idle:
                 self._step()
+            turns.end()
 
-        self._end(_reason_of_end(self._wait, turn, self._words))
+        turns, turns.thread = self.turns, threading.get_ident()
+        reason = reason_of_end(self._wait, turn, self._words)
+        turns.close()
+        self._end(reason)
 
     def _wait(self) -> bool:
         """Wait while there is nothing to do. Returns False when the thread must end."""
@@ -300,6 +346,7 @@ class EngineThread(ContextManager):
         return bool(self._commands) or any(driver.posted for driver in self._drivers.values())
 
     def _step(self) -> None:
+        self.turns.begin(self._patience)
         try:
             events = self._models.step()
         except DeviceLost:
@@ -313,6 +360,7 @@ class EngineThread(ContextManager):
             # Its sequences wait again. The engine ends a request whose steps keep failing.
             log_fault("a step failed", error)
             return
+        self.turns.begin()
         for driver in self._drivers.values():
             own = [event for event in events if driver.owns(event)]
             if own or not events:
@@ -345,43 +393,3 @@ def _abandon_all() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_abandon_all)
-
-
-def _reason_of_end(
-    wait: Callable[[], bool], turn: Callable[[], None], words: EndMessages
-) -> EngineStopped:
-    """Call ``turn`` until ``wait`` returns False or an error occurs. Returns the error for
-    clients."""
-    try:
-        while wait():
-            turn()
-    except DeviceLost as error:
-        log.error("the device was lost: %s", error)
-        return EngineStopped(f"the device was lost; {words.remedy}")
-    except BaseException as error:
-        log_fault("the engine ended", error)
-        return EngineStopped(f"the engine failed; {words.remedy}")
-    return EngineStopped(words.closed)
-
-
-def _answering(work: Callable[[], T]) -> tuple[Callable[[], T], Callable[[], None]]:
-    """A function that waits for the result of ``work``, and a function that another thread calls to
-    compute it. Unlike a future, a queue has no lock that Ctrl-C could leave locked."""
-    results: SimpleQueue[Callable[[], T]] = SimpleQueue()
-
-    def carry_out() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            results.put(partial(_raise, error))
-        else:
-            results.put(lambda: result)
-
-    return lambda: results.get()(), carry_out
-
-
-def _raise(error: BaseException) -> NoReturn:
-    try:
-        raise error
-    finally:
-        del error

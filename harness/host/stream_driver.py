@@ -13,7 +13,7 @@ from contract.errors import ZincError
 from contract.types import TokenEvent
 from harness.host.event_queue import EventQueue, Offer, TimedEvent
 from harness.host.memory_state import MemoryState
-from harness.host.submissions import EngineStopped, Submits
+from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
@@ -124,6 +124,11 @@ class StreamDriver(Submits[EventStream]):
         """Why the engine ended; None while it runs."""
         return None if self._ended is None else str(self._ended)
 
+    @property
+    def silence(self) -> str | None:
+        """What to say of an engine whose thread or process hangs; None while it answers."""
+        return None
+
     @abstractmethod
     def listen(self, listener: Listener) -> None:
         """Report every further step to ``listener``, instead of any earlier listener."""
@@ -202,10 +207,14 @@ class StreamDriver(Submits[EventStream]):
         stream._live.discard(request_id)
         self._streams.pop(request_id, None)
 
-    def _fail_all(self, reason: EngineStopped) -> None:
-        """End all streams with ``reason``."""
+    def fail_streams(self, reason: EngineStopped) -> None:
+        """Give all readers ``reason``, who then cancel their requests. Any thread may call this."""
         for stream in list(self._streams.values()):
             stream._fail(reason)
+
+    def _fail_all(self, reason: EngineStopped) -> None:
+        """End all streams with ``reason``."""
+        self.fail_streams(reason)
         self._streams.clear()
 
 
@@ -219,26 +228,31 @@ class SharedDriver(StreamDriver):
     def memory_state(self) -> MemoryState | None:
         """The state of the device's memory, if it is watched."""
 
-    @property
-    def silence(self) -> str | None:
-        """What to say of an engine whose process hangs; None while it answers."""
-        return None
-
     @abstractmethod
     def close(self, drain_seconds: float = 0.0) -> None:
         """Let running requests end for up to ``drain_seconds``, end the rest, and stop stepping the
         engine."""
 
 
-def wait_for_first(stream: EventStream, accepted: list[bool]) -> None:
-    """Wait until a submission to ``stream`` is ``accepted``, and briefly for its first event. If
+def wait_for_first(stream: EventStream, submission: Submission, accepted: list[bool]) -> None:
+    """Wait until ``submission`` to ``stream`` is ``accepted``, and briefly for its first event. If
     many threads submit at once, each is then woken once, after the others have submitted. Raises
-    what refused it."""
+    what refused it, and EngineStopped if the engine hangs."""
     try:
         while not (stream.wait(FIRST_SECONDS) or accepted):
-            pass
+            give_up_if_silent(stream, [submission])
     except Exception as error:
         if not accepted:
             raise
         # The request was accepted, so the stream reports the error.
         stream._events.fail(error)
+
+
+def give_up_if_silent(stream: EventStream, submissions: Iterable[Submission]) -> None:
+    """Raise EngineStopped if the engine hangs; if it goes on later, it cancels the requests."""
+    driver = stream._driver
+    silence = driver.silence
+    if silence is not None:
+        ids = [request.id for submission in submissions for request in submission.requests]
+        driver.cancel(stream, ids)
+        raise EngineStopped(silence)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import field
 from typing import Protocol
 
 from contract.lazy_dataclass import dataclass
 from contract.types import FinishReason, Request
+from harness.host.step_times import StepTimes
 from reference.memory.prefix import Difference
 from reference.observer import NO_OBSERVER, Observer, StepObservation
 from reference.usage import TenantCounters
@@ -59,6 +61,7 @@ class StreamWatch(Observer):
     then: Observer = NO_OBSERVER
     listener: Listener | None = None
     read_at: float = 0.0
+    times: StepTimes = field(default_factory=StepTimes)
 
     def submitted(self, at: float, request: Request) -> None:
         self.then.submitted(at, request)
@@ -67,9 +70,11 @@ class StreamWatch(Observer):
         self.then.finished(at, request_id, slot, reason)
 
     def step(self, step: StepObservation) -> None:
+        seconds = step.ended - max(step.began, self.read_at)
+        tokens = sum(count for _, _, count in step.chunks)
+        self.times.note(seconds, tokens)
         if self.listener is not None:
-            seconds = step.ended - max(step.began, self.read_at)
-            self.listener.stepped(seconds, sum(count for _, _, count in step.chunks))
+            self.listener.stepped(seconds, tokens)
         self.read_at = step.ended
         self.then.step(step)
 

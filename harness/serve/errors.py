@@ -16,7 +16,9 @@ from typing import Any
 import msgspec
 
 from contract.errors import (
+    DoesNotFit,
     NonFiniteLogits,
+    OutOfMemory,
     PromptTooLong,
     QueueFull,
     RequestError,
@@ -24,6 +26,7 @@ from contract.errors import (
     TemplateRefused,
     TemplateUnavailable,
     TenantQueueFull,
+    ZincError,
 )
 from harness.host.answer_text import ClientTooSlow
 from harness.host.structured.grammars import GrammarsBusy, GrammarsUnavailable
@@ -48,6 +51,7 @@ IN_FORMAT = ".json_schema.schema"
 """Where chat completions have the schema of a response_format."""
 WIRE_NAMES = {"repeat_penalty": "repetition_penalty", "log_probabilities": "top_logprobs"}
 """The name in the API of a field of the engine's requests."""
+TOO_LARGE = "model_does_not_fit"
 RESTART_SECONDS = 5
 """Seconds after which a client should try again when the server is about to stop."""
 STORAGE_SECONDS = 30
@@ -211,3 +215,20 @@ def renamed(refusal: ApiError, client_name: Callable[[str], str]) -> ApiError:
 def internal_error() -> ApiError:
     """The error response after a fault of the server; it does not reveal the cause."""
     return ApiError(500, "the server failed; its log says where", code="internal_error")
+
+
+def no_room(name: str, error: BaseException) -> ApiError:
+    """The error for a request whose model does not fit beside models that are in use."""
+    problem = f"{name} does not fit into memory beside the models in use: {error}"
+    return try_again(problem, TOO_LARGE, RESTART_SECONDS, "model")
+
+
+def load_refusal(name: str, error: BaseException) -> BaseException:
+    """The error for a request whose model cannot be loaded."""
+    if isinstance(error, DoesNotFit | OutOfMemory):
+        problem = f"{name} does not fit into memory beside the model that answers now: {error}"
+        return model_refused(422, problem, TOO_LARGE)
+    if isinstance(error, ZincError) and not isinstance(error, EngineStopped | TemplateUnavailable):
+        problem = error.problem if isinstance(error, RequestError) else str(error)
+        return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
+    return error

@@ -8,9 +8,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import psutil
 from msgspec import Struct
 
+from accel.packets.host_memory import available_memory
 from contract.errors import CatalogError
 from harness import catalog
 from harness.best_tier import PROCESSOR_TIERS
@@ -183,7 +183,7 @@ def _memory_available(served: ServedModel) -> int | None:
     """Bytes that another model could take; None on tiers with memory of their own."""
     if served.tier not in PROCESSOR_TIERS:
         return None
-    return psutil.virtual_memory().available
+    return available_memory()
 
 
 def _card(name: str, created: int) -> Json:

@@ -38,6 +38,8 @@ from harness.serve.server_models import Opener, ServerModels
 from harness.serve.service import Service
 from reference.model.open import open_model as open_gguf_model
 
+LEFT: list[ExitStack] = []
+"""What a thread that hangs may use until the process ends."""
 MAX_BODY_BYTES = 8 << 20
 """Longest body of a request. It has room for a context of a million tokens."""
 log = logging.getLogger("zinc_rt.serve")
@@ -101,7 +103,8 @@ def running(
     about_to_listen: Callable[[], None] = lambda: None,
 ) -> Iterator[Running]:
     """A server that answers until the context ends; then running requests are cancelled. Calls
-    ``about_to_listen`` when it is ready to accept connections.
+    ``about_to_listen`` when it is ready to accept connections. If the engine hangs at the end, its
+    files are closed, and the rest is left until the process ends, for which ``os._exit`` is needed.
 
     Raises ConfigError for unusable files and ports, and for an address that other machines can
     reach while no API keys are needed; and what opening a model raises."""
@@ -113,32 +116,23 @@ def running(
             f"--host {options.host} can be reached from other machines and nobody needs a key; "
             "give --tenants FILE (see `zinc-rt tenants add`), or stay on 127.0.0.1"
         )
-    with ExitStack() as owned:
-        ledger = owned.enter_context(LedgerStore(options.ledger))
+    with ExitStack() as files, ExitStack() as owned:
+        ledger = files.enter_context(LedgerStore(options.ledger))
         slots = responses = None
         if options.slot_save_path is not None:
             slots = SlotTable(SlotFolder(options.slot_save_path))
         if options.state is not None:
-            responses = owned.enter_context(ResponseStore(options.state))
+            responses = files.enter_context(ResponseStore(options.state))
         _check_model_headers(options.beside)
-        models = owned.enter_context(_open_models(options, accounts, ledger, progress, owned))
+        models = owned.enter_context(
+            _open_models(options, accounts, ledger, progress, owned, files)
+        )
         if slots is not None:
             models.service.slots = slots
         if responses is not None:
             models.service.responses = responses
         pulls = owned.enter_context(closing(Pulls(options.cache_dir)))
-        app = App(
-            models,
-            pulls,
-            AppOptions(
-                host_check=HostCheck((*options.allowed_hosts, options.host), options.cors),
-                page=read_page(),
-                max_body=MAX_BODY_BYTES,
-                version=_version(),
-                cache_dir=options.cache_dir,
-                reject_unknown=options.reject_unknown,
-            ),
-        )
+        app = App(models, pulls, _app_options(options))
         engines = options.replicas or 1
         at_once = engines * (models.service.model.limits.slots + options.model.session.queue_depth)
         listen = ListenOptions(options.host, options.port, at_once, MAX_BODY_BYTES)
@@ -151,6 +145,19 @@ def running(
             yield server
         finally:
             server.drain(0.0)
+            if models.hangs:
+                LEFT.append(owned.pop_all())
+
+
+def _app_options(options: ServeOptions) -> AppOptions:
+    return AppOptions(
+        host_check=HostCheck((*options.allowed_hosts, options.host), options.cors),
+        page=read_page(),
+        max_body=MAX_BODY_BYTES,
+        version=_version(),
+        cache_dir=options.cache_dir,
+        reject_unknown=options.reject_unknown,
+    )
 
 
 def _check_model_headers(models: Mapping[str, Path]) -> None:
@@ -168,10 +175,11 @@ def _open_models(
     ledger: LedgerStore,
     progress: Progress,
     owned: ExitStack,
+    files: ExitStack,
 ) -> ServerModels:
     receipts = None
     if options.receipts is not None:
-        receipts = owned.enter_context(ReceiptStore(options.receipts))
+        receipts = files.enter_context(ReceiptStore(options.receipts))
     if options.replicas:
         open_them, first = _replicas(options), options.model.name
         return ServerModels(options.path, first, open_them, accounts, ledger, receipts=receipts)

@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from contract.errors import DoesNotFit, OutOfMemory, RequestError, TemplateUnavailable, ZincError
+from contract.errors import DoesNotFit, OutOfMemory, ZincError
 from harness.host.heap import refreeze_heap
 from harness.host.remote.process import EngineProcess
 from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts, HasTenants
-from harness.serve.errors import RESTART_SECONDS, ApiError, model_refused, try_again
+from harness.serve.errors import RESTART_SECONDS, load_refusal, no_room, try_again
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
 from harness.serve.model import Engines, ServedModel
@@ -33,7 +33,6 @@ Opener = Callable[[Path, str, ExitStack, int], ServedModel]
 """Loads the model of a file under a name. Closing the stack unloads it. The last argument is the
 number of bytes that other models take."""
 NO_OTHERS: Mapping[str, Path] = {}
-TOO_LARGE = "model_does_not_fit"
 CLOSE_SECONDS = 10.0
 """Seconds that requests in flight have to notice that the server closes."""
 log = logging.getLogger("zinc_rt.serve")
@@ -117,6 +116,11 @@ class ServerModels:
     def service(self) -> Service:
         """The service of the active model."""
         return self._active.service
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a thread of this process hangs, so that nothing can be unloaded."""
+        return self._thread is not None and self._thread.hangs
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -224,7 +228,7 @@ class ServerModels:
             try:
                 loaded = self._load(path, name, (before,))
             except (DoesNotFit, OutOfMemory) as error:
-                raise _no_room(name, error) from error
+                raise no_room(name, error) from error
             except EngineStopped:
                 raise
             except (ZincError, OSError) as error:
@@ -242,9 +246,9 @@ class ServerModels:
         rest."""
         self.service.draining.set()
         deadline = time.monotonic() + seconds
-        with self._changed:
-            in_memory = list(self._in_memory)
-        for loaded in in_memory:
+        if self._thread is not None:
+            self._thread.end_by(deadline)
+        for loaded in tuple(self._in_memory):
             loaded.service.model.driver.close(max(0.0, deadline - time.monotonic()))
 
     def __enter__(self) -> Self:
@@ -268,7 +272,7 @@ class ServerModels:
             try:
                 loaded = self._load(path, name, () if stays else (before,))
             except BaseException as error:
-                raise _refusal(name, error) from error
+                raise load_refusal(name, error) from error
         with self._changed:
             self._active = loaded
         log.info("%s answers now, instead of %s", name, before.service.model.name)
@@ -328,9 +332,9 @@ class ServerModels:
         try:
             loaded = self._load(self.names.files[name], name)
         except (DoesNotFit, OutOfMemory) as error:
-            raise _no_room(name, error) from error
+            raise no_room(name, error) from error
         except BaseException as error:
-            raise _refusal(name, error) from error
+            raise load_refusal(name, error) from error
         log.info("%s is loaded", name)
         return loaded
 
@@ -381,20 +385,3 @@ class ServerModels:
             self._in_memory = [one for one in self._in_memory if one is not loaded]
         loaded.owned.close()
         refreeze_heap()
-
-
-def _no_room(name: str, error: BaseException) -> ApiError:
-    """The error for a request whose model does not fit beside models that are in use."""
-    problem = f"{name} does not fit into memory beside the models in use: {error}"
-    return try_again(problem, TOO_LARGE, RESTART_SECONDS, "model")
-
-
-def _refusal(name: str, error: BaseException) -> BaseException:
-    """The error for a request whose model cannot be loaded."""
-    if isinstance(error, DoesNotFit | OutOfMemory):
-        problem = f"{name} does not fit into memory beside the model that answers now: {error}"
-        return model_refused(422, problem, TOO_LARGE)
-    if isinstance(error, ZincError) and not isinstance(error, EngineStopped | TemplateUnavailable):
-        problem = error.problem if isinstance(error, RequestError) else str(error)
-        return model_refused(422, f"{name} cannot be loaded: {problem}", "model_unusable")
-    return error

@@ -8,18 +8,19 @@ from collections import OrderedDict
 import psutil
 
 from contract.dtypes import DType
+from contract.memory_limits import most_memory
 from reference.cpu.weights import PreparedWeight, prepare_weight
 from reference.matrix import Matrix
 
 EXPERT_MEMORY_SHARE = 4
-"""Prepared experts may use 1 / this of the machine's memory."""
+"""Prepared experts may use 1 / this of the memory that the process may have."""
 
 Key = tuple[int, DType, tuple[int, ...]]
 
 
 def expert_memory_limit() -> int:
     """Most bytes of prepared experts in the cache."""
-    return int(psutil.virtual_memory().total) // EXPERT_MEMORY_SHARE
+    return most_memory(psutil.virtual_memory().total) // EXPERT_MEMORY_SHARE
 
 
 class PreparedExperts:

@@ -27,6 +27,7 @@ from contract.ir.graph import BufferDecl, BufferKind, Graph, Node, View
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, step_of
 from contract.ir.prune_rows import prune_rows
 from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
+from contract.memory_limits import within_limits
 from contract.ops import TABLE
 from contract.shape_key import ShapeKey
 from contract.spec import Access
@@ -131,8 +132,8 @@ class CpuTier(ContextManager):
 
     @property
     def available_bytes(self) -> int:
-        """Bytes the machine can give without swapping."""
-        return psutil.virtual_memory().available
+        """Bytes the machine can give without swapping, within the limits of this process."""
+        return within_limits(psutil.virtual_memory().available)
 
     def buckets(self, largest: ShapeKey) -> tuple[ShapeKey, ...]:
         """One bucket: numpy runs every number of tokens and rows the same way."""
@@ -305,8 +306,9 @@ def _check_opcodes(graph: Graph) -> None:
 
 def _check_fits(purpose: str, nbytes: int) -> None:
     memory = psutil.virtual_memory()
-    if nbytes > memory.available:
-        raise OutOfMemory(purpose, nbytes, memory.used, memory.available)
+    available = within_limits(memory.available)
+    if nbytes > available:
+        raise OutOfMemory(purpose, nbytes, memory.used, available)
 
 
 def bind(node: Node, arrays: Mapping[str, Bound]) -> dict[str, Bound]:

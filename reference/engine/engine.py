@@ -122,6 +122,11 @@ class Engine(CancelCalls, TenantCalls, MemoryCalls):
         return self._pipeline.steps_ahead
 
     @property
+    def unread(self) -> tuple[int, ...]:
+        """The tokens of each step that was begun and is not read. Any thread may ask."""
+        return self._pipeline.unread_tokens
+
+    @property
     def idle(self) -> bool:
         """True if no request waits or runs, and all events were taken."""
         return not self._live and not self._output_processor.pending

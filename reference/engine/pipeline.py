@@ -119,6 +119,11 @@ class Pipeline:
         """The steps in flight and the one that is being submitted."""
         return [*self._in_flight, *([] if self._starting is None else [self._starting])]
 
+    @property
+    def unread_tokens(self) -> tuple[int, ...]:
+        """The tokens of each of them. Any thread may ask."""
+        return tuple(sum([count for _, _, count in step.chunks]) for step in self._unread)
+
     def _waiting(self) -> AbstractContextManager[None]:
         """A context in which the steps in flight and the one that is being submitted are abandoned
         once nobody needs them. If a sequence of theirs has lost its slot, none is abandoned, since

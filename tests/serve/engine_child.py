@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 from contract.types import Tenant, TokenEvent
 from harness import tiers
-from harness.host import disk
+from harness.host import disk, step_times, turn_watch
 from harness.host.event_queue import TimedEvent
 from harness.host.remote.server import EngineServer, main
 from harness.host.remote.step_driver import StepDriver
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.memory.disk.cache import DiskCacheOptions
+from reference.runner import StepInput, Submission
 from tests.named_tiers import quick_tier
 from tests.null_tier import NullTier
 from tests.patience import PATIENCE_SECONDS, POLL_SECONDS
@@ -42,6 +45,25 @@ def statistics_of(engine: Engine) -> EngineStatistics:
 def tenant_of(engine: Engine, number: int) -> Tenant | None:
     """The tenant that an engine has by this id."""
     return next((one for one in engine.tenants if one.id == number), None)
+
+
+def hang_while(engine: Engine, path: Path) -> None:
+    """The device hangs in every step that begins while there is a file."""
+    submit = engine.runner.submit
+
+    def hung(inputs: StepInput) -> Submission:
+        while path.exists():
+            time.sleep(POLL_SECONDS)
+        return submit(inputs)
+
+    engine.runner.submit = hung  # type: ignore[method-assign]
+
+
+def be_impatient(engine: Engine | None = None) -> None:
+    """A thread that hangs is soon known to."""
+    turn_watch.WATCH_SECONDS, turn_watch.END_SECONDS = 0.05, 1.0
+    step_times.LEAST_SECONDS, step_times.OTHER_SECONDS = 1.0, 2.0
+    step_times.FIRST_TOKEN_SECONDS = 0.01
 
 
 def never_too_slow(engine: Engine) -> None:

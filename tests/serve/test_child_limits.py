@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +19,7 @@ import pytest
 
 from contract.types import LOCAL_TENANT
 from harness.host.remote import process
-from harness.host.remote.channel import Channel
+from harness.host.remote.channel import Channel, ChannelEnded
 from harness.host.remote.messages import ChildAnswer, Start
 from harness.host.remote.process import WORDS, ChildProcess, EngineProcess
 from harness.host.remote.server import EngineServer
@@ -44,15 +44,12 @@ def child_of(server: Running) -> ChildProcess:
     return engines._child
 
 
-@contextmanager
-def full(server: Running) -> Iterator[Future[None]]:
-    """The child hangs, and a message to it waits for room."""
+def fill(server: Running) -> None:
+    """Let the child hang, and a message to it wait for room; who sends it goes on."""
     os.kill(pid_of(server), signal.SIGSTOP)
-    with ThreadPoolExecutor(1) as senders:
-        many = [b"0" * (8 << 20)]
-        waits = senders.submit(child_of(server).send, EngineServer.stall, "nobody", many)
-        wait_until(child_of(server)._channel._sending.locked)
-        yield waits
+    many = [b"0" * (8 << 20)]
+    child_of(server).send(EngineServer.stall, "nobody", many)
+    assert child_of(server)._channel._unsent
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
@@ -68,14 +65,15 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 
 def test_the_server_ends_though_the_channel_is_full(serve: Serve, impatient: None) -> None:
-    with serve(engine_process=True) as server, full(server) as waits:
+    with serve(engine_process=True) as server:
+        fill(server)
         child = psutil.Process(pid_of(server))
         before = time.monotonic()
         server.drain(30)
         assert time.monotonic() - before < 15
         child_of(server).close()
         with pytest.raises(EngineStopped):
-            waits.result()
+            child_of(server).send(EngineServer.stall, "nobody", [])
     child.wait(PATIENCE_SECONDS)
 
 
@@ -84,11 +82,11 @@ def test_a_full_channel_is_told_of(
 ) -> None:
     with serve(engine_process=True) as server:
         http = Http(server.url)
-        with full(server) as waits:
-            wait_until(lambda: http.get("/health").status == 503)
-            wait_until(lambda: "does not answer" in caplog.text)
-            os.kill(pid_of(server), signal.SIGCONT)
-            waits.result()
+        fill(server)
+        wait_until(lambda: http.get("/health").status == 503)
+        wait_until(lambda: "does not answer" in caplog.text)
+        assert http.post(COMPLETIONS, BODY).status == 503
+        os.kill(pid_of(server), signal.SIGCONT)
         wait_until(lambda: http.get("/health").status == 200)
         assert http.post(COMPLETIONS, BODY).status == 200
 
@@ -101,12 +99,11 @@ def test_a_model_that_leaves_while_the_child_hangs_is_unloaded_when_it_answers(
         child = child_of(server)
         (other,) = (one for one in server.models._in_memory if one is not server.models._active)
         wait_until(lambda: models_in(child) == 2)
-        with full(server) as waits:
-            wait_until(lambda: child.silence is not None)
-            server.models._unload_later(other)
-            wait_until(lambda: other not in server.models._in_memory)
-            os.kill(child.pid, signal.SIGCONT)
-            waits.result()
+        fill(server)
+        wait_until(lambda: child.silence is not None)
+        server.models._unload_later(other)
+        wait_until(lambda: other not in server.models._in_memory)
+        os.kill(child.pid, signal.SIGCONT)
         wait_until(lambda: models_in(child) == 1)
 
 
@@ -154,14 +151,48 @@ def test_after_a_load_a_child_is_not_silent_for_what_was_asked_before_it() -> No
     ours, theirs = socket.socketpair()
     with ours, theirs:
         child = ChildProcess.__new__(ChildProcess)
-        child._channel, child._answers, child._asked = Channel(ours), {}, 0.0
+        child._channel, child._answers, child._unheard = Channel(ours), {}, 99.0
+        child._ping = -1
         child._end = lambda: None  # type: ignore[method-assign]
         other = Channel(theirs)
         other.send(ChildAnswer(1))
         other.close()
         other._reader.close()
         child._receive()
-        assert child._asked is None
+        assert child._unheard == 0.0
+
+
+def test_what_there_is_no_room_for_is_sent_in_order_once_it_is_read() -> None:
+    """By whatever number of threads; then the next is sent at once again."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channels = Channel(ours), Channel(theirs, waits=True)
+        for number in range(3):
+            channels[0].send((number, b"0" * (4 << 20)))
+        assert [channels[1].receive()[0] for _ in range(3)] == [0, 1, 2]
+        wait_until(lambda: not channels[0]._unsent)
+        with ThreadPoolExecutor(4) as senders:
+            sent = senders.map(channels[1].send, [bytes([one]) * (4 << 20) for one in range(4)])
+            received = {channels[0].receive() for _ in range(4)}
+            assert list(sent) == [None] * 4
+        assert len(received) == 4
+        for one in channels:
+            one.close()
+            one._reader.close()
+        with pytest.raises(ChannelEnded):
+            channels[0].send(1)
+
+
+def test_who_waits_for_room_is_told_of_the_end() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ThreadPoolExecutor(1) as senders:
+        channel = Channel(ours, waits=True)
+        waits = senders.submit(channel.send, b"0" * (8 << 20))
+        wait_until(lambda: bool(channel._unsent))
+        channel.close()
+        with pytest.raises(ChannelEnded):
+            waits.result()
+        channel._reader.close()
 
 
 def test_a_child_whose_watch_is_refused_does_not_stay(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-import select
 import socket
 import struct
 import threading
+from collections import deque
 from io import BufferedReader
 from typing import Any, cast
 
@@ -19,41 +19,65 @@ class ChannelEnded(Exception):
 
 
 class Channel:
-    """One end of a connected pair of sockets. Any thread may send, one thread receives."""
+    """One end of a connected pair of sockets. Any thread may send, one thread receives. What the
+    socket has no room for is sent by a thread of the channel, so that a process that hangs holds
+    nobody here up; with ``waits`` the sender waits for it, so that it is never far ahead."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, waits: bool = False) -> None:
         self._connection = connection
+        self._waits = waits
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, BUFFER_BYTES)
         self._reader = cast("BufferedReader", connection.makefile("rb", BUFFER_BYTES))
-        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        self._unsent: deque[memoryview] = deque()
+        self._closed = False
+        threading.Thread(target=self._send_rest, name="channel", daemon=True).start()
 
     def send(self, message: object) -> None:
         """Send a message. Raises ChannelEnded, and what pickling raises."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self._sending:
-            try:
-                self._connection.sendall(HEAD.pack(len(data)) + data)
-            except OSError:
-                raise ChannelEnded from None
+        pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        data = memoryview(HEAD.pack(len(pickled)) + pickled)
+        with self._changed:
+            if not (self._closed or self._unsent):
+                data = data[self._sent_at_once(data) :]
+            if data and not self._closed:
+                self._unsent.append(data)
+                self._changed.notify_all()
+                if self._waits:
+                    self._changed.wait_for(lambda: self._closed or not self._unsent)
+            if self._closed:
+                raise ChannelEnded
 
-    def send_soon(self, message: object, seconds: float) -> bool:
-        """Send a small message once the socket has room, unless that takes longer than ``seconds``.
-        Returns whether it was sent. Raises ChannelEnded."""
-        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        if not self._sending.acquire(timeout=seconds):
-            return False
+    def _sent_at_once(self, data: memoryview) -> int:
         try:
-            room = select.poll()
-            room.register(self._connection, select.POLLOUT)
-            if not room.poll(1000 * seconds):
-                return False
-            self._connection.sendall(HEAD.pack(len(data)) + data)
-        except (OSError, ValueError):  # ValueError: the socket is closed.
+            return self._connection.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except OSError:
             raise ChannelEnded from None
-        finally:
-            self._sending.release()
-        return True
+
+    def _send_rest(self) -> None:
+        """Send what there was no room for, until the channel is closed."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._unsent)
+                if self._closed:
+                    return
+                data = self._unsent[0]
+            try:
+                self._connection.sendall(data)
+            except OSError:
+                self._end_sending()
+            else:
+                with self._changed:
+                    self._unsent.popleft()
+                    self._changed.notify_all()
+
+    def _end_sending(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def receive(self) -> Any:
         """The next message. Raises ChannelEnded, and what unpickling raises."""
@@ -72,6 +96,7 @@ class Channel:
 
     def close(self) -> None:
         """End both directions, so that a thread that receives here or there wakes."""
+        self._end_sending()
         try:
             self._connection.shutdown(socket.SHUT_RDWR)
         except OSError:

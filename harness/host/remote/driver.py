@@ -14,7 +14,13 @@ from harness.host.memory_state import MemoryState
 from harness.host.remote.messages import EngineState, Opened, SentFacts, Step
 from harness.host.remote.receivers import Receivers
 from harness.host.remote.server import EngineServer
-from harness.host.stream_driver import EventStream, SharedDriver, wait_for_first
+from harness.host.stream_driver import (
+    FIRST_SECONDS,
+    EventStream,
+    SharedDriver,
+    give_up_if_silent,
+    wait_for_first,
+)
 from harness.host.submissions import EndMessages, EngineStopped, Submission
 from harness.host.watch import Listener, RequestFacts
 from reference.engine import Engine
@@ -98,7 +104,7 @@ class ProcessDriver(SharedDriver):
                 stream._events.fail(errors[0])
 
         self._send_all(stream, [submission], answered)
-        wait_for_first(stream, accepted)
+        wait_for_first(stream, submission, accepted)
 
     def submit_to(
         self, stream: EventStream, submissions: Sequence[Submission]
@@ -111,7 +117,8 @@ class ProcessDriver(SharedDriver):
             ended.set()
 
         self._send_all(stream, submissions, answered)
-        ended.wait()
+        while not ended.wait(FIRST_SECONDS):
+            give_up_if_silent(stream, submissions)
         fault = next((one for one in refused if isinstance(one, EngineStopped)), None)
         if fault is not None:
             raise fault

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -31,6 +30,7 @@ from harness.host.remote.messages import ChildAnswer, Ended, Opened, Shown, Star
 from harness.host.remote.server import EngineServer
 from harness.host.stream_driver import BUFFERED_EVENTS
 from harness.host.submissions import EndMessages, EngineStopped
+from harness.host.turn_watch import UnheardTime
 from harness.progress import SILENT, Progress
 from harness.startup import python_path
 from reference.engine.models import Models
@@ -97,6 +97,14 @@ class EngineProcess(ContextManager):
         return result
 
     @property
+    def hangs(self) -> bool:
+        """No thread of this process can."""
+        return False
+
+    def end_by(self, at: float) -> None:
+        """Do nothing: a child that hangs is killed."""
+
+    @property
     def pid(self) -> int | None:
         """The process id of the child; None if none runs."""
         child = self._child
@@ -136,16 +144,21 @@ class ChildProcess:
         self._gone = threading.Event()
         self._closing = False
         self._opening, self._counting = 0, threading.Lock()
-        self._asked: float | None = None
-        """Since when it has been asked for an answer, and sent nothing."""
+        self._heard = True
+        """Whether it sent something since it was asked for an answer."""
+        self._unheard = 0.0
+        """For how many seconds it was asked for an answer, and sent nothing."""
+        self._ping = -1
+        self._hang: str | None = None
+        """What it last said of its engines' thread, if that hangs."""
         self._started = False
-        self._leaving: list[str] = []
-        """Models that could not be unloaded, since it did not answer."""
         self._drivers: dict[str, ProcessDriver] = {}
         self._numbers = itertools.count()
         self._answers: dict[int, SimpleQueue[ChildAnswer | Shown | None]] = {}
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, ExitStack() as failed:
+            self._channel = Channel(ours)
+            failed.callback(self._channel.close)
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
@@ -155,8 +168,8 @@ class ChildProcess:
                 # Ctrl-C in a terminal is for the server, which ends this process.
                 start_new_session=True,
             )
+            failed.pop_all()
         self.pid = self._process.pid
-        self._channel = Channel(ours)
         self._thread = threading.Thread(target=self._receive, name="engine", daemon=True)
         try:
             with suppress(ChannelEnded):  # Whoever asks it something is told.
@@ -180,10 +193,9 @@ class ChildProcess:
     @property
     def silence(self) -> str | None:
         """See ``SharedDriver.silence``."""
-        asked = self._asked
         patience = LOADING_SECONDS if self._opening or not self._started else SILENT_SECONDS
-        if asked is None or time.monotonic() - asked < patience:
-            return None
+        if self._unheard < patience:
+            return self._hang
         return f"the engine's process does not answer; {self.words.remedy} later"
 
     def open(
@@ -229,8 +241,7 @@ class ChildProcess:
                 raise self._reason()
             self._check_silence()
             with self._ended_as_stopped():
-                while not self._channel.send_soon((method, (number, *arguments)), WATCH_SECONDS):
-                    self._check_silence()
+                self._channel.send((method, (number, *arguments)))
             while isinstance(answer := self._next(answers), Shown):
                 getattr(progress, answer.method)(*answer.arguments)
         finally:
@@ -273,29 +284,24 @@ class ChildProcess:
                 self._opening -= 1
 
     def _watch(self) -> None:
-        """Ask again and again whether the child answers. This waits for no room in the channel: a
-        child that hangs makes none."""
-        sent = told = False
+        """Ask again and again whether the child answers, and tell all who wait if it does not."""
+        told, unheard = False, UnheardTime(WATCH_SECONDS)
         while not self._gone.is_set():
-            heard = self._asked is None
-            if told and heard:
-                log.warning("the engine's process %d answers again", self.pid)
-                told = False
-            if heard:
-                self._asked, sent = time.monotonic(), False
-            with suppress(ChannelEnded):
-                sent = sent or self._channel.send_soon(
-                    (EngineServer.ping, (self.next_number(),)), 0.0
-                )
-                while self._leaving and heard:
-                    again = EngineServer.unload, (self.next_number(), self._leaving[0])
-                    if not self._channel.send_soon(again, 0.0):
-                        break
-                    del self._leaving[0]
+            if self._heard:
+                self._heard, self._ping = False, self.next_number()
+                with suppress(ChannelEnded):
+                    self._channel.send((EngineServer.ping, (self._ping,)))
             self._gone.wait(WATCH_SECONDS)
-            if self.silence and not told:
+            unheard.look(self._heard)
+            self._unheard = unheard.seconds
+            silence = self.silence
+            if silence and not told:
                 log.error("the engine's process %d does not answer", self.pid)
-                told = True
+                for driver in list(self._drivers.values()):
+                    driver.fail_streams(EngineStopped(silence))
+            elif told and not silence:
+                log.warning("the engine's process %d answers again", self.pid)
+            told = silence is not None
 
     def close(self) -> None:
         """End the process. All drivers are closed before."""
@@ -308,14 +314,15 @@ class ChildProcess:
             try:
                 self.ask(EngineServer.unload, driver.key)
             except EngineStopped:
-                self._leaving.append(driver.key)
+                with suppress(EngineStopped):  # It does so once it answers again.
+                    self.send(EngineServer.unload, self.next_number(), driver.key)
         self._drivers.pop(driver.key, None)
 
     def _receive(self) -> None:
         try:
             while True:
                 message = self._channel.receive()
-                self._asked, self._started = None, True
+                self._heard, self._unheard, self._started = True, 0.0, True
                 self._take(message)
         except ChannelEnded:
             pass
@@ -330,6 +337,8 @@ class ChildProcess:
                     self._drivers[key].received(message)
                 case Ended(key=key, reason=reason) if key in self._drivers:
                     self._drivers[key].end(EngineStopped(reason))
+                case ChildAnswer(number=self._ping):
+                    self._hang = message.result
                 case ChildAnswer(number=number) | Shown(number=number) if number in self._answers:
                     self._answers[number].put(message)
         except Exception as error:

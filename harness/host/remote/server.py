@@ -29,6 +29,7 @@ from harness.host.remote.messages import ChildAnswer, Opened, Shown, Start, Step
 from harness.host.remote.step_driver import StepDriver
 from harness.host.remote.work import Job, Work
 from harness.host.submissions import EngineStopped
+from harness.unblocked import unblock_standard_error
 
 FAILED = 70
 """Exit code after the thread of the engines failed: sysexits.h's for an internal fault."""
@@ -71,8 +72,8 @@ class EngineServer:
                 method(self, *arguments)
 
     def ping(self, number: int) -> None:
-        """Answer, without the thread of the engines."""
-        self._spare.submit(partial(self._send, ChildAnswer(number)))
+        """Answer whether the thread of the engines hangs, without it."""
+        self._spare.submit(partial(self._send, ChildAnswer(number, None, self._thread.silence)))
 
     def open(self, number: int, path: Path, options: SessionOptions, buffered_events: int) -> None:
         """ChildAnswer ``number`` with a model that was loaded."""
@@ -276,11 +277,12 @@ def main(descriptor: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):
         # The other process decides when this one ends. A handler is not inherited, unlike SIG_IGN.
         signal.signal(number, lambda *_: None)
-    channel = Channel(connection)
+    channel = Channel(connection, waits=True)
     try:
         start: Start = channel.receive()
     except ChannelEnded:
         return
+    unblock_standard_error()
     logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT)
     logging.getLogger("zinc_rt.serve").setLevel(start.log_level)
     EngineServer(channel, start).run()

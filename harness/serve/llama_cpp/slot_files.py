@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
-import psutil
 
+from accel.packets.host_memory import available_memory
 from contract.arithmetic import PAGE_TOKENS
 from contract.arrays import Bytes, Ints
 from contract.cached_files import PARTIAL, partial_file, remove_abandoned
@@ -176,7 +176,7 @@ class SlotFolder:
         if count > max_pages:
             problem = f"it has {count} pages of {PAGE_TOKENS} tokens, and there are {max_pages}"
             raise SlotFileRefused(problem)
-        if nbytes > psutil.virtual_memory().available // 2:
+        if nbytes > available_memory() // 2:
             raise SlotFileRefused(f"its {nbytes} bytes are too many for this machine's free memory")
         data = np.empty(nbytes, np.uint8)
         if file.readinto(data.data) != nbytes:

@@ -1,0 +1,110 @@
+"""A server whose standard error nobody reads: it starts, answers and ends all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness import unblocked
+from harness.unblocked import UnblockedStream
+from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.serve.http import Http
+from tests.serve.test_engine_process import BODY, COMPLETIONS
+from tests.serve.test_process import server_command, server_environment
+
+LINES = 300
+
+
+def fill(pipe: int) -> None:
+    """Write until there is no room."""
+    os.set_blocking(pipe, False)
+    try:
+        while True:
+            os.write(pipe, b"0" * 100)
+    except BlockingIOError:
+        os.set_blocking(pipe, True)
+
+
+def read(pipe: int) -> bytes:
+    """What is there."""
+    os.set_blocking(pipe, False)
+    found = b""
+    try:
+        while part := os.read(pipe, 1 << 16):
+            found += part
+    except BlockingIOError:
+        pass
+    return found
+
+
+def answers(http: Http) -> bool:
+    try:
+        return http.get("/health").status == 200
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("more", [(), ("--engine-process", "on")])
+def test_a_server_works_though_nobody_reads_its_log(
+    tiny_model_path: Path, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """Who reads again is told how much is lost."""
+    reading, writing = os.pipe()
+    fill(writing)
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        port = found.getsockname()[1]
+    line = server_command(tiny_model_path, "--port", str(port), "--context", "256", *more)
+    with subprocess.Popen(
+        line, env=server_environment(tmp_path), stderr=writing, stdout=subprocess.DEVNULL
+    ) as server:
+        try:
+            os.close(writing)
+            http = Http(f"http://127.0.0.1:{port}")
+            wait_until(lambda: server.poll() is not None or answers(http))
+            assert http.post(COMPLETIONS, BODY).status == 200
+            for _ in range(LINES):
+                http.get("/health")
+            assert set(read(reading)) == set(b"0")
+            http.post(COMPLETIONS, BODY)
+            wait_until(lambda: http.post(COMPLETIONS, BODY).status == 200)
+            told = read(reading)
+            assert b"lines were lost: nobody read]\n" in told
+            assert b"POST /v1/completions" in told
+            fill_again = os.open(f"/proc/self/fd/{reading}", os.O_WRONLY)
+            fill(fill_again)
+            os.close(fill_again)
+            server.send_signal(signal.SIGTERM)
+            assert server.wait(PATIENCE_SECONDS) == 0
+        finally:
+            server.kill()
+            os.close(reading)
+
+
+def test_lines_are_whole_and_lost_ones_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unblocked, "ROOM_SECONDS", 0.01)
+    reading, writing = os.pipe()
+    stream = UnblockedStream(writing)
+    print("a line, and", "more", file=stream)
+    print("unfinished", end="", file=stream)
+    assert read(reading) == b"a line, and more\n"
+    stream.flush()
+    assert read(reading) == b"unfinished"
+    assert (stream.fileno(), stream.isatty(), stream.writable()) == (writing, False, True)
+    fill(writing)
+    for number in range(3):
+        print(number, file=stream, flush=True)
+    read(reading)
+    print("\udcff\u2003", file=stream)
+    assert read(reading) == b"[3 lines were lost: nobody read]\n\\udcff\xe2\x80\x83\n"
+    print("x" * 100_000, file=stream)
+    assert set(read(reading)) == set(b"x")
+    print("after", file=stream)
+    assert read(reading) == b"\n[1 lines were lost: nobody read]\nafter\n"
+    os.close(reading)
+    print("to nobody", file=stream)
+    os.close(writing)
