@@ -15,6 +15,8 @@ else:
     import functools
     import re
     import reprlib
+    from collections import deque
+    from itertools import repeat
     from operator import attrgetter
 
     FEW_OBJECTS = 24
@@ -273,9 +275,15 @@ else:
 
         return {"__setattr__": __setattr__, "__delattr__": __delattr__}
 
+    @functools.cache
+    def _names_and_values(cls):
+        """The names of a class's fields, and a function from an object to their values."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return names, _values_of(names)
+
     def _state(self):
-        return [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return _names_and_values(type(self))[1](self)
 
     def _restore(self, state):
-        for field, value in zip(dataclasses.fields(self), state, strict=True):
-            object.__setattr__(self, field.name, value)
+        # No loop of its own: an engine in another process gets many requests at once.
+        deque(map(object.__setattr__, repeat(self), _names_and_values(type(self))[0], state), 0)

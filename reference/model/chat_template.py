@@ -11,7 +11,6 @@ its turn or open another one, even where a template trims, splits or joins conte
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -89,7 +88,7 @@ class _Ended(TemplateError):
 
 
 class ChatTemplate(ContextManager):
-    """A chat template ready to render. Threads may share it; it renders one conversation at a time.
+    """A chat template ready to render. Threads may share it.
 
     ``source`` names the template's origin in errors; ``bos_token``, ``eos_token`` and the names of
     ``tokens`` are the texts the template may print under these names. ``tool_text`` is the template
@@ -119,7 +118,6 @@ class ChatTemplate(ContextManager):
         self.frames_messages = all(mark in texts for mark in HARMONY_HEADER)
         """Whether the model writes messages with headers, in OpenAI's harmony format."""
         self._source = source
-        self._lock = threading.Lock()
         self._forms: dict[bool, TemplateForms] = {}
         self._openings: dict[tuple[bool, bool | None], str] = {}
         setup = {
@@ -200,8 +198,7 @@ class ChatTemplate(ContextManager):
     def _rendered(self, conversation: dict[str, object], asks: bool) -> RenderedChat:
         """``conversation`` as a prompt, which with ``asks`` opens a turn of the model."""
         request = _json_line({**conversation, "add_generation_prompt": asks})
-        with self._lock:
-            reply = self._ask(request)
+        reply = self._ask(request)
         if "error" in reply:
             longest = reply.get("longer", len(request))
             if len(request) > longest:
@@ -232,20 +229,18 @@ class ChatTemplate(ContextManager):
 
     def start(self) -> None:
         """Start the worker now, without waiting for it, so that the first rendering is fast."""
-        with self._lock:
-            try:
-                self._worker.start()
-            except WorkerEnded as ended:
-                raise self._without_answer(ended) from None
+        try:
+            self._worker.start()
+        except WorkerEnded as ended:
+            raise self._without_answer(ended) from None
 
     def close(self) -> None:
         """End the worker. A later rendering would start another."""
-        with self._lock:
-            self._worker.close()
+        self._worker.close()
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         try:
-            reply: dict[str, Any] = json.loads(self._worker.ask(request))
+            reply: dict[str, Any] = json.loads(self._worker.ask(request).decode())
         except WorkerEnded as ended:
             raise self._without_answer(ended) from None
         return reply

@@ -4,10 +4,11 @@ its tokens."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Generic, TypeVar
 
 from contract.arrays import Floats, Ints
+from contract.lazy_dataclass import dataclass
 from contract.types import Request
 from harness.digest import RowDigests, RunningDigest
 from harness.host.pooling import Pool
