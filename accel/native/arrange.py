@@ -23,6 +23,9 @@ from contract.tier import FiniteWords
 
 MAX_AHEAD = RING_STEPS // 2
 """Most jobs of the pool that wait while the host prepares the next one."""
+MAX_AHEAD_BYTES = 1 << 23
+"""Most stored bytes of these jobs: they stay in memory until the host, which may be late, has seen
+that the job has ended."""
 
 Packets = Records
 
@@ -72,12 +75,12 @@ def finite_packets(data: Bytes, finite: FiniteWords, flag: int) -> Packets:
 class Arranger:
     """Runs packets that check and arrange weights, a few jobs ahead of the host.
 
-    ``_in_flight`` has, of each job, its number, the memory it reads and writes, and what is called
-    at its end."""
+    ``_in_flight`` has, of each job, its number, its stored bytes, the memory it reads and writes,
+    and what is called at its end."""
 
     memory: SharedMemory
     pool: WorkerPool
-    _in_flight: deque[tuple[int, Any, Callable[[], None]]] = field(default_factory=deque)
+    _in_flight: deque[tuple[int, int, Any, Callable[[], None]]] = field(default_factory=deque)
 
     def upload(
         self, name: str, dtype: DType, data: Bytes, matrices: int
@@ -92,26 +95,35 @@ class Arranger:
             stored = self.memory.adopt(name, data, borrowed=True)
             return ArrangedMatrix(stored, data.shape[1], WeightLayout.STORED)
         memory = self.memory.allocate(name, stack_bytes(stack), zeroed=False)
-        self.run(arrange_packets(stack, memory.address), (stack.data, memory.host))
+        used = stack.data, memory.host
+        self.run(arrange_packets(stack, memory.address), stack.data.nbytes, used)
         return arranged(stack, memory)
 
-    def run(self, packets: Packets, used: Any, at_end: Callable[[], None] = lambda: None) -> None:
-        """Submit packets. ``used`` holds the memory that they use. When they have run ``at_end`` is
-        called, by this or a later call of ``run`` or ``finish``."""
-        job = Job(packets=packets.ctypes.data, count=len(packets), workers=self.pool.workers)
-        self._in_flight.append((self.pool.submit(job), (packets, used), at_end))
-        while self._in_flight and self.pool.done(self._in_flight[0][0]):
-            self._in_flight.popleft()[2]()
-        while len(self._in_flight) > MAX_AHEAD:
+    def run(
+        self, packets: Packets, stored: int, used: Any, at_end: Callable[[], None] = lambda: None
+    ) -> None:
+        """Submit packets that read ``stored`` bytes. ``used`` holds the memory that they use. When
+        they have run ``at_end`` is called, by this or a later call of ``run`` or ``finish``."""
+        while self._in_flight and (
+            self.pool.done(self._in_flight[0][0])
+            or len(self._in_flight) > MAX_AHEAD
+            or self._stored_bytes + stored > MAX_AHEAD_BYTES
+        ):
             self._finish_oldest()
+        job = Job(packets=packets.ctypes.data, count=len(packets), workers=self.pool.workers)
+        self._in_flight.append((self.pool.submit(job), stored, (packets, used), at_end))
 
     def finish(self) -> None:
         """Wait until every job has ended."""
         while self._in_flight:
             self._finish_oldest()
 
+    @property
+    def _stored_bytes(self) -> int:
+        return sum(stored for _, stored, _, _ in self._in_flight)
+
     def _finish_oldest(self) -> None:
-        number, _, at_end = self._in_flight[0]
+        number, _, _, at_end = self._in_flight[0]
         while not self.pool.wait(number, 1.0):
             pass
         self._in_flight.popleft()

@@ -33,7 +33,7 @@ from contract.file_reads import FileRange
 from contract.lazy_dataclass import dataclass
 from contract.tier import FiniteWords
 
-MAX_JOB_BYTES = 1 << 22
+MAX_JOB_BYTES = 1 << 21
 """Most stored bytes of one job: their pages leave the page table when it ends."""
 
 
@@ -205,7 +205,9 @@ class ModelWeights:
                     if part.stack is not None:
                         more = arrange_packets(part.stack, address + start)
                         packets = np.concatenate((packets, more))
-                    self.arranger.run(packets, (part, used, flags), part.forget_source)
+                    self.arranger.run(
+                        packets, part.data.nbytes, (part, used, flags), part.forget_source
+                    )
                 weight.report()
         finally:
             self.arranger.finish()

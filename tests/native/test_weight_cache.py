@@ -4,11 +4,14 @@ import mmap
 import os
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from accel.native import model_weights, weight_cache
+from accel.native import arrange, model_weights, weight_cache
+from accel.native.arrange import Arranger
+from accel.native.pool import WorkerPool
 from accel.native.tier import NativeTier
 from accel.native.weight_cache import (
     HEADER_BYTES,
@@ -19,6 +22,7 @@ from accel.native.weight_cache import (
     remove_entries,
     usage,
 )
+from contract.arrays import Records
 from contract.dtypes import F16
 from contract.file_reads import FileRange
 from contract.ir.graph import BufferKind
@@ -29,6 +33,8 @@ from tests.families_table import FAMILIES
 from tests.memory.test_allocation import close, plan_on, step_of
 from tests.model_runs import assert_same
 from tests.native.weight_starts import LIMITS, entries, outcome
+
+End = Callable[[], None]
 
 
 @pytest.fixture
@@ -95,6 +101,41 @@ def test_a_weight_in_parts_is_arranged_as_in_one(
         return sorted(at for part in found for at in range(part.offset, part.offset + part.nbytes))
 
     assert octets(parts) == octets(whole)
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_late_host_keeps_few_stored_bytes_in_memory(
+    stored, model_path, open_native, folder, monkeypatch
+):
+    """The host sees the end of a job only when it waits for it. The jobs whose end it has not seen
+    read at most MAX_AHEAD_BYTES, or there is one. Weights are stored or stay in memory."""
+    now, most, jobs = 0, 0, 0
+    real = Arranger.run
+
+    def run(self: Arranger, packets: Records, nbytes: int, used: object, at_end: End) -> None:
+        def ended() -> None:
+            nonlocal now
+            now -= nbytes
+            at_end()
+
+        nonlocal now, most, jobs
+        real(self, packets, nbytes, used, ended)
+        now, jobs = now + nbytes, jobs + 1
+        if now > nbytes:
+            most = max(most, now)
+
+    monkeypatch.setattr(Arranger, "run", run)
+    monkeypatch.setattr(WorkerPool, "done", lambda pool, number: False)
+    monkeypatch.setattr(model_weights, "MAX_JOB_BYTES", 1)
+    monkeypatch.setattr(arrange, "MAX_AHEAD_BYTES", 1 << 12)
+    tier = open_native(threads=2, weights=folder if stored else None)
+    model = open_model(model_path)
+    with model.file:
+        ModelRunner(model, tier, LIMITS).close()
+        assert model.file.size > 1 << 14
+    assert jobs > arrange.MAX_AHEAD
+    assert now == 0
+    assert 0 < most <= 1 << 12
 
 
 def test_progress_counts_every_byte_once(model_path, open_one, open_native, monkeypatch):
