@@ -57,11 +57,14 @@ def _changed(now: Namespace, before: Namespace) -> list[str]:
 
 def _namespaces(name: str, module: ModuleType) -> Iterator[tuple[str, Namespace, Namespace]]:
     """A module and each class that it defines: its name, all it has, and of that what may be called
-    or is a constant."""
+    or is a constant. What a class counts by an attribute is neither."""
     own = {one: value for one, value in vars(module).items() if callable(value) or one.isupper()}
     yield name, vars(module), own
     for one, value in own.items():
         if isinstance(value, type) and value.__module__ == name:
-            members = {key: member for key, member in vars(value).items() if key[:2] != "__"}
-            members.pop("_abc_impl", None)
+            members = {
+                key: member
+                for key, member in vars(value).items()
+                if key.isupper() or (hasattr(member, "__get__") and key[:2] != "__")
+            }
             yield f"{name}.{one}", vars(value), members

@@ -10,6 +10,7 @@ from tests.replaced import Originals
 TEXT = """
 def function(): return 1
 class Thing:
+    calls = 0
     def method(self): return 2
     @property
     def name(self): return "thing"
@@ -62,7 +63,7 @@ def test_what_is_replaced_has_its_name(module, originals, statement, name):
 
 def test_what_a_module_counts_may_change(module, originals):
     """Caches, and what is imported later."""
-    exec("counted['calls'] = 1\ndef later(): return 4", vars(module))
+    exec("counted['calls'] = Thing.calls = 1\ndef later(): return 4", vars(module))
     assert not originals.newly_replaced()
 
 
