@@ -134,6 +134,7 @@ class ThreadedDriver(EngineDriver, SharedDriver):
     def carry_out(self) -> None:
         """Do the posted work."""
         while self._commands:
+            self._thread.turns.begin()
             self._commands.popleft()()
         if self.memory is not None:
             self.memory.look(self._engine)
@@ -316,10 +317,11 @@ class EngineThread(ContextManager):
 
     def _run(self) -> None:
         def turn() -> None:
-            turns.begin()
             while self._commands:
+                turns.begin()
                 self._commands.popleft()()
             for driver in self._drivers.values():
+                turns.begin()
                 driver.carry_out()
             if not self._models.idle:
                 self._step()
