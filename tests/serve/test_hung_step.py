@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,6 +286,15 @@ class TestPatience:
             wait_until(lambda: watch.silence == SENTENCE and bool(hung))
             watch.begin(lambda: 0.2)
             assert watch.silence is None
+
+    def test_a_step_may_take_what_the_steps_of_all_models_take(self, monkeypatch):
+        """And one that is not begun yet what other work may."""
+        with EngineThread() as engines, monkeypatch.context() as patch:
+            drivers = {key: SimpleNamespace(patience=p) for key, p in (("0", 0.0), ("1", 70.0))}
+            patch.setattr(engines, "_drivers", drivers)
+            for stepped, patience in (("0", 70.0 + step_times.OTHER_SECONDS), ("1", 70.0)):
+                engines._models.stepped = stepped
+                assert engines._patience() == patience
 
     def test_a_debugger_is_no_hang(self, soon):
         """Its frames are those of the thread that it stops."""
