@@ -26,8 +26,9 @@ class UnblockedStream(io.TextIOBase):
         self._unfinished = ""
         self._lost = 0
         self._cut = False
+        self._written = _unblocked_terminal(descriptor)
         self._room = select.poll()
-        self._room.register(descriptor, select.POLLOUT)
+        self._room.register(self._written, select.POLLOUT)
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
@@ -77,11 +78,21 @@ class UnblockedStream(io.TextIOBase):
             try:
                 if not self._room.poll(1000 * max(0.0, by - time.monotonic())):
                     return False
-                data = data[os.write(self._descriptor, data[:AT_ONCE_BYTES]) :]
+                data = data[os.write(self._written, data[:AT_ONCE_BYTES]) :]
             except OSError:
                 return False
             self._cut = bool(data)
         return True
+
+
+def _unblocked_terminal(descriptor: int) -> int:
+    """A descriptor for the same terminal that never waits, since ``poll`` says that there is room
+    if there is some; else ``descriptor``. Other programs share that one, so it stays as it is."""
+    try:
+        name = os.ttyname(descriptor)
+        return os.open(name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return descriptor
 
 
 def unblock_standard_error() -> None:

@@ -155,7 +155,7 @@ def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
     from harness.host.heap import freeze_heap
     from harness.progress import progress_on
     from harness.serve.presence import announced
-    from harness.serve.run import running
+    from harness.serve.run import LEFT, running
     from harness.serve.signals import notify_supervisor
 
     progress = progress_on(transient=True)
@@ -178,7 +178,7 @@ def _serve(settings: Settings, signals: Signals, quiet: bool) -> int:
                     note(line)
             notify_supervisor("READY=1")
             interrupted = signals.serve_until_stopped(server, settings["drain_seconds"])
-    if server.models.hangs:
+    if LEFT:
         complain("the engine hangs: the process ends without it")
         os._exit(FAILED)
     return INTERRUPTED if interrupted else 0

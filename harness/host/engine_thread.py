@@ -134,6 +134,7 @@ class ThreadedDriver(EngineDriver, SharedDriver):
     def carry_out(self) -> None:
         """Do the posted work."""
         while self._commands:
+            self._thread.turns.begin()
             self._commands.popleft()()
         if self.memory is not None:
             self.memory.look(self._engine)
@@ -278,9 +279,11 @@ class EngineThread(ContextManager):
         self.turns.end_by(at)
 
     def _patience(self) -> float:
-        """How long a step may take."""
-        steps = max([0.0, *(driver.patience for driver in list(self._drivers.values()))])
-        return steps or other_patience()
+        """How long the step may take, for which the device may compute those of other models, too.
+        Before it is begun, pages may be read from disk."""
+        stepped, drivers = self._models.stepped, list(self._drivers.items())
+        steps = [one.patience or other_patience() * (key == stepped) for key, one in drivers]
+        return sum(steps) or other_patience()
 
     def _hangs(self) -> None:
         """Tell all who wait that the thread hangs."""
@@ -316,10 +319,11 @@ class EngineThread(ContextManager):
 
     def _run(self) -> None:
         def turn() -> None:
-            turns.begin()
             while self._commands:
+                turns.begin()
                 self._commands.popleft()()
             for driver in self._drivers.values():
+                turns.begin()
                 driver.carry_out()
             if not self._models.idle:
                 self._step()

@@ -25,7 +25,10 @@ def answering(
     compute it. Unlike a future, a queue has no lock that Ctrl-C could leave locked.
 
     The wait ends with EngineStopped once ``silence`` says what to say of a thread that hangs; then
-    work that was not begun never is."""
+    work that was not begun never is. So does this function if it hangs already."""
+    problem = silence()
+    if problem is not None:
+        raise EngineStopped(problem)
     results: SimpleQueue[Callable[[], T]] = SimpleQueue()
     left = deque([None])
 

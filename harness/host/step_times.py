@@ -10,14 +10,17 @@ OTHER_SECONDS = 600.0
 """How long a step of a size that was not seen yet may always take, and work between steps, which
 may load weights."""
 LONGER = 10.0
-"""A step may take this many times as long as the longest of its size."""
+"""A step may take this many times as long as the longest recent one of its size."""
+FADING = 0.98
+"""What a longest time is multiplied by at each further step: kernels were compiled in that step, or
+the process was stopped, and the device may hang all the same."""
 FIRST_TOKEN_SECONDS = 0.5
 """Seconds that a token is expected to take before any step."""
 
 
 class StepTimes:
-    """How long steps took: the longest of each size, which is a number of tokens up to a power of
-    two, and the least seconds of a token."""
+    """How long steps took: the longest recent one of each size, which is a number of tokens up to a
+    power of two, and the least seconds of a token."""
 
     def __init__(self) -> None:
         self._longest: dict[int, float] = {}
@@ -27,7 +30,7 @@ class StepTimes:
         """A step of ``tokens`` took ``seconds``."""
         if tokens:
             size = tokens.bit_length()
-            self._longest[size] = max(seconds, self._longest.get(size, 0.0))
+            self._longest[size] = max(seconds, FADING * self._longest.get(size, 0.0))
             self._pace = min(self._pace, seconds / tokens)
 
     def patience(self, tokens: int) -> float:

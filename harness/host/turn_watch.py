@@ -14,7 +14,7 @@ from types import FrameType
 from harness.host import step_times
 
 log = logging.getLogger("zinc_rt.serve")
-WATCH_SECONDS = 5.0
+WATCH_SECONDS = 1.0
 """Seconds between two looks at the thread."""
 END_SECONDS = 10.0
 """How long the thread may work on once the server has drained."""
@@ -88,7 +88,7 @@ class TurnWatch:
         self._ended.set()
 
     def end_by(self, at: float) -> None:
-        """A turn that lasts till END_SECONDS after ``at`` is taken to hang."""
+        """From END_SECONDS after ``at`` on, a turn that lasts for END_SECONDS is taken to hang."""
         self._end_by = at + END_SECONDS
 
     @property
@@ -104,17 +104,18 @@ class TurnWatch:
             frame = sys._current_frames().get(self.thread)
             unheard.look(not self._busy or turn != seen or _is_debugged(frame))
             seen = turn
-            late = time.monotonic() >= self._end_by
+            late = time.monotonic() >= self._end_by and unheard.seconds >= END_SECONDS
             if self.silence is not None:
                 continue
             if told:
                 log.warning("the engine goes on")
                 told = False
             if self._busy and (late or unheard.seconds >= self._patience()):
-                self.silence, told = self._words, True
+                self.silence = self._words
                 if turn != self._turn:  # It ended meanwhile.
                     self.silence = None
                     continue
+                told = True
                 stack = "" if frame is None else "".join(traceback.format_stack(frame))
                 log.error("the engine hangs, for %.0f s in\n%s", unheard.seconds, stack)
                 self._on_hang()

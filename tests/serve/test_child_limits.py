@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from contract.types import LOCAL_TENANT
-from harness.host.remote import process
-from harness.host.remote.channel import Channel, ChannelEnded
+from harness.host.remote import channel, process
+from harness.host.remote.channel import Channel, ChannelEnded, ChannelFull
 from harness.host.remote.messages import ChildAnswer, Start
 from harness.host.remote.process import WORDS, ChildProcess, EngineProcess
 from harness.host.remote.server import EngineServer
@@ -138,10 +138,10 @@ def test_a_child_that_hangs_while_it_loads_is_told_of(
 ) -> None:
     with serve(engine_process=True) as server:
         child = child_of(server)
-        monkeypatch.setattr(process, "LOADING_SECONDS", 2.0)
+        monkeypatch.setattr(process, "LOADING_SECONDS", 3 * process.SILENT_SECONDS)
         os.kill(child.pid, signal.SIGSTOP)
         with child._loading():
-            time.sleep(2 * process.SILENT_SECONDS)
+            time.sleep(1.5 * process.SILENT_SECONDS)
             assert child.silence is None
             wait_until(lambda: child.silence is not None)
         os.kill(child.pid, signal.SIGCONT)
@@ -181,6 +181,41 @@ def test_what_there_is_no_room_for_is_sent_in_order_once_it_is_read() -> None:
             one._reader.close()
         with pytest.raises(ChannelEnded):
             channels[0].send(1)
+
+
+def test_what_waits_for_room_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Besides what has to be sent; once there is room all is sent again."""
+    monkeypatch.setattr(channel, "MOST_UNSENT", 1 << 20)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        channels = Channel(ours), Channel(theirs)
+        channels[0].send(b"0" * (16 << 20), needed=False)
+        with pytest.raises(ChannelFull):
+            channels[0].send(b"refused", needed=False)
+        channels[0].send(b"needed")
+        assert len(channels[1].receive()) == 16 << 20
+        assert channels[1].receive() == b"needed"
+        wait_until(lambda: not channels[0]._unsent)
+        channels[0].send(b"again", needed=False)
+        assert channels[1].receive() == b"again"
+        for one in channels:
+            one.close()
+            one._reader.close()
+
+
+def test_a_child_that_reads_nothing_is_sent_no_more_requests(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it is known to hang."""
+    monkeypatch.setattr(channel, "MOST_UNSENT", 1 << 20)
+    with serve(engine_process=True) as server:
+        http = Http(server.url)
+        fill(server)
+        reply = http.post(COMPLETIONS, BODY)
+        assert (reply.status, reply.error["code"]) == (503, "engine_stopped")
+        os.kill(pid_of(server), signal.SIGCONT)
+        wait_until(lambda: not child_of(server)._channel._unsent)
+        assert http.post(COMPLETIONS, BODY).status == 200
 
 
 def test_who_waits_for_room_is_told_of_the_end() -> None:

@@ -24,9 +24,9 @@ from tests.serve.test_engine_process import BODY, COMPLETIONS, pid_of, told
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child is soon known to be silent."""
+    """A child is soon known to be silent, but not because others have the processors."""
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(process, "SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(process, "SILENT_SECONDS", 2.0)
     monkeypatch.setattr(process, "END_SECONDS", 0.5)
     monkeypatch.setattr(metrics, "ANSWER_SECONDS", 0.1)
 
@@ -92,7 +92,7 @@ def test_a_child_that_loads_is_not_silent(
             with ThreadPoolExecutor(1) as others:
                 os.kill(pid_of(server), signal.SIGSTOP)
                 loading = others.submit(opened, *given)
-                time.sleep(3 * process.SILENT_SECONDS)
+                time.sleep(2 * process.SILENT_SECONDS)
                 assert http.get("/health").status == 200
                 os.kill(pid_of(server), signal.SIGCONT)
                 return loading.result()

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from harness.cli.serve_command import FAILED
 from harness.host import step_times, turn_watch
 from harness.host.engine_thread import EngineThread
 from harness.host.remote import process
+from harness.host.remote.process import EngineProcess
 from harness.host.step_times import StepTimes
 from harness.host.submissions import EngineStopped
 from harness.host.turn_watch import TurnWatch, UnheardTime
@@ -106,6 +109,12 @@ def test_what_is_asked_between_steps_is_given_up(serve: Serve, soon: None, tmp_p
                 with pytest.raises(EngineStopped, match=SENTENCE):
                     call(done.append)
             assert asked.result().status == 503
+            # Nor does it wait for the thread, where there would be no end of it.
+            waiting = len(driver._commands), len(engines._commands)  # type: ignore[attr-defined]
+            for call in (driver.call, engines.call):
+                with pytest.raises(EngineStopped, match=SENTENCE):
+                    call(done.append)
+            assert (len(driver._commands), len(engines._commands)) == waiting  # type: ignore[attr-defined]
         wait_until(lambda: engines.silence is None)
         driver.call(lambda engine: None)
         assert done == []
@@ -122,6 +131,27 @@ def test_the_server_ends_though_a_step_hangs(serve: Serve, soon: None, tmp_path:
             server.drain(0)
             assert asked.result().status == 503
         assert server.models.hangs
+
+
+def test_the_server_ends_though_a_step_hangs_in_its_child(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Long before such a step is known to hang."""
+    monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
+    monkeypatch.setattr(process, "END_SECONDS", 1.0)
+    with serve(engine_process=True) as server, ThreadPoolExecutor(1) as clients:
+        engines, driver = server.models._thread, server.service.model.driver
+        assert isinstance(engines, EngineProcess)
+        driver.call(hang_while, tmp_path / "hangs")
+        (tmp_path / "hangs").touch()
+        asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
+        wait_until(lambda: bool(driver._streams))
+        ending = threading.Thread(target=server.drain, args=(0,), daemon=True)
+        ending.start()
+        ending.join(PATIENCE_SECONDS)
+        assert not ending.is_alive()
+        assert asked.result().status == 503
+    assert engines.pid is None
 
 
 @contextmanager
@@ -186,11 +216,50 @@ class TestPatience:
         assert times.patience(1) == step_times.LEAST_SECONDS
         assert times.patience(512) == step_times.OTHER_SECONDS
         times.note(40.0, 1)
-        times.note(1.0, 1)
         assert times.patience(1) == 40.0 * step_times.LONGER
+        times.note(1.0, 1)
+        assert 30.0 * step_times.LONGER < times.patience(1) < 40.0 * step_times.LONGER
         times.note(300.0, 300)
         assert times.patience(511) == 300.0 * step_times.LONGER
         times.note(0.0, 0)
+
+    def test_one_long_step_is_forgotten(self):
+        """Kernels were compiled in it, or the process was stopped for a night."""
+        times = StepTimes()
+        times.note(30_000.0, 1)
+        for _ in range(1000):
+            times.note(0.01, 1)
+        assert times.patience(1) == step_times.LEAST_SECONDS
+
+    def test_at_the_end_a_thread_that_works_on_does_not_hang(self, soon, monkeypatch):
+        """Whose turns end, after a pause of the process, or of many models in turn."""
+        monkeypatch.setattr(turn_watch, "END_SECONDS", PATIENCE_SECONDS / 2)
+        with watched() as (watch, hung):
+            watch.end_by(time.monotonic() - PATIENCE_SECONDS)
+            for _ in range(20):
+                watch.begin()
+                threading.Event().wait(0.05)
+            assert not hung
+            assert watch.silence is None
+
+    def test_each_thing_that_is_asked_has_a_time_of_its_own(self):
+        """Many together may take long: slots that are restored."""
+        turns: list[int] = []
+        with EngineThread() as engines:
+            begun, go_on = threading.Event(), threading.Event()
+
+            def wait(models: Any) -> None:
+                begun.set()
+                assert go_on.wait(PATIENCE_SECONDS)
+
+            with ThreadPoolExecutor(3) as callers:
+                callers.submit(engines.call, wait)
+                assert begun.wait(PATIENCE_SECONDS)
+                for _ in range(2):
+                    callers.submit(engines.call, lambda models: turns.append(engines.turns._turn))
+                wait_until(lambda: len(engines._commands) == 2)
+                go_on.set()
+        assert len(set(turns)) == 2
 
     def test_time_in_which_the_process_was_stopped_does_not_count(self, monkeypatch):
         """A signal, a debugger, or a machine that sleeps."""
@@ -217,6 +286,15 @@ class TestPatience:
             wait_until(lambda: watch.silence == SENTENCE and bool(hung))
             watch.begin(lambda: 0.2)
             assert watch.silence is None
+
+    def test_a_step_may_take_what_the_steps_of_all_models_take(self, monkeypatch):
+        """And one that is not begun yet what other work may."""
+        with EngineThread() as engines, monkeypatch.context() as patch:
+            drivers = {key: SimpleNamespace(patience=p) for key, p in (("0", 0.0), ("1", 70.0))}
+            patch.setattr(engines, "_drivers", drivers)
+            for stepped, patience in (("0", 70.0 + step_times.OTHER_SECONDS), ("1", 70.0)):
+                engines._models.stepped = stepped
+                assert engines._patience() == patience
 
     def test_a_debugger_is_no_hang(self, soon):
         """Its frames are those of the thread that it stops."""

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
+import termios
+import threading
 from pathlib import Path
 
 import pytest
@@ -108,3 +111,32 @@ def test_lines_are_whole_and_lost_ones_are_counted(monkeypatch: pytest.MonkeyPat
     os.close(reading)
     print("to nobody", file=stream)
     os.close(writing)
+
+
+@pytest.mark.parametrize("width", [37, 100, 701])
+def test_nobody_waits_for_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Which may have room for a part of a line, and is as it was for who else has it."""
+    monkeypatch.setattr(unblocked, "ROOM_SECONDS", 0.01)
+    controlling, terminal = pty.openpty()
+    modes = termios.tcgetattr(terminal)
+    stream = UnblockedStream(terminal)
+
+    def log() -> None:
+        for _ in range(2000):
+            print("y" * width, file=stream)
+
+    logging = threading.Thread(target=log, daemon=True)
+    logging.start()
+    logging.join(PATIENCE_SECONDS)
+    assert not logging.is_alive()
+    assert os.get_blocking(terminal)
+    assert termios.tcgetattr(terminal) == modes
+    wait_until(lambda: bool(read(controlling)))
+    print("after", file=stream, flush=True)
+    told = b""
+    while b"after" not in told:
+        told += read(controlling)
+    *_, lost, after, _ = told.split(b"\r\n")
+    assert (b"lines were lost" in lost, after) == (True, b"after")
+    os.close(controlling)
+    os.close(terminal)

@@ -12,10 +12,16 @@ from typing import Any, cast
 
 HEAD = struct.Struct("<Q")
 BUFFER_BYTES = 1 << 20
+MOST_UNSENT = 256 << 20
+"""Bytes that wait for room before messages that are not needed are refused."""
 
 
 class ChannelEnded(Exception):
     """The other process closed its end, or is gone."""
+
+
+class ChannelFull(Exception):
+    """The other process does not read."""
 
 
 class Channel:
@@ -34,13 +40,16 @@ class Channel:
         self._closed = False
         threading.Thread(target=self._send_rest, name="channel", daemon=True).start()
 
-    def send(self, message: object) -> None:
-        """Send a message. Raises ChannelEnded, and what pickling raises."""
+    def send(self, message: object, needed: bool = True) -> None:
+        """Send a message. Raises ChannelEnded, what pickling raises, and ChannelFull if it is not
+        ``needed``."""
         pickled = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         data = memoryview(HEAD.pack(len(pickled)) + pickled)
         with self._changed:
             if not (self._closed or self._unsent):
                 data = data[self._sent_at_once(data) :]
+            elif not needed and sum(map(len, self._unsent)) > MOST_UNSENT:
+                raise ChannelFull
             if data and not self._closed:
                 self._unsent.append(data)
                 self._changed.notify_all()

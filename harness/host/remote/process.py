@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -24,7 +26,7 @@ from harness.host.faults import log_fault
 from harness.host.hosted import HostedModel
 from harness.host.open import chat_template_of
 from harness.host.options import SessionOptions
-from harness.host.remote.channel import Channel, ChannelEnded
+from harness.host.remote.channel import Channel, ChannelEnded, ChannelFull
 from harness.host.remote.driver import ProcessDriver
 from harness.host.remote.messages import ChildAnswer, Ended, Opened, Shown, Start, Step
 from harness.host.remote.server import EngineServer
@@ -102,7 +104,9 @@ class EngineProcess(ContextManager):
         return False
 
     def end_by(self, at: float) -> None:
-        """Do nothing: a child that hangs is killed."""
+        """Take a child to hang that answers nothing END_SECONDS after ``at``; it is killed then."""
+        if self._child is not None:
+            self._child.end_by = at + END_SECONDS
 
     @property
     def pid(self) -> int | None:
@@ -141,6 +145,9 @@ class ChildProcess:
     def __init__(self, start: Start, ids: Iterator[int]) -> None:
         self.ids = ids
         self.words = start.words
+        self.end_by = math.inf
+        """From this time on, of ``time.monotonic``, nobody waits for it."""
+        self._no_answer = f"the engine's process does not answer; {start.words.remedy} later"
         self._gone = threading.Event()
         self._closing = False
         self._opening, self._counting = 0, threading.Lock()
@@ -194,9 +201,9 @@ class ChildProcess:
     def silence(self) -> str | None:
         """See ``SharedDriver.silence``."""
         patience = LOADING_SECONDS if self._opening or not self._started else SILENT_SECONDS
-        if self._unheard < patience:
+        if self._unheard < patience and time.monotonic() < self.end_by:
             return self._hang
-        return f"the engine's process does not answer; {self.words.remedy} later"
+        return self._no_answer
 
     def open(
         self,
@@ -227,9 +234,10 @@ class ChildProcess:
         return next(self._numbers)
 
     def send(self, method: Callable[..., None], *arguments: Any) -> None:
-        """Have the child call a method of ``EngineServer``. Raises EngineStopped."""
+        """Have the child call a method of ``EngineServer``. Raises EngineStopped; if the child has
+        not read much that was sent, for a submission."""
         with self._ended_as_stopped():
-            self._channel.send((method, arguments))
+            self._channel.send((method, arguments), method is not EngineServer.submit)
 
     def ask(self, method: Callable[..., None], *arguments: Any, progress: Progress = SILENT) -> Any:
         """The answer of a method of ``EngineServer``. Raises what it raises, and EngineStopped,
@@ -254,16 +262,19 @@ class ChildProcess:
 
     @contextmanager
     def _ended_as_stopped(self) -> Iterator[None]:
-        """Raises EngineStopped for ChannelEnded."""
+        """Raises EngineStopped for ChannelEnded and ChannelFull."""
         try:
             yield
         except ChannelEnded:
             raise self._reason() from None
+        except ChannelFull:
+            raise EngineStopped(self._no_answer) from None
 
     def _next(self, answers: SimpleQueue[ChildAnswer | Shown | None]) -> ChildAnswer | Shown | None:
         while True:
+            left = self.end_by - time.monotonic()
             try:
-                return answers.get(timeout=WATCH_SECONDS)
+                return answers.get(timeout=max(0.0, min(WATCH_SECONDS, left)))
             except Empty:
                 self._check_silence()
 
