@@ -5,7 +5,8 @@ processor time, this side the time of each answer. It starts on first use and is
 dies.
 
 Threads may share it. An answer may hold a stranger's conversation, so nobody gets it but who asked:
-one question at a time, and a child that owes an answer, or gave one too many, is replaced."""
+one question at a time, whose number its answer repeats. A child that owes an answer, or gave one
+too many, is replaced."""
 
 from __future__ import annotations
 
@@ -74,6 +75,8 @@ class WorkerProcess:
         self._answers: select.poll
         """Waits for what the child writes."""
         self._lock = threading.Lock()
+        self._number = 0
+        """Of the last question."""
         self._owes = False
         """Whether the child may have got a question, or a part of one, that it has not answered."""
 
@@ -83,23 +86,26 @@ class WorkerProcess:
             self._running_child()
 
     def ask(self, line: bytes) -> bytes:
-        """The child's answer to ``line``; both end with a newline. Raises WorkerEnded and
-        WorkerRefused."""
+        """The child's answer to ``line``; both end with a newline. The child gets and gives each
+        behind a number and a space. Raises WorkerEnded and WorkerRefused."""
         with self._lock:
             child = self._running_child()
             deadline = time.monotonic() + self._wall_seconds
+            self._number += 1
+            number = b"%d " % self._number
             # It stays so where Ctrl-C ends the wait.
             self._owes = True
             try:
-                _send(child, line, deadline)
+                _send(child, number + line, deadline)
                 answer = self._line_of(child, deadline)
             except TimeoutError:
                 child.kill()
                 answer = b""
-            if answer.find(b"\n") != len(answer) - 1 or not answer:
+            whole = answer.startswith(number) and answer.find(b"\n") == len(answer) - 1
+            if not whole:
                 raise WorkerEnded(self._why_it_ended(child, answer))
             self._owes = False
-        return answer
+        return answer[len(number) :]
 
     def close(self) -> None:
         """End the child. A later question would start another."""
@@ -154,6 +160,8 @@ class WorkerProcess:
 
     def _why_it_ended(self, child: subprocess.Popen[bytes], answered: bytes) -> str:
         self._end()
+        if answered.endswith(b"\n"):
+            return "its reply is to no question, or to another one"
         if answered:
             return "its reply is too long"
         if child.returncode == SIGPROF:

@@ -24,7 +24,7 @@ from tests.worker_forks import OF_USERS
 ECHO = """\
 import os, sys
 for line in sys.stdin.buffer:
-    if line == b"end\\n":
+    if line.endswith(b" end\\n"):
         os._exit(7)
     sys.stdout.buffer.write(line)
     sys.stdout.buffer.flush()
@@ -34,6 +34,14 @@ import sys
 for line in sys.stdin.buffer:
     sys.stdout.buffer.write(line + line)
     sys.stdout.buffer.flush()
+"""
+LATE = """\
+import sys
+last = b""
+for line in sys.stdin.buffer:
+    sys.stdout.buffer.write(last or line)
+    sys.stdout.buffer.flush()
+    last = line
 """
 THREADS = 8
 Made = Callable[[str], WorkerProcess]
@@ -216,5 +224,14 @@ def test_what_nobody_asked_for_is_no_answer(worker_of):
 
 def test_two_lines_are_no_answer(worker_of):
     worker = worker_of(TWICE)
-    with pytest.raises(WorkerEnded, match="its reply is too long"):
+    with pytest.raises(WorkerEnded, match="its reply is to no question, or to another one"):
         worker.ask(b"a\n")
+
+
+def test_the_answer_to_another_question_is_none(worker_of):
+    """One that comes late, behind a line too many."""
+    worker = worker_of(LATE)
+    assert worker.ask(b"a\n") == b"a\n"
+    with pytest.raises(WorkerEnded, match="its reply is to no question, or to another one"):
+        worker.ask(b"b\n")
+    assert worker.ask(b"c\n") == b"c\n"
