@@ -4,8 +4,9 @@ It processes untrusted input, such as templates and grammars. The child limits i
 processor time, this side the time of each answer. It starts on first use and is replaced when it
 dies.
 
-Threads may ask at once. The child answers in order, and reads the next question from its pipe while
-the answer to the last one is taken: it never waits for a thread that waits for the interpreter."""
+Threads may share it. An answer may hold a stranger's conversation, so nobody gets it but who asked:
+one question at a time, whose number its answer repeats. A child that owes an answer, or gave one
+too many, is replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +18,6 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,24 +49,11 @@ class WorkerRefused(WorkerEnded):
     """The system refuses to start the child."""
 
 
-class _Question:
-    """A ``line`` for the child, and the place of its thread among those who use the child.
-    ``unsent`` are its bytes that are not in the pipe; both are empty once it is answered. ``came``
-    is released when all before it are over, for a thread that waits."""
-
-    __slots__ = ("came", "line", "over", "unsent")
-
-    def __init__(self, line: bytes = b"") -> None:
-        self.line = self.unsent = line
-        self.over = False
-        self.came: threading.Lock | None = None
-
-
 class WorkerProcess:
     """A Python ``script`` as a child, which threads may share.
 
-    ``setup`` gives the line it is sent first. An answer takes at most ``wall_seconds`` once the
-    earlier ones are there, and ``longest_reply`` bytes; the script ends itself with SIGPROF after
+    ``setup`` gives the line it is sent first. An answer takes at most ``wall_seconds`` after the
+    earlier ones, and ``longest_reply`` bytes; the script ends itself with SIGPROF after
     ``cpu_seconds``."""
 
     def __init__(
@@ -85,118 +72,61 @@ class WorkerProcess:
         self._longest_reply = longest_reply
         self.child: subprocess.Popen[bytes] | None = None
         self._end_child: Callable[[], object] | None = None
-        self._lock = threading.RLock()
-        self._turns: deque[_Question] = deque()
         self._answers: select.poll
         """Waits for what the child writes."""
-        self._received = bytearray()
-        """What the child wrote behind the answers that were taken."""
+        self._lock = threading.Lock()
+        self._number = 0
+        """Of the last question."""
+        self._owes = False
+        """Whether the child may have got a question, or a part of one, that it has not answered."""
 
     def start(self) -> None:
         """Start the child now, without waiting for it, so that the first answer is fast."""
-        question = _Question()
-        try:
-            self._wait_for_turn(question)
+        with self._lock:
             self._running_child()
-        finally:
-            self._leave(question)
 
     def ask(self, line: bytes) -> bytes:
-        """The child's answer to ``line``; both end with a newline. Raises WorkerEnded and
-        WorkerRefused."""
-        question = _Question(line)
-        try:
-            self._wait_for_turn(question)
-            return self._answer_to(question)
-        finally:
-            self._leave(question)
+        """The child's answer to ``line``; both end with a newline. The child gets and gives each
+        behind a number and a space. Raises WorkerEnded and WorkerRefused."""
+        with self._lock:
+            child = self._running_child()
+            deadline = time.monotonic() + self._wall_seconds
+            self._number += 1
+            number = b"%d " % self._number
+            # It stays so where Ctrl-C ends the wait.
+            self._owes = True
+            try:
+                _send(child, number + line, deadline)
+                answer = self._line_of(child, deadline)
+            except TimeoutError:
+                child.kill()
+                answer = b""
+            whole = answer.startswith(number) and answer.find(b"\n") == len(answer) - 1
+            if not whole:
+                raise WorkerEnded(self._why_it_ended(child, answer))
+            self._owes = False
+        return answer[len(number) :]
 
     def close(self) -> None:
-        """End the child, after the questions that were asked before. A later question would start
-        another."""
-        question = _Question()
-        try:
-            self._wait_for_turn(question)
+        """End the child. A later question would start another."""
+        with self._lock:
             self._end()
-        finally:
-            self._leave(question)
-
-    def _wait_for_turn(self, question: _Question) -> None:
-        """Line up behind those who use the child. The line is sent ahead, if those before it are
-        and the pipe has room."""
-        with self._lock:
-            if self._turns:
-                self._leave()
-            if self._turns:
-                question.came = threading.Lock()
-                question.came.acquire()
-                if question.line and self.child is not None and not self._turns[-1].unsent:
-                    question.unsent = _sent_at_once(self.child, question.line)
-            self._turns.append(question)
-        if question.came is not None:
-            question.came.acquire()
-
-    def _leave(self, question: _Question | None = None) -> None:
-        """End a turn, which may not have come: Ctrl-C interrupts a wait. Then the next one may use
-        the child, if it is not used."""
-        passed = False
-        with self._lock:
-            if question is not None:
-                question.over = True
-            while self._turns and self._turns[0].over:
-                left = self._turns.popleft()
-                if left.unsent != left.line:
-                    self._end()  # Its answer would be taken for the next one.
-                passed = True
-            if passed and self._turns:
-                following = self._turns[0].came
-                assert following is not None
-                following.release()
-
-    def _answer_to(self, question: _Question) -> bytes:
-        child = self.child
-        if question.unsent or child is None:
-            child = self._running_child()
-        deadline = time.monotonic() + self._wall_seconds
-        try:
-            if question.unsent:
-                # Until all is sent it counts as sent in part.
-                unsent, question.unsent = question.unsent, question.unsent[-1:]
-                _send(child, unsent, deadline)
-                question.unsent = b""
-                if len(self._turns) > 1:
-                    self._send_ahead()
-            answer = self._next_line(child, deadline)
-        except TimeoutError:
-            child.kill()
-            answer = b""
-        if not answer.endswith(b"\n"):
-            raise WorkerEnded(self._why_it_ended(child, answer))
-        question.line = b""
-        return answer
-
-    def _send_ahead(self) -> None:
-        """Send the lines of those who wait, as many as the pipe has room for."""
-        with self._lock:
-            for turn in self._turns:
-                if turn.unsent and self.child is not None:
-                    turn.unsent = _sent_at_once(self.child, turn.unsent)
-                if turn.unsent:
-                    return
 
     def _end(self) -> None:
-        with self._lock:
-            if self._end_child is not None:
-                self._end_child()
-            self.child = self._end_child = None
-            self._received.clear()
-            for turn in self._turns:
-                turn.unsent = turn.line
+        # First, so that the child is used no more where Ctrl-C comes between.
+        self.child = None
+        if self._end_child is not None:
+            self._end_child()
+        self._end_child = None
+        self._owes = False
 
     def _running_child(self) -> subprocess.Popen[bytes]:
-        if self.child is not None and self.child.poll() is None:
-            return self.child
+        child = self.child
         # One that was killed while it waited was so by the fault of no question.
+        if child is not None and not self._owes and child.poll() is None:
+            unasked = self._answers.poll(0)
+            if not unasked:
+                return child
         self._end()
         try:
             child = start_process(self._script)
@@ -215,26 +145,23 @@ class WorkerProcess:
         self.child = child
         return child
 
-    def _next_line(self, child: subprocess.Popen[bytes], deadline: float) -> bytes:
-        """The next line that the child writes, or what there is of it when it has the length of the
+    def _line_of(self, child: subprocess.Popen[bytes], deadline: float) -> bytes:
+        """A line that the child writes, or what there is of it when it has the length of the
         longest reply or the child is gone. Raises TimeoutError at ``deadline``."""
         assert child.stdout is not None
-        pipe, longest, received = child.stdout.fileno(), self._longest_reply, self._received
-        end = received.find(b"\n", 0, longest) if received else -1
-        while end < 0 and (looked := len(received)) < longest:
+        pipe, longest, answer = child.stdout.fileno(), self._longest_reply, bytearray()
+        while len(answer) < longest and not answer.endswith(b"\n"):
             _wait_for(self._answers, deadline)
-            part = os.read(pipe, READ_BYTES)
+            part = os.read(pipe, min(READ_BYTES, longest - len(answer)))
             if not part:
                 break
-            received += part
-            end = received.find(b"\n", looked, longest)
-        end = min(longest, len(received)) if end < 0 else end + 1
-        line = bytes(received[:end])
-        del received[:end]
-        return line
+            answer += part
+        return bytes(answer)
 
     def _why_it_ended(self, child: subprocess.Popen[bytes], answered: bytes) -> str:
         self._end()
+        if answered.endswith(b"\n"):
+            return "its reply is to no question, or to another one"
         if answered:
             return "its reply is too long"
         if child.returncode == SIGPROF:
@@ -280,16 +207,6 @@ def _send(child: subprocess.Popen[bytes], line: bytes, deadline: float) -> None:
     except ConnectionError:
         # That the child has ended is noticed when its answer is read.
         return
-
-
-def _sent_at_once(child: subprocess.Popen[bytes], line: bytes) -> bytes:
-    """What is left of a line after writing as much as the pipe takes now."""
-    assert child.stdin is not None
-    try:
-        return line[os.write(child.stdin.fileno(), line) :]
-    except (BlockingIOError, ConnectionError):
-        # That the child has ended is noticed when an answer is read.
-        return line
 
 
 def _wait_for(poll: select.poll, deadline: float) -> None:

@@ -2,8 +2,9 @@
 
 ``chat_template`` runs this file as a script. It imports little, so that it starts fast. Standard
 input holds one JSON object per line: first the templates, their trusted variables and the limits,
-then one conversation per line. Standard output answers each conversation with one line, either
-``{"text", "template_spans"}`` or ``{"error", "line", "summary", "refused"}``.
+then one conversation per line, behind its number and a space. Standard output answers each
+conversation with one line: the number, a space and either ``{"text", "template_spans"}`` or
+``{"error", "line", "summary", "refused"}``.
 
 Every character of the output is marked trusted if the template wrote it, and not if the
 conversation did (``template_text``)."""
@@ -305,11 +306,12 @@ def main() -> None:
     arm = _cpu_timer()
     renderer = Renderer(setup)
     for line in requests:
-        conversation = json.loads(line)
+        number, _, asked = line.partition(b" ")
+        conversation = json.loads(asked)
         arm(setup["cpu_seconds"])
         reply = renderer.answer(conversation)
         arm(0)
-        replies.write(json.dumps(reply).encode() + b"\n")
+        replies.write(b"%b %b\n" % (number, json.dumps(reply).encode()))
         replies.flush()
 
 

@@ -1,8 +1,9 @@
 """Compiles grammars in a separate process, so that a grammar that explodes does no harm.
 
 ``grammars`` runs this file as a script, which imports only the standard library and llguidance.
-Standard input has one JSON object in each line: first tokens and limits, then one grammar each. The
-answer to a grammar is the line ``{"error"}``, null if it compiled and has a first mask."""
+Standard input has one JSON object in each line: first tokens and limits, then one grammar each,
+behind its number and a space. The answer to a grammar is the line of the number, a space and
+``{"error"}``, null if it compiled and has a first mask."""
 
 from __future__ import annotations
 
@@ -56,13 +57,14 @@ def main() -> None:
     _limit_memory(setup["memory_bytes"])
     for line in requests:
         _arm(setup["cpu_seconds"])
-        matcher = LLMatcher(tokenizer, json.loads(line)["grammar"], log_level=0, limits=limits)
+        number, _, asked = line.partition(b" ")
+        matcher = LLMatcher(tokenizer, json.loads(asked)["grammar"], log_level=0, limits=limits)
         if not matcher.is_error():
             matcher.compute_bitmask()
         error = matcher.get_error() if matcher.is_error() else None
         del matcher
         _arm(0)
-        replies.write(json.dumps({"error": error}).encode() + b"\n")
+        replies.write(b"%b %b\n" % (number, json.dumps({"error": error}).encode()))
         replies.flush()
 
 
