@@ -12,6 +12,8 @@ import time
 from contextlib import suppress
 from types import CodeType, FrameType
 
+from contract.garbage import frame_of
+
 OPENCL_TIERS = ("opencl",)
 
 YOUNG_OBJECTS = 300_000
@@ -79,7 +81,7 @@ def _interrupt_outside(thread: int, hook: CodeType) -> None:
     within: FrameType | None
     while True:
         time.sleep(AGAIN_SECONDS)
-        within = sys._current_frames().get(thread)
+        within = frame_of(thread)
         while within is not None and within.f_code is not hook:
             within = within.f_back
         if within is None:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from ctypes import addressof, c_uint64, sizeof
 from dataclasses import dataclass, field, replace
-from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +14,7 @@ from accel.cuda.tuned import Extent
 from accel.kernels.source import GROUP_SIZE
 from accel.packets.step_memory import StepAddresses
 from contract.arrays import Records
+from contract.garbage import garbage_collection_off
 
 NUMBER_BYTES = sizeof(c_uint64)
 PROGRAMMATIC_CAPABILITY = (9, 0)
@@ -213,31 +211,3 @@ def _attribute(binding: Any, name: str, field_name: str) -> Any:
     attribute.id = getattr(binding.CUlaunchAttributeID, f"CU_LAUNCH_ATTRIBUTE_{name}")
     setattr(attribute.value, field_name, 1)
     return attribute
-
-
-_LOCK = Lock()
-
-
-class _Pauses:
-    """The number of pauses, and whether the collector was enabled before the first."""
-
-    number = 0
-    collected = True
-
-
-@contextmanager
-def garbage_collection_off() -> Iterator[None]:
-    """The collector is off until the block has ended, and the blocks of other threads: it runs
-    finalizers, which free device objects, in the middle of whatever its thread is doing."""
-    with _LOCK:
-        if _Pauses.number == 0:
-            _Pauses.collected = gc.isenabled()
-            gc.disable()
-        _Pauses.number += 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _Pauses.number -= 1
-            if _Pauses.number == 0 and _Pauses.collected:
-                gc.enable()

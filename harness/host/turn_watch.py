@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from types import FrameType
 
+from contract.garbage import frame_of
 from harness.host import step_times
 
 log = logging.getLogger("zinc_rt.serve")
@@ -101,7 +101,7 @@ class TurnWatch:
         unheard = UnheardTime(WATCH_SECONDS)
         while not self._ended.wait(WATCH_SECONDS):
             turn = self._turn
-            frame = sys._current_frames().get(self.thread)
+            frame = frame_of(self.thread) if self._busy else None
             unheard.look(not self._busy or turn != seen or _is_debugged(frame))
             seen = turn
             late = time.monotonic() >= self._end_by and unheard.seconds >= END_SECONDS

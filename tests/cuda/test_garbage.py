@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from accel.cuda.driver import CudaError
-from accel.cuda.launcher import garbage_collection_off
+from contract.garbage import garbage_collection_off
 from tests.cuda.conftest import OpenTier
 from tests.cuda.fake_driver import FakeDriver
 from tests.cuda.test_tier import Lowered
