@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -38,6 +39,7 @@ class EngineDriver(StreamDriver):
         super().__init__(buffered_events)
         self._watch = StreamWatch(self._streams, observer)
         self._background = BackgroundWork(self._work_done)
+        self._posted_elsewhere: deque[Callable[[], None]] = deque()
         self._engine = make_engine(self._watch)
 
     @property
@@ -68,6 +70,8 @@ class EngineDriver(StreamDriver):
         """Compute a step for a reader without events. Returns False if another thread computes the
         steps, so that the reader has to wait. Ctrl-C cancels all requests: it is raised once the
         step is abandoned, so that the engine goes on with what it has cached."""
+        while self._posted_elsewhere:
+            self._posted_elsewhere.popleft()()
         if not self._engine.idle:
             with LateInterrupt(self.abandon_steps):
                 self.deliver(self._engine.step())
@@ -174,6 +178,10 @@ class EngineDriver(StreamDriver):
         """Do ``work`` between two steps, without waiting for it."""
         work()
 
+    def _post_elsewhere(self, work: Callable[[], None]) -> None:
+        """``_post`` for a thread that does not compute the steps."""
+        self._posted_elsewhere.append(work)
+
     def deliver(self, events: Sequence[TokenEvent]) -> None:
         """Put the events of a step on the streams of their requests."""
         masked = self._background.masked
@@ -208,7 +216,7 @@ class EngineDriver(StreamDriver):
             if settled and stream is not None and not self._is_stalled(stream, request_id):
                 self._engine.unstall(request_id)
 
-        self._post(go_on)
+        self._post_elsewhere(go_on)
 
     def _forget(self, stream: EventStream, request_id: int) -> None:
         self._background.forget(request_id)

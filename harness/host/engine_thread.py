@@ -177,9 +177,10 @@ class ThreadedDriver(EngineDriver, SharedDriver):
         with suppress(EngineStopped):
             self._post_or_raise(work)
 
+    _post_elsewhere = _post
+
     def _note_statistics(self) -> None:
-        """Publish the engine's statistics to other threads: when it is idle, and every
-        STATISTICS_SECONDS."""
+        """Publish the engine's statistics to other threads, if it is idle or they are old."""
         now = time.monotonic()
         if self._engine.idle or now - self._noted >= STATISTICS_SECONDS:
             self._statistics, self._noted = self._engine.statistics, now
