@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
+from contract.processors import processors
 from contract.types import Request
 from harness.bench.engines import GREEDY
 from harness.bench.load.overhead import Readers, server_here
@@ -30,7 +31,6 @@ from harness.bench.serving.plan import Tokens, random_prompts
 from harness.host.heap import freeze_heap
 from harness.host.options import SessionOptions
 from harness.host.session import Session
-from reference.cpu.threads import thread_count
 from zinc_rt import LLM, SamplingParams
 
 ENGINE = "engine"
@@ -48,7 +48,7 @@ def opened(
     llm = owned.enter_context(
         LLM(args.model, tier=args.tier, context=context, slots=sequences, progress=False)
     )
-    setup = ServerSetup(args.model, args.tier, thread_count(), sequences, context=context)
+    setup = ServerSetup(args.model, args.tier, processors(), sequences, context=context)
     parameters = SamplingParams(max_tokens=args.decode_tokens, ignore_end=True)
 
     def engine(prompts: Sequence[Tokens]) -> None:

@@ -83,7 +83,7 @@ def lowered_folder() -> Path:
 
 
 def _open_cpu(options: TierOptions) -> Tier:
-    from accel.native.host import processor_name
+    from contract.processors import processor_name
 
     name = processor_name()
     if options.device.lower() not in name.lower():

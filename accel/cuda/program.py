@@ -5,7 +5,6 @@ is called, and how it gets a weight layout of its own."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from accel.packets.build import BuildError, Progress, cache_entry
 from accel.packets.disk_cache import read_entry, write_entry
 from contract.errors import TierUnavailable
 from contract.extras import install_command
+from contract.processors import processors
 
 MAGIC = b"zinc-rt cuda program 1\n"
 NOT_FOUND = "CUDA_ERROR_NOT_FOUND"
@@ -176,7 +176,7 @@ class Modules:
         for source in dict.fromkeys(sources):
             if source not in self._loaded and source not in self._coming:
                 if self._threads is None:
-                    self._threads = ThreadPoolExecutor(os.cpu_count(), "build")
+                    self._threads = ThreadPoolExecutor(processors(), "build")
                 self._coming[source] = self._threads.submit(self.builder.cubin, source)
 
     def prepare(self, sources: Iterable[Source]) -> None:

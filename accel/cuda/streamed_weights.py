@@ -6,7 +6,6 @@ the device. Longer steps copy the whole stack to the ring."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -28,6 +27,7 @@ from accel.packets.weight_ring import RING, WeightRing, ring_of, slot_turns, use
 from contract.arrays import Bytes
 from contract.footprint import Footprint
 from contract.ir.nodes import BufferDecl, Graph
+from contract.processors import processors
 
 START = -1
 """The number that stands for the time before all launches."""
@@ -124,7 +124,7 @@ class CopyStream:
 LINK_BYTES = 64 << 20
 LINK_COPIES = 3
 """The number of copies of LINK_BYTES bytes that measure the link; the fastest counts."""
-LOCKERS = min(8, os.cpu_count() or 1)
+LOCKERS = min(8, processors())
 """Threads that lock pages."""
 MIN_READS = 2
 """A stack is copied whole if a step may read more than one in this many of its matrices."""

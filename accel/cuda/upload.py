@@ -8,7 +8,6 @@ queues implemented in C."""
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -24,13 +23,14 @@ from accel.packets.stacks import Stack
 from contract.arrays import Bytes
 from contract.errors import OutOfMemory
 from contract.file_reads import copy_bytes
+from contract.processors import processors
 
 Arrived = Callable[[int, int], None]
 """Called by a thread of the uploader with the device address and the bytes of stored rows whose
 copy is enqueued, to enqueue checks of them."""
 
 SLOT_BYTES = 16 << 20
-READERS = min(12, os.cpu_count() or 1)
+READERS = min(12, processors())
 SLOTS = READERS + 4
 """Slots: some more than readers, since the link is copying from others."""
 

@@ -6,7 +6,6 @@ builds every variant for a system, as a wheel contains them."""
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from accel.native.library import default_cache, find_library
 from accel.native.names import DIGEST_CHARACTERS, PROCESSOR, Target, library_name, this_target
 from accel.native.variants import VARIANTS, machine
 from contract.errors import ConfigError, ZincError
+from contract.processors import processors
 
 LIBRARY = re.compile(rf"(.+-[0-9a-f]{{{DIGEST_CHARACTERS}}}|{NAME})\.(so|dylib|dll)")
 """The names of the files of an output folder."""
@@ -52,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m accel.native.build", description=__doc__)
     parser.add_argument("--output", type=Path, help="folder for every variant, as a wheel has them")
     parser.add_argument("--target", help="SYSTEM-MACHINE to build for, such as linux-aarch64")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=int, default=processors())
     arguments = parser.parse_args()
     try:
         if arguments.output is None:

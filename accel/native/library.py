@@ -26,6 +26,7 @@ from contract.cached_files import (
 )
 from contract.errors import TierUnavailable, system_words
 from contract.lazy_dataclass import dataclass
+from contract.processors import processors
 
 PACKAGED = Path(__file__).with_name("built")
 """The folder of the libraries that a wheel contains."""
@@ -71,7 +72,7 @@ def find_library(cache: Path | None, progress: Progress | None = None) -> Librar
         compiler = find_compiler()
         if progress is not None:
             progress(f"compiling the native library for {variant.name}")
-        return build_library(variant, target, compiler, os.cpu_count() or 1)
+        return build_library(variant, target, compiler, processors())
 
     path, handle = _loaded(variant.name, target, cache, build)
     return Library(path, variant, handle, ctypes.PyDLL(None, handle=handle._handle))

@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from accel.native.arrange import Arranger
-from accel.native.host import processor_name, processors, total_memory
 from accel.native.library import find_library
 from accel.native.mapped_files import MappedFiles
 from accel.native.model_weights import ModelWeights
@@ -25,7 +24,7 @@ from accel.packets.buffers import DeviceBuffer
 from accel.packets.build import Progress
 from accel.packets.estimate_cache import StepMemoryCache
 from accel.packets.footprint import StepMemory, worker_footprint
-from accel.packets.host_memory import AddressRange, SharedMemory, aligned_bytes
+from accel.packets.host_memory import AddressRange, SharedMemory, aligned_bytes, total_memory
 from accel.packets.layouts import lanes_bytes, matrices_of
 from accel.packets.packet_tier import BoundStep, PacketTier, packets_of
 from accel.packets.rules import lower_graph
@@ -43,6 +42,7 @@ from contract.footprint import Footprint, owns_upload
 from contract.ir.inputs import InputCopy, InputLayout, InputRows, input_layout
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.lazy_dataclass import dataclass
+from contract.processors import processor_name, processors
 from contract.shape_key import ShapeKey
 from contract.tier import AbandonsSteps, DeviceTier, FiniteWords, UploadsLater
 

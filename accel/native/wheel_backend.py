@@ -38,6 +38,7 @@ from accel.native.names import PROCESSOR, Target, library_name, this_target
 from accel.native.variants import machine
 from accel.wheel_parts import is_left_out
 from contract.errors import TierUnavailable
+from contract.processors import processors
 
 __all__ = [
     "build_editable",
@@ -100,7 +101,7 @@ def _built() -> tuple[str, str]:
     if named:
         target = Target(*named.split("-", 1))
         tag = PLATFORM_TAGS[target.system, target.machine]
-        build_all(target, PACKAGED, os.cpu_count() or 1)
+        build_all(target, PACKAGED, processors())
         return tag, target.system
     try:
         target = this_target(machine())

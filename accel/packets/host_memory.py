@@ -37,6 +37,15 @@ class AddressRange:
     borrowed: bool = False
 
 
+def total_memory() -> int:
+    """The machine's memory in bytes."""
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
 def available_memory(source: Path = MEMORY_INFORMATION) -> int:
     """Bytes that this process can take without swapping and within its limits.
 

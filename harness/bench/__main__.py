@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from contract.errors import ConfigError
+from contract.processors import processors
 from harness.bench.drafts import DraftsPlan, render_drafts, run_drafts
 from harness.bench.engines import PEER, check_peer, fixed_workers
 from harness.bench.load import command as load_command
@@ -27,7 +28,6 @@ from harness.console import note
 from harness.progress import progress_on
 from harness.settings import Settings, add_flags, group_of, resolve
 from harness.tiers import AUTO, TierOptions, check_tiers, open_tier
-from reference.cpu.threads import thread_count
 
 P = TypeVar("P", bound=BenchmarkPlan)
 SINGLE_SIZES = {"prompt_tokens": 512, "decode_tokens": 64, "repeat": 5}
@@ -259,7 +259,7 @@ def _plan(args: argparse.Namespace, kind: type[P]) -> P:
     return kind(
         model=_model_file(args, settings, settings["model"]),
         engines=(*tiers, args.peer) if args.peer else tiers,
-        threads=settings["threads"] or thread_count(),
+        threads=settings["threads"] or processors(),
         kv_dtype=settings["kv_dtype"],
         prompt_tokens=args.prompt_tokens,
         decode_tokens=args.decode_tokens,

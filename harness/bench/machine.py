@@ -1,7 +1,6 @@
 """Facts about this machine: processor, memory bandwidth, and how busy its cores are; and processes
 that keep cores busy during a measurement."""
 
-import os
 import platform
 import subprocess
 import sys
@@ -9,12 +8,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import threadpoolctl
+
+from contract.processors import processor_name, processors
 
 STREAM_BYTES = 1 << 28
 """Bytes of the copied array, far beyond any cache."""
@@ -29,10 +29,8 @@ def machine_facts() -> dict[str, Any]:
         if pool["user_api"] == "blas"
     ]
     return {
-        "cpu": _cpu_name(),
-        "cores": len(psutil.Process().cpu_affinity())
-        if hasattr(psutil.Process, "cpu_affinity")
-        else os.cpu_count(),
+        "cpu": processor_name(),
+        "cores": processors(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_average": [round(load, 2) for load in psutil.getloadavg()],
         "system": f"{platform.system()} {platform.machine()}",
@@ -40,15 +38,6 @@ def machine_facts() -> dict[str, Any]:
         "numpy": np.__version__,
         "blas": blas,
     }
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def stream_bandwidth(threads: int, nbytes: int = STREAM_BYTES) -> float:

@@ -6,17 +6,18 @@ tokens do not depend on that."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
+
+from contract.processors import processors
 
 if TYPE_CHECKING:
     from concurrent.futures import Future, ThreadPoolExecutor
 
     from harness.host.structured.grammars import TokenMasks
 
-WORKERS = max(2, min(8, os.cpu_count() or 1))
+WORKERS = max(2, min(8, processors()))
 IN_TIME_SECONDS = 0.002
 """Longest wait of a step for the masks of all its requests."""
 

@@ -2,12 +2,12 @@
 ``harness.adversary_test``."""
 
 import argparse
-import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from contract.errors import ConfigError
+from contract.processors import processors
 from harness.cli.parser import Parser, add_count, add_switch, whole_number
 from harness.cli.tool import run_tool
 from harness.console import note, table
@@ -68,7 +68,7 @@ def build_parser(purpose: str, prog: str) -> Parser:
     group_of(parser, "device").add_argument(
         "--jobs",
         type=whole_number,
-        default=os.cpu_count() or 1,
+        default=processors(),
         metavar="N",
         help="processes; the result is the same with any number [default: one per core]",
     )

@@ -5,7 +5,6 @@ A task computes its own disjoint output rows, so the number of threads changes n
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from contract.arrays import Array
+from contract.processors import processors
 from reference.thread_pool import thread_pool
 
 Item = TypeVar("Item")
@@ -26,10 +26,8 @@ SCRATCH_VIEWS_MAX = 256
 
 @cache
 def thread_count() -> int:
-    """Cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Processors that this process may keep busy, as they were when this was first called."""
+    return processors()
 
 
 @cache

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from contract.processors import processors
 from harness.bench.engines import Setup, TierEngine, Timing
-from reference.cpu.threads import thread_count
 from reference.cpu.tier import CpuTier
 from reference.model.open import open_model
 from tests.bench.cpu_use import CpuUse
@@ -49,7 +49,7 @@ class Bench:
         """The timing of one prompt and its continuation on a tier."""
         if tier not in self.engines:
             context = PROMPT_TOKENS + DECODE_TOKENS + 1
-            setup = Setup(str(self.model), thread_count(), context, "f16")
+            setup = Setup(str(self.model), processors(), context, "f16")
             engine = TierEngine(tier, setup)
             self.stack.callback(engine.close)
             self.engines[tier] = engine

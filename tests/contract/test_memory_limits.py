@@ -6,7 +6,6 @@ import ast
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -20,11 +19,13 @@ from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS
 from tests.structure.source_tree import relative, trees
 
-ASK_THE_MACHINE = {
-    "accel/native/host.py", "accel/packets/host_memory.py", "harness/bench/machine.py",
-    "reference/cpu/prepared.py", "reference/cpu/tier.py",
+ASK_FOR_MEMORY = {
+    "accel/packets/host_memory.py", "harness/bench/machine.py", "reference/cpu/prepared.py",
+    "reference/cpu/tier.py",
 }  # fmt: skip
 """Files that take the machine's memory from the library, and not through ``available_memory``."""
+ASK_FOR_PROCESSORS = {"accel/opencl/driver.py", "contract/processors.py"}
+"""Files that count all processors, not those that this process may keep busy."""
 GIB = 1 << 30
 LIMITED = """
 import json, resource, sys
@@ -102,15 +103,20 @@ def test_what_has_no_status_has_no_limit_of_its_own(tmp_path):
         assert list(memory_limits.memory_limits(tmp_path, tmp_path / "own", status)) == []
 
 
-def test_nobody_else_asks_the_machine():
-    """A plan from the machine's memory alone would have a container killed."""
-    asks = {
+def files_that_say(name: str) -> set[str]:
+    """The product's files in which an attribute has the name."""
+    return {
         relative(path)
         for path, tree in trees().items()
         if not path.is_relative_to(ROOT / "tests")
-        and any(
-            isinstance(node, ast.Attribute) and node.attr == "virtual_memory"
-            for node in ast.walk(tree)
-        )
+        and any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(tree))
     }
-    assert asks == {str(Path(path)) for path in ASK_THE_MACHINE}
+
+
+@pytest.mark.parametrize(
+    ("name", "files"), [("virtual_memory", ASK_FOR_MEMORY), ("cpu_count", ASK_FOR_PROCESSORS)]
+)
+def test_nobody_else_asks_the_machine(name, files):
+    """A plan from the machine's memory alone would have a container killed, and a container with
+    two processors of 64 would start 64 threads."""
+    assert files_that_say(name) == files

@@ -149,23 +149,19 @@ def test_sizes_of_mamba_are_consistent(keys, message, tmp_path):
         graph_of(family_file("granitehybrid", **keys), tmp_path)
 
 
-@pytest.mark.parametrize(("kv_heads", "message"), [
-    ([2, 2, 0, 2], r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la"),
-    ([0, 0, 0, 2], r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv"),
+@pytest.mark.parametrize(("family", "kv_heads", "message"), [
+    ("lfm2", [2, 2, 0, 2],
+     r"blk\.0\.shortconv\.conv\.weight: belongs to a layer that convolves, but la"),
+    ("lfm2", [0, 0, 0, 2],
+     r"blk\.1\.attn_q\.weight: belongs to a layer that attends, but layer 1 conv"),
+    ("kimi-linear", [1, 1, 0, 1],
+     r"blk\.0\.ssm_conv1d_q\.weight: belongs to a layer that is a delta net, but"),
+    ("kimi-linear", [0, 0, 0, 1],
+     r"blk\.1\.attn_kv_a_mqa\.weight: belongs to a layer that attends, but layer 1"),
 ])  # fmt: skip
-def test_layers_that_convolve_are_those_without_kv_heads(kv_heads, message, tmp_path):
-    file = family_file("lfm2", attention__head_count_kv=kv_heads)
-    with pytest.raises(ModelFileError, match=message + r".*lfm2\.attention\.head_count_kv"):
-        graph_of(file, tmp_path)
-
-
-@pytest.mark.parametrize(("kv_heads", "message"), [
-    ([1, 1, 0, 1], r"blk\.0\.ssm_conv1d_q\.weight: belongs to a layer that is a delta net, but"),
-    ([0, 0, 0, 1], r"blk\.1\.attn_kv_a_mqa\.weight: belongs to a layer that attends, but layer 1"),
-])  # fmt: skip
-def test_delta_nets_of_kimi_are_the_layers_without_kv_heads(kv_heads, message, tmp_path):
-    file = family_file("kimi-linear", attention__head_count_kv=kv_heads)
-    with pytest.raises(ModelFileError, match=message + r".*kimi-linear\.attention\.head_count_kv"):
+def test_layers_without_kv_heads_do_not_attend(family, kv_heads, message, tmp_path):
+    file = family_file(family, attention__head_count_kv=kv_heads)
+    with pytest.raises(ModelFileError, match=message + rf".*{family}\.attention\.head_count_kv"):
         graph_of(file, tmp_path)
 
 

@@ -15,12 +15,13 @@ import pytest
 
 from accel.native import compile as native_compile
 from accel.native import library
+from accel.native.build import build_all
 from accel.native.compile import Compiler, build_library, build_processor_library, find_compiler
 from accel.native.library import processor_words
 from accel.native.names import PROCESSOR, Target, library_name, this_target
 from accel.native.variants import VARIANTS, machine
 from accel.packets.build import BuildError
-from contract.errors import TierUnavailable
+from contract.errors import ConfigError, TierUnavailable
 from tests.needs import need_device
 from tests.patience import PROCESS_SECONDS
 
@@ -264,3 +265,15 @@ def test_a_disk_that_the_compiler_fills_is_said(tmp_path, monkeypatch, error):
     monkeypatch.setenv(native_compile.COMPILER_SETTING, str(broken))
     with pytest.raises(TierUnavailable, match=rf"be built: {words}; .*TMPDIR"):
         processor_words(TARGET, None)
+
+
+def test_a_folder_with_files_of_others_is_refused(tmp_path):
+    """Old libraries go; nothing else is deleted, and they only with nothing else."""
+    (tmp_path / "processor-0123456789abcdef.so").write_bytes(b"old")
+    (tmp_path / "notes.txt").write_bytes(b"notes of years")
+    with pytest.raises(ConfigError, match=r"holds notes\.txt, which is no library"):
+        build_all(Target("linux", "x86_64"), tmp_path, 1)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "notes.txt",
+        "processor-0123456789abcdef.so",
+    ]

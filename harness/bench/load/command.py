@@ -8,6 +8,7 @@ from pathlib import Path
 from types import FrameType
 
 from contract.errors import ConfigError
+from contract.processors import processors
 from harness.bench.engines import PEER
 from harness.bench.load.measure import ServerBench, run_server_bench
 from harness.bench.load.plan import MIXES, LoadPlan
@@ -20,7 +21,6 @@ from harness.console import note
 from harness.progress import progress_on
 from harness.settings import resolve
 from harness.tiers import TierOptions, check_tiers
-from reference.cpu.threads import thread_count
 
 TITLE = "load of a server"
 OWN = ""
@@ -158,5 +158,5 @@ def _setup(args: argparse.Namespace, names: tuple[str, ...], tenants: int) -> Se
         progress_on(),
         before_pull=partial(check_tiers, [args.tiers], options),
     )
-    threads = settings["threads"] or thread_count()
+    threads = settings["threads"] or processors()
     return ServerSetup(path, args.tiers, threads, args.slots, tenants)

@@ -86,7 +86,7 @@ class Results:
 NO_RESULTS = Results()
 
 
-class _Kept(Generic[Values]):
+class _KeptCalls(Generic[Values]):
     """Keeps the arguments of calls until they are sent."""
 
     def __init__(self) -> None:
@@ -116,7 +116,7 @@ class Job:
             self.mask([])
         self._digest = RunningDigest() if work.digested else None
         self._leaves = RowDigests(work.leaf) if work.leaf is not None else None
-        self._rows, self._experts = _Kept[Floats](), _Kept[Ints]()
+        self._rows, self._experts = _KeptCalls[Floats](), _KeptCalls[Ints]()
         self._scores: list[TokenScores] = []
         self._digests_sent = self._leaves_sent = 0
 

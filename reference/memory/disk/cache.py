@@ -16,6 +16,7 @@ from pathlib import Path
 
 from contract.arrays import Bytes
 from contract.lazy_dataclass import dataclass
+from contract.processors import processors
 from contract.types import Clock
 from reference.memory.disk.entry import BrokenEntry, Entry, read_entry
 from reference.memory.disk.folder import CacheFolder
@@ -24,7 +25,7 @@ from reference.memory.disk.reading import Reading, Ring
 from reference.memory.disk.statistics import DiskStatistics
 from reference.memory.row_copies import RowBlock
 
-READERS = min(max(2, 3 * (os.cpu_count() or 2) // 4), 12)
+READERS = min(max(2, 3 * processors() // 4), 12)
 """Threads that read the files of a prompt."""
 MAX_TOUCHES = 64
 """While more writes than this are queued, uses of files are not recorded."""

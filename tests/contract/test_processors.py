@@ -1,4 +1,4 @@
-"""Processors that the tier may keep busy, and the folder that its build fills."""
+"""Processors that this process may keep busy, and what else is known of the machine."""
 
 import math
 import os
@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from accel.native.build import build_all
-from accel.native.host import processor_name, processor_quota, processors, total_memory
-from accel.native.names import Target
-from contract.errors import ConfigError
+from contract.processors import processor_name, processor_quota, processors
 
 
 def _group(tmp_path: Path, quotas: dict[str, str]) -> tuple[Path, Path]:
@@ -85,19 +82,6 @@ def test_without_groups_every_allowed_processor_counts(tmp_path):
     assert processors(nothing, nothing) == len(os.sched_getaffinity(0))
 
 
-def test_the_machine_has_a_name_and_memory():
-    """As far as any machine."""
+def test_the_processor_has_a_name():
+    """As far as any has."""
     assert processor_name()
-    assert total_memory() > 1 << 28
-
-
-def test_a_folder_with_files_of_others_is_refused(tmp_path):
-    """Old libraries go; nothing else is deleted, and they only with nothing else."""
-    (tmp_path / "processor-0123456789abcdef.so").write_bytes(b"old")
-    (tmp_path / "notes.txt").write_bytes(b"notes of years")
-    with pytest.raises(ConfigError, match=r"holds notes\.txt, which is no library"):
-        build_all(Target("linux", "x86_64"), tmp_path, 1)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "notes.txt",
-        "processor-0123456789abcdef.so",
-    ]

@@ -1,4 +1,4 @@
-"""Facts about this machine: the processors this process may use, the memory, and a name."""
+"""The processors of this machine: how many this process may keep busy, and their name."""
 
 from __future__ import annotations
 
@@ -26,15 +26,6 @@ def processors(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> int:
 def processor_quota(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> float:
     """The smallest quota of this process's control groups, in processors; infinity without one."""
     return min([math.inf, *map(_quota, own_groups("cpu", groups, own))])
-
-
-def total_memory() -> int:
-    """The machine's memory in bytes."""
-    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def processor_name() -> str:
