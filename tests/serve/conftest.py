@@ -15,11 +15,11 @@ from openai import OpenAI
 from harness import tiers
 from harness.cli.main import main
 from harness.host import disk
-from harness.host.engine_thread import ThreadedDriver
 from harness.host.options import SessionOptions
 from harness.host.remote import process
 from harness.host.structured.grammars import Grammars
 from harness.host.submissions import EngineStopped
+from harness.host.threaded_driver import ThreadedDriver
 from harness.named_adapters import NamedAdapter
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running

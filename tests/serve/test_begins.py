@@ -8,9 +8,10 @@ import pytest
 
 from contract.types import Request
 from harness.host import stream_driver
-from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.engine_thread import EngineThread
 from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
+from harness.host.threaded_driver import ThreadedDriver
 from harness.serve.random_pool import DRAWN_BYTES, random_bits, random_bytes
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

@@ -8,9 +8,10 @@ import pytest
 
 from contract.cancel_token import CancelToken
 from contract.types import Request
-from harness.host.engine_thread import EngineThread, ThreadedDriver
+from harness.host.engine_thread import EngineThread
 from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped, Submission
+from harness.host.threaded_driver import ThreadedDriver
 from reference.cpu.tier import CpuTier
 from reference.engine import Engine, EngineOptions
 from reference.limits import Limits

@@ -11,13 +11,13 @@ from typing import Any
 
 from contract.errors import ZincError
 from contract.types import TokenEvent
-from harness.host.engine_thread import ThreadedDriver
 from harness.host.event_queue import EventQueue, TimedEvent
 from harness.host.faults import log_fault
 from harness.host.remote.messages import Ended, EngineState, SentFacts, Step
 from harness.host.remote.work import Job, Results, submission_of
 from harness.host.stream_driver import EventStream
 from harness.host.submissions import EngineStopped
+from harness.host.threaded_driver import ThreadedDriver
 from harness.trace.record import TracedTier
 from reference.memory.prefix import Difference
 from reference.observer import Observer
