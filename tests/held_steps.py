@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.serve import engine_requests
+from harness.serve import engine_requests, listen
 from reference.engine import Engine
+from tests.patience import PATIENCE_SECONDS
 
 POLL_SECONDS = 0.005
 """How long a step that is not allowed takes, which then made no progress."""
@@ -63,6 +64,8 @@ def main() -> None:
             held.allow()
         return held.step(engine)
 
+    # A server that is interrupted sends what it says of that, however late its threads are.
+    listen.FLUSH_SECONDS = PATIENCE_SECONDS
     engine_requests.random_bits = random.Random(FIRST_SEED).getrandbits
     Engine.step = step  # type: ignore[assignment, method-assign]
     sys.argv = ["zinc-rt", *sys.argv[3:]]

@@ -327,7 +327,9 @@ def test_a_fault_between_two_steps_is_its_requests_alone(serve, monkeypatch, sen
         assert (total.completed, total.failed) == (2, 1)
 
 
-def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(serve, monkeypatch, senders):
+def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(
+    serve, monkeypatch, senders, patient_end
+):
     steps = hold_steps(monkeypatch)
     with serve() as server:
         http = Http(server.url)
