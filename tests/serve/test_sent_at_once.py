@@ -226,13 +226,14 @@ def waiting(server: Running) -> int:
 
 
 def sent_by_the_engine(server: Running, steps: HeldSteps, senders: Senders) -> None:
-    """One request makes a step whenever its HTTP thread waits, until the engine sent a part."""
+    """One request makes a step whenever its HTTP thread waits, until the engine sent two parts. The
+    first one has no text where the stream had begun before its first token."""
     senders.clear()
     wait_until(lambda: waiting(server) == 1)
     steps.allow(1)
     wait_until(lambda: running(server) == 1)
     (stream,) = server.service.model.driver._streams.values()
-    while not senders[ENGINE]:
+    while senders[ENGINE] < 2:
         wait_until(lambda: stream._events._offer is not None)
         steps.allow(1)
         wait_until(lambda: steps.left == 0)
