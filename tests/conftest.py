@@ -25,7 +25,7 @@ from accel.native.names import sources_digest
 from accel.opencl import contents, modules
 from accel.opencl.device import POCL_COMPILES_ONCE
 from contract.errors import CatalogError, ConfigError
-from harness import tiers
+from harness import progress, tiers
 from harness.catalog import DEFAULT_ID, resolve_model
 from harness.serve import engine_requests
 from harness.settings import SETTINGS
@@ -43,7 +43,7 @@ from tests.long_cases import in_share, mark_combinations
 from tests.named_tiers import quick_tier
 from tests.needs import missing
 from tests.opencl_parts import little_optimized
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PATIENCE_SECONDS, PROCESS_SECONDS
 from tests.played import mark_played, texts_of
 from tests.replaced import Originals
 from tests.worker_forks import ForkServer
@@ -318,6 +318,14 @@ def workers_are_forks() -> Iterator[None]:
     """Processes of templates and grammars: each would spend most of its time on imports."""
     with closing(ForkServer()) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(worker_process, "start_process", server.start)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def slow_work_says_nothing() -> Iterator[None]:
+    """What a command prints of its progress would depend on how busy the machine is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(progress, "LINE_SECONDS", PROCESS_SECONDS)
         yield
 
 

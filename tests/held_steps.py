@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.serve import engine_requests
+from harness import progress
+from harness.serve import engine_requests, listen
 from reference.engine import Engine
+from tests.patience import PATIENCE_SECONDS
 
 POLL_SECONDS = 0.005
 """How long a step that is not allowed takes, which then made no progress."""
@@ -63,6 +65,9 @@ def main() -> None:
             held.allow()
         return held.step(engine)
 
+    # What it says depends on no machine: a server that is interrupted says so, however late its
+    # threads are, and nobody is told of a file that is long in loading.
+    listen.FLUSH_SECONDS = progress.LINE_SECONDS = PATIENCE_SECONDS
     engine_requests.random_bits = random.Random(FIRST_SEED).getrandbits
     Engine.step = step  # type: ignore[assignment, method-assign]
     sys.argv = ["zinc-rt", *sys.argv[3:]]

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from contract.garbage import frame_of
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PROCESS_SECONDS
 
 LOOKS = """
 import gc, sys, threading, time
@@ -41,7 +41,7 @@ def test_nothing_is_collected_meanwhile(monkeypatch) -> None:
 def test_threads_begin_meanwhile() -> None:
     """Which takes the lock of the list of threads, while a collection lets others run."""
     command = [sys.executable, "-c", LOOKS, "200"]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=PATIENCE_SECONDS)
+    subprocess.run(command, check=True, cwd=ROOT, timeout=PROCESS_SECONDS)
 
 
 def test_it_is_the_thread_that_is_named() -> None:

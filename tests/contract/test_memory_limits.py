@@ -16,7 +16,7 @@ from contract.memory_limits import MemoryLimit, most_memory, within_limits
 from reference.cpu.prepared import EXPERT_MEMORY_SHARE, expert_memory_limit
 from reference.cpu.tier import CpuTier
 from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS
+from tests.patience import PROCESS_SECONDS
 from tests.structure.source_tree import relative, trees
 
 ASK_FOR_MEMORY = {
@@ -90,7 +90,7 @@ def test_every_plan_keeps_within_the_limits(monkeypatch):
 def test_limits_of_the_process(kind):
     """``ulimit -v`` and ``ulimit -d``: what a process has already is not left to it."""
     words = [sys.executable, "-c", LIMITED, kind, str(2 * GIB)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS)
     assert done.returncode == 0, done.stderr
     before, *after = json.loads(done.stdout)
     assert all(0 < one < min(before, 2 * GIB) for one in after)

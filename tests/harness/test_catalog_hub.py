@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -213,11 +214,11 @@ def test_file_that_went_away(hub, tmp_path):
 
 
 def test_nobody_there(tmp_path, monkeypatch):
-    with serving_hub() as server:
-        address = server.address
-    monkeypatch.setenv("HF_ENDPOINT", address)
-    with pytest.raises(CatalogError, match=r"refused.*; check the connection and pull again"):
-        pulled(NAME, tmp_path)
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{deaf.getsockname()[1]}")
+        with pytest.raises(CatalogError, match=r"refused.*; check the connection and pull again"):
+            pulled(NAME, tmp_path)
 
 
 def test_offline_says_so_and_what_is_pulled_still_runs(hub, tmp_path):

@@ -82,8 +82,14 @@ def test_a_hosted_model_gives_memory_back(device, tmp_path, caplog):
         wait_until(lambda: memory.given_back == 0 and memory.changes >= 2)
         assert answer(take) == before
         wait_until(lambda: memory.given_back > 0)
-        text = Metrics("tiny", driver, dict).text().decode()
-        given_back = f'memory_given_back_bytes{{model_name="tiny"}} {float(memory.given_back)}'
-        assert given_back in text
-        assert f'memory_changes_total{{model_name="tiny"}} {float(memory.changes)}' in text
+        metrics = Metrics("tiny", driver, dict)
+
+        def told() -> bool:
+            """Whether they say what is, which may change meanwhile."""
+            text = metrics.text().decode()
+            facts = {"given_back_bytes": memory.given_back, "changes_total": memory.changes}
+            lines = [f'memory_{name}{{model_name="tiny"}} {float(n)}' for name, n in facts.items()]
+            return all(line in text for line in lines)
+
+        wait_until(told)
     assert sum("gave back" in one.getMessage() for one in caplog.records) >= 2

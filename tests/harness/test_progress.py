@@ -8,12 +8,19 @@ import pytest
 
 from contract.amounts import format_bytes
 from contract.types import SamplingParams
+from harness import progress as progress_module
 from harness.host.open import load_model
 from harness.host.options import SessionOptions
 from harness.host.session import Session
 from harness.progress import BarProgress, LineProgress, NullProgress, format_amount, progress_on
 from tests.engine.headed_models import block_model, head_of, headed_model
 from tests.named_tiers import open_by_name
+
+
+@pytest.fixture(autouse=True)
+def a_line_each_two_seconds(monkeypatch) -> None:
+    """In other tests there is none."""
+    monkeypatch.setattr(progress_module, "LINE_SECONDS", 2.0)
 
 
 class Terminal(io.StringIO):

@@ -1,6 +1,7 @@
 """The chat page in a real browser, against a double of the server."""
 
 import json
+import re
 
 import pytest
 from playwright.sync_api import expect
@@ -101,17 +102,17 @@ def test_conversations_survive_a_reload_and_can_be_deleted(chat):
 
 def test_a_reload_returns_to_the_conversation_and_its_address_is_a_link(chat):
     chat.ask("First talk")
+    expect(chat.page).to_have_url(re.compile("#chat="))
     first = chat.page.url
-    assert "#chat=" in first
     chat.page.reload()
     expect(chat.page.locator("article.answer")).to_contain_text("You said First talk")
     chat.press("New chat")
-    assert "#chat=" not in chat.page.url
+    expect(chat.page).not_to_have_url(re.compile("#chat="))
     chat.ask("Second talk")
-    assert chat.page.url != first
+    expect(chat.page).not_to_have_url(first)
     chat.page.go_back()
     expect(chat.page.locator("article.answer")).to_contain_text("You said First talk")
-    assert chat.page.url == first
+    expect(chat.page).to_have_url(first)
 
 
 def test_an_address_of_another_browser_is_told(chat):

@@ -21,12 +21,13 @@ from harness.host.structured.grammars import Grammars
 from harness.host.submissions import EngineStopped
 from harness.host.threaded_driver import ThreadedDriver
 from harness.named_adapters import NamedAdapter
+from harness.serve import listen, metrics
 from harness.serve.model import ModelOptions
 from harness.serve.run import Running, ServeOptions, running
 from reference.engine import Engine
 from reference.engine.statistics import EngineStatistics
 from reference.model.open import Model, open_model
-from tests.patience import wait_until
+from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.engine_child import ADDED, PATIENT, QUICK, rests
 from tests.serve.http import Http
 from tests.serve.speaking_models import CONTEXT as SPEAKING_CONTEXT
@@ -64,6 +65,7 @@ def servers_of_tests() -> Iterator[None]:
             patch.setitem(tiers.TIERS, name, opened)
         patch.setattr(disk, "DiskCacheOptions", PATIENT)
         patch.setattr(process, "MODULE", "tests.serve.engine_child")
+        patch.setattr(metrics, "ANSWER_SECONDS", PATIENCE_SECONDS)
         yield
 
 
@@ -87,6 +89,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ways = {"ids": ["here", "child"], "indirect": True, "scope": "session"}
         child = pytest.param(True, marks=pytest.mark.long)
         metafunc.parametrize("serve", [False, child], **ways)
+
+
+@pytest.fixture
+def patient_end(monkeypatch) -> None:
+    """A server that ends sends what it says of that, however late its threads are."""
+    monkeypatch.setattr(listen, "FLUSH_SECONDS", PATIENCE_SECONDS)
 
 
 @pytest.fixture(scope="session")
@@ -144,7 +152,13 @@ def earlier_requests_have_ended() -> None:
     """A server goes on for a moment after its client has the whole answer, or has left: what a test
     counts begins afterwards."""
     for server in RUNNING:
-        wait_until(lambda server=server: _rests(server))
+        wait_for_rest(server)
+
+
+def wait_for_rest(server: Running) -> None:
+    """Waits until a server has done all that its answers lead to: leases of models, lines of the
+    log and the last statistics come behind them."""
+    wait_until(lambda: _rests(server))
 
 
 def _rests(server: Running) -> bool:

@@ -6,7 +6,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -52,18 +53,30 @@ def hang_while(engine: Engine, path: Path) -> None:
     submit = engine.runner.submit
 
     def hung(inputs: StepInput) -> Submission:
-        while path.exists():
-            time.sleep(POLL_SECONDS)
+        if path.exists():
+            with impatience():
+                while path.exists():
+                    time.sleep(POLL_SECONDS)
         return submit(inputs)
 
     engine.runner.submit = hung  # type: ignore[method-assign]
 
 
-def be_impatient(engine: Engine | None = None) -> None:
-    """A thread that hangs is soon known to."""
+def be_watchful(engine: Engine | None = None) -> None:
+    """A thread is looked at often. A step that does not hang may take its time all the same."""
     turn_watch.WATCH_SECONDS, turn_watch.END_SECONDS = 0.05, 1.0
-    step_times.LEAST_SECONDS, step_times.OTHER_SECONDS = 1.0, 2.0
-    step_times.FIRST_TOKEN_SECONDS = 0.01
+
+
+@contextmanager
+def impatience(seconds: float = 1.0) -> Iterator[None]:
+    """Meanwhile a step that takes so long is taken to hang, whatever the ones before took."""
+    names = ("LEAST_SECONDS", "OTHER_SECONDS", "LONGER")
+    before = {name: getattr(step_times, name) for name in names}
+    vars(step_times).update(zip(names, (seconds, seconds, 0.0), strict=True))
+    try:
+        yield
+    finally:
+        vars(step_times).update(before)
 
 
 def never_too_slow(engine: Engine) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,23 +27,17 @@ from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.test_counted_tokens import tenants_file
-from tests.serve.test_engine_process import BODY, COMPLETIONS, pid_of
+from tests.serve.test_engine_process import BODY, COMPLETIONS
+from tests.serve.test_hung_engine import child_of, hung
 from tests.serve.test_hung_engine import impatient as impatient
+from tests.stopped import stopped
 
 LOADED = attrgetter("loaded")
 """The names of the models of a child."""
 
 
-def child_of(server: Running) -> ChildProcess:
-    engines = server.models._thread
-    assert isinstance(engines, EngineProcess)
-    assert engines._child is not None
-    return engines._child
-
-
 def fill(server: Running) -> None:
-    """Let the child hang, and a message to it wait for room; who sends it goes on."""
-    os.kill(pid_of(server), signal.SIGSTOP)
+    """A message to a child that reads nothing waits for room; who sends it goes on."""
     many = [b"0" * (8 << 20)]
     child_of(server).send(EngineServer.stall, "nobody", many)
     assert child_of(server)._channel._unsent
@@ -66,15 +57,16 @@ def refuse(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 
 def test_the_server_ends_though_the_channel_is_full(serve: Serve, impatient: None) -> None:
     with serve(engine_process=True) as server:
-        fill(server)
-        child = psutil.Process(pid_of(server))
-        drain = threading.Thread(target=server.drain, args=(10 * PATIENCE_SECONDS,))
-        drain.start()
-        drain.join(PATIENCE_SECONDS)
-        assert not drain.is_alive()
-        child_of(server).close()
-        with pytest.raises(EngineStopped):
-            child_of(server).send(EngineServer.stall, "nobody", [])
+        child = psutil.Process(child_of(server).pid)
+        with hung(child_of(server)):
+            fill(server)
+            drain = threading.Thread(target=server.drain, args=(10 * PATIENCE_SECONDS,))
+            drain.start()
+            drain.join(PATIENCE_SECONDS)
+            assert not drain.is_alive()
+            child_of(server).close()
+            with pytest.raises(EngineStopped):
+                child_of(server).send(EngineServer.stall, "nobody", [])
     child.wait(PATIENCE_SECONDS)
 
 
@@ -83,12 +75,12 @@ def test_a_full_channel_is_told_of(
 ) -> None:
     with serve(engine_process=True) as server:
         http = Http(server.url)
-        fill(server)
-        wait_until(lambda: http.get("/health").status == 503)
-        wait_until(lambda: "does not answer" in caplog.text)
-        assert http.post(COMPLETIONS, BODY).status == 503
-        os.kill(pid_of(server), signal.SIGCONT)
-        wait_until(lambda: http.get("/health").status == 200)
+        with hung(child_of(server)):
+            fill(server)
+            wait_until(lambda: http.get("/health").status == 503)
+            wait_until(lambda: "does not answer" in caplog.text)
+            assert http.post(COMPLETIONS, BODY).status == 503
+        assert http.get("/health").status == 200
         assert http.post(COMPLETIONS, BODY).status == 200
 
 
@@ -100,11 +92,11 @@ def test_a_model_that_leaves_while_the_child_hangs_is_unloaded_when_it_answers(
         child = child_of(server)
         (other,) = (one for one in server.models._in_memory if one is not server.models._active)
         wait_until(lambda: models_in(child) == 2)
-        fill(server)
-        wait_until(lambda: child.silence is not None)
-        server.models._unload_later(other)
-        wait_until(lambda: other not in server.models._in_memory)
-        os.kill(child.pid, signal.SIGCONT)
+        with hung(child):
+            fill(server)
+            wait_until(lambda: child.silence is not None)
+            server.models._unload_later(other)
+            wait_until(lambda: other not in server.models._in_memory)
         wait_until(lambda: models_in(child) == 1)
 
 
@@ -139,13 +131,11 @@ def test_a_child_that_hangs_while_it_loads_is_told_of(
 ) -> None:
     with serve(engine_process=True) as server:
         child = child_of(server)
-        monkeypatch.setattr(process, "LOADING_SECONDS", 3 * process.SILENT_SECONDS)
-        os.kill(child.pid, signal.SIGSTOP)
-        with child._loading():
-            time.sleep(1.5 * process.SILENT_SECONDS)
+        with child._loading(), hung(child):
+            wait_until(lambda: child._unheard > 1.5 * process.SILENT_SECONDS)
             assert child.silence is None
-            wait_until(lambda: child.silence is not None)
-        os.kill(child.pid, signal.SIGCONT)
+            monkeypatch.setattr(process, "LOADING_SECONDS", process.SILENT_SECONDS)
+            assert child.silence is not None
 
 
 def test_after_a_load_a_child_is_not_silent_for_what_was_asked_before_it() -> None:
@@ -211,10 +201,10 @@ def test_a_child_that_reads_nothing_is_sent_no_more_requests(
     monkeypatch.setattr(channel, "MOST_UNSENT", 1 << 20)
     with serve(engine_process=True) as server:
         http = Http(server.url)
-        fill(server)
-        reply = http.post(COMPLETIONS, BODY)
-        assert (reply.status, reply.error["code"]) == (503, "engine_stopped")
-        os.kill(pid_of(server), signal.SIGCONT)
+        with stopped(child_of(server).pid):
+            fill(server)
+            reply = http.post(COMPLETIONS, BODY)
+            assert (reply.status, reply.error["code"]) == (503, "engine_stopped")
         wait_until(lambda: not child_of(server)._channel._unsent)
         assert http.post(COMPLETIONS, BODY).status == 200
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 
-from contract.types import LOCAL_TENANT
+from contract.types import LOCAL_TENANT, FinishReason
 from harness.serve import listen, streams
 from harness.serve.data_lines import PING
 from harness.serve.run import Running
@@ -26,6 +26,11 @@ SILENT = 319
 
 def running(server: Running) -> int:
     return server.service.model.driver.call(lambda engine: engine.statistics.running)
+
+
+def ended(server: Running) -> dict[FinishReason, int]:
+    """How many requests ended, by the reason."""
+    return server.service.model.driver.call(lambda engine: engine.usage.of(0).requests_finished)
 
 
 def heard_until(connection: socket.socket, mark: bytes, times: int = 1) -> bytes:
@@ -111,7 +116,9 @@ TURNS = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
     ("/v1/messages", {**TURNS, "max_tokens": 200}, b"event: error", ("type", "overloaded_error")),
     ("/api/chat", {**TURNS, "options": {"num_predict": 200, "temperature": 0}}, None, None),
 ])  # fmt: skip
-def test_a_stream_that_fails_says_so_before_it_closes(serve, monkeypatch, path, body, name, error):
+def test_a_stream_that_fails_says_so_before_it_closes(
+    serve, monkeypatch, patient_end, path, body, name, error
+):
     """In the form of each API: the last line, and no end of an answer."""
     hold_steps(monkeypatch, 5)
     with serve() as server, Http(server.url).connected() as connection:
@@ -169,10 +176,9 @@ def test_one_who_never_reads_is_cut_off(serve, monkeypatch):
             connection.connect(http.address)
             body = {**LONG, "stream": True, "n": 4, "logprobs": 20}
             connection.sendall(posted(COMPLETIONS, body))
-            wait_until(lambda: running(server) == 4)
-            wait_until(lambda: running(server) == 0)
-            since = server.service.model.driver.call(lambda e: e.usage.of(0).requests_finished)
-            assert {reason.value for reason in since} == {"client_too_slow"}
+            wait_until(lambda: sum(ended(server).values()) == 4)
+            assert {reason.value for reason in ended(server)} == {"client_too_slow"}
+            assert running(server) == 0
             assert http.post(COMPLETIONS, {**LONG, "max_tokens": 3}).status == 200
             monkeypatch.setattr(listen, "UNREAD_SECONDS", 1)
             wait_until(lambda: server.service.ledger.total(LOCAL_TENANT).requests == 2)

@@ -12,6 +12,7 @@ from harness.serve.run import Running
 from reference.memory import row_copies
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.python.conftest import CONTEXT
+from tests.serve.conftest import wait_for_rest
 from tests.serve.engine_child import flush_disk
 from tests.serve.http import Http, bearer
 from tests.serve.tenants import write_tenants
@@ -67,6 +68,7 @@ def test_an_answer_says_what_came_from_disk(serve, tmp_path, pages, monkeypatch)
         again = ask(http)["x_zinc"]["cached"]
         assert again.keys() == {"tokens"}, "now it is in memory"
         assert again["tokens"] >= tokens
+        wait_for_rest(second)
         health = http.get("/health").json["disk_cache"]
         assert health["tokens"] == metric(http, "disk_cache_hits_total") == tokens
         assert health["read_bytes"] == metric(http, "disk_cache_read_bytes_total") > 0
@@ -87,6 +89,7 @@ def test_a_damaged_file_is_counted_where_operators_look(serve, tmp_path):
         answer = ask(http)
         assert digest(answer) == digest(expected)
         assert answer["x_zinc"]["cached"] == {"tokens": 0}
+        wait_for_rest(second)
         assert metric(http, "disk_cache_ignored_total") >= 1
         assert http.get("/health").json["disk_cache"]["ignored"] >= 1
 

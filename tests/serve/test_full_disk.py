@@ -6,6 +6,7 @@ import os
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -175,7 +176,7 @@ def test_requests_that_end_together_share_a_transaction(tmp_path, full):
 
 def test_a_problem_that_goes_on_is_one_line_a_minute(monkeypatch, caplog):
     now = 0.0
-    monkeypatch.setattr(storage.time, "monotonic", lambda: now)
+    monkeypatch.setattr(storage, "time", SimpleNamespace(monotonic=lambda: now))
     noted = storage.ProblemLog()
     for _ in range(125):
         noted.note("full")

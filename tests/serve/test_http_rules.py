@@ -1,6 +1,7 @@
 """What HTTP itself asks of a server: methods, paths with a slash, old clients, silence."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,7 +71,7 @@ def test_a_stream_that_says_something_has_no_comments(http):
 
 def test_silence_is_counted_from_what_was_sent(monkeypatch):
     now = 0.0
-    monkeypatch.setattr(streams.time, "monotonic", lambda: now)
+    monkeypatch.setattr(streams, "time", SimpleNamespace(monotonic=lambda: now))
     silence = streams.Silence()
     now = streams.PING_SECONDS - 1
     assert silence.broken_by(b"") == b""

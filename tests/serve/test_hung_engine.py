@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +13,40 @@ import pytest
 
 from contract.types import LOCAL_TENANT
 from harness.host.remote import process
-from harness.host.remote.process import EngineProcess
+from harness.host.remote.process import ChildProcess, EngineProcess
 from harness.serve import metrics
+from harness.serve.run import Running
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
-from tests.serve.test_engine_process import BODY, COMPLETIONS, pid_of, told
+from tests.serve.test_engine_process import BODY, COMPLETIONS, told
+from tests.stopped import stopped
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child is soon known to be silent, but not because others have the processors."""
+    """A child is looked at often. One that works may take its time, see ``hung``."""
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
-    monkeypatch.setattr(process, "SILENT_SECONDS", 2.0)
+    monkeypatch.setattr(process, "SILENT_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(process, "END_SECONDS", 0.5)
-    monkeypatch.setattr(metrics, "ANSWER_SECONDS", 0.1)
+
+
+def child_of(server: Running) -> ChildProcess:
+    engines = server.models._thread
+    assert isinstance(engines, EngineProcess)
+    assert engines._child is not None
+    return engines._child
+
+
+@contextmanager
+def hung(child: ChildProcess) -> Iterator[None]:
+    """A child does not answer, which is soon known, until it has answered again."""
+    with pytest.MonkeyPatch.context() as patch:
+        with stopped(child.pid):
+            patch.setattr(process, "SILENT_SECONDS", 1.0)
+            patch.setattr(metrics, "ANSWER_SECONDS", 0.1)
+            yield
+        wait_until(lambda: child.ended or child._unheard < process.SILENT_SECONDS)
 
 
 def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
@@ -39,23 +57,23 @@ def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
         before = http.post(COMPLETIONS, BODY).answer
         known = http.get("/metrics").body
         assert b'engine_answers{model_name="tiny"} 1.0' in known
-        os.kill(pid_of(server), signal.SIGSTOP)
-        wait_until(lambda: http.get("/health").status == 503)
         usage = f"/v1/tenants/{LOCAL_TENANT.id}/usage"
-        for path, body in [("/health", None), ("/ready", None), (usage, None), (COMPLETIONS, BODY)]:
-            reply = http.get(path) if body is None else http.post(path, body)
-            assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), path
-            assert "the engine's process does not answer" in reply.error["message"]
-        now = http.get("/metrics").body
-        assert b'engine_answers{model_name="tiny"} 0.0' in now
-        of_tenants = [line for line in known.splitlines() if b":tenant_" in line]
-        assert of_tenants == [line for line in now.splitlines() if b":tenant_" in line]
-        assert len(of_tenants) > 5
-        wait_until(lambda: "does not answer" in caplog.text)
-        os.kill(pid_of(server), signal.SIGCONT)
-        wait_until(lambda: http.get("/health").status == http.get("/ready").status == 200)
+        asked = [("/health", None), ("/ready", None), (usage, None), (COMPLETIONS, BODY)]
+        with hung(child_of(server)):
+            wait_until(lambda: http.get("/health").status == 503)
+            for path, body in asked:
+                reply = http.get(path) if body is None else http.post(path, body)
+                assert (reply.status, reply.error["code"]) == (503, "engine_stopped"), path
+                assert "the engine's process does not answer" in reply.error["message"]
+            now = http.get("/metrics").body
+            assert b'engine_answers{model_name="tiny"} 0.0' in now
+            of_tenants = [line for line in known.splitlines() if b":tenant_" in line]
+            assert of_tenants == [line for line in now.splitlines() if b":tenant_" in line]
+            assert len(of_tenants) > 5
+            wait_until(lambda: "does not answer" in caplog.text)
+        assert http.get("/health").status == http.get("/ready").status == 200
         assert told(http.post(COMPLETIONS, BODY).answer) == told(before)
-        pid = pid_of(server)
+        pid = child_of(server).pid
         wanted = [
             "the engine's process %d does not answer",
             "the engine's process %d answers again",
@@ -68,33 +86,36 @@ def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
         wait_until(lambda: said()[:2] == [line % pid for line in wanted])
 
 
-def test_the_server_ends_though_its_child_hangs(serve: Serve, impatient: None) -> None:
+def test_the_server_ends_though_its_child_hangs(
+    serve: Serve, impatient: None, patient_end: None
+) -> None:
     with serve(engine_process=True) as server, ThreadPoolExecutor(1) as clients:
-        child = psutil.Process(pid_of(server))
-        child.suspend()
-        asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
-        wait_until(lambda: bool(server.service.model.driver._streams))
-        server.drain(0)
-        assert asked.result().status == 503
+        child = psutil.Process(child_of(server).pid)
+        with hung(child_of(server)):
+            asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
+            wait_until(lambda: bool(server.service.model.driver._streams))
+            server.drain(0)
+            assert asked.result().status == 503
     child.wait(PATIENCE_SECONDS)
 
 
 def test_a_child_that_loads_is_not_silent(
-    serve: Serve, impatient: None, tiny_model_path: Path
+    serve: Serve, impatient: None, tiny_model_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long its interpreter is held."""
     with serve(beside={"other": tiny_model_path}, engine_process=True) as server:
-        http, engines = Http(server.url), server.models._thread
+        http, engines, child = Http(server.url), server.models._thread, child_of(server)
         assert isinstance(engines, EngineProcess)
         opened = engines.open
 
         def slowly(*given: Any) -> Any:
-            with ThreadPoolExecutor(1) as others:
-                os.kill(pid_of(server), signal.SIGSTOP)
-                loading = others.submit(opened, *given)
-                time.sleep(2 * process.SILENT_SECONDS)
-                assert http.get("/health").status == 200
-                os.kill(pid_of(server), signal.SIGCONT)
+            with ThreadPoolExecutor(1) as others, monkeypatch.context() as patch:
+                with stopped(child.pid):
+                    loading = others.submit(opened, *given)
+                    wait_until(lambda: child._opening > 0)
+                    patch.setattr(process, "SILENT_SECONDS", 0.5)
+                    wait_until(lambda: child._unheard > 2 * process.SILENT_SECONDS)
+                    assert http.get("/health").status == 200
                 return loading.result()
 
         engines.open = slowly  # type: ignore[method-assign]

@@ -8,9 +8,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +34,7 @@ from tests.hung_steps import BEGUN
 from tests.paths import ROOT
 from tests.patience import PATIENCE_SECONDS, wait_until
 from tests.serve.conftest import Serve
-from tests.serve.engine_child import be_impatient, hang_while
+from tests.serve.engine_child import be_watchful, hang_while
 from tests.serve.http import Http
 from tests.serve.test_engine_process import BODY, COMPLETIONS, told
 from tests.serve.test_process import server_environment
@@ -44,27 +45,25 @@ SENTENCE = "the engine hangs; restart the server"
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hang is soon known, in this process."""
-    for module, name in [
-        *((turn_watch, name) for name in ("WATCH_SECONDS", "END_SECONDS")),
-        *((step_times, name) for name in ("LEAST_SECONDS", "OTHER_SECONDS", "FIRST_TOKEN_SECONDS")),
-    ]:
-        monkeypatch.setattr(module, name, getattr(module, name))
-    be_impatient()
+    for name in ("WATCH_SECONDS", "END_SECONDS"):
+        monkeypatch.setattr(turn_watch, name, getattr(turn_watch, name))
+    be_watchful()
     monkeypatch.setattr(process, "WATCH_SECONDS", turn_watch.WATCH_SECONDS)
-    monkeypatch.setattr(metrics, "ANSWER_SECONDS", 0.1)
 
 
 @contextmanager
 def hanging(server: Running, file: Path) -> Iterator[None]:
     """The device hangs in every step."""
     driver = server.service.model.driver
-    driver.call(be_impatient)
+    driver.call(be_watchful)
     driver.call(hang_while, file)
-    file.touch()
-    try:
-        yield
-    finally:
-        file.unlink(missing_ok=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "ANSWER_SECONDS", 0.1)
+        file.touch()
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("engine_process", [False, True])
@@ -120,7 +119,9 @@ def test_what_is_asked_between_steps_is_given_up(serve: Serve, soon: None, tmp_p
         assert done == []
 
 
-def test_the_server_ends_though_a_step_hangs(serve: Serve, soon: None, tmp_path: Path) -> None:
+def test_the_server_ends_though_a_step_hangs(
+    serve: Serve, soon: None, patient_end: None, tmp_path: Path
+) -> None:
     """Who waits is told, and what was counted is on disk."""
     with hanging_till_the_end(tmp_path / "hangs") as hang:
         with serve(ledger=tmp_path / "ledger") as server, ThreadPoolExecutor(1) as clients:
@@ -134,7 +135,7 @@ def test_the_server_ends_though_a_step_hangs(serve: Serve, soon: None, tmp_path:
 
 
 def test_the_server_ends_though_a_step_hangs_in_its_child(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, patient_end: None, tmp_path: Path
 ) -> None:
     """Long before such a step is known to hang."""
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
@@ -264,7 +265,7 @@ class TestPatience:
     def test_time_in_which_the_process_was_stopped_does_not_count(self, monkeypatch):
         """A signal, a debugger, or a machine that sleeps."""
         now = [100.0]
-        monkeypatch.setattr(turn_watch.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(turn_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
         unheard = UnheardTime(5.0)
         for passed, seconds in [(5.0, 5.0), (6.0, 11.0), (9000.0, 21.0)]:
             now[0] += passed
@@ -273,19 +274,28 @@ class TestPatience:
         unheard.look(True)
         assert unheard.seconds == 0.0
 
-    def test_turns_that_end_are_no_hang_however_many(self, soon):
-        with watched() as (watch, hung):
-            for _ in range(40):
-                watch.begin(lambda: 0.2)
-                threading.Event().wait(0.05)
-            watch.end()
-            threading.Event().wait(0.5)
-            assert not hung
-            assert watch.silence is None
-            watch.begin(lambda: 0.2)
-            wait_until(lambda: watch.silence == SENTENCE and bool(hung))
-            watch.begin(lambda: 0.2)
-            assert watch.silence is None
+    def test_turns_that_end_are_no_hang_however_many(self, monkeypatch):
+        now, hung = [0.0], list[int]()
+        monkeypatch.setattr(turn_watch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+        watch = TurnWatch(SENTENCE, lambda: hung.append(1))
+        watch.thread = threading.get_ident()
+        begin, seen = partial(watch.begin, lambda: 3.5), list[str | None]()
+        happens: list[Callable[[], object]] = [*[begin] * 40, watch.end, *[str] * 40, begin]
+        happens += [*[str] * 4, begin]
+
+        def wait(seconds: float) -> bool:
+            """In the place of the wait between two looks."""
+            seen.append(watch.silence)
+            now[0] += seconds
+            if happens:
+                happens.pop(0)()
+                return False
+            return True
+
+        watch._ended = SimpleNamespace(wait=wait)  # type: ignore[assignment]
+        watch._run()
+        assert hung == [1]
+        assert seen == [*[None] * 86, SENTENCE, None]
 
     def test_a_step_may_take_what_the_steps_of_all_models_take(self, monkeypatch):
         """And one that is not begun yet what other work may."""
@@ -298,17 +308,19 @@ class TestPatience:
 
     def test_a_debugger_is_no_hang(self, soon):
         """Its frames are those of the thread that it stops."""
-        stop = {"__name__": "bdb", "event": threading.Event()}
-        exec("def wait(): event.wait()", stop)
+        begun, event = threading.Event(), threading.Event()
+        stop: dict[str, Any] = {"__name__": "bdb", "begun": begun, "event": event}
+        exec("def wait(): begun.set(); event.wait()", stop)
         with watched() as (watch, hung):
-            debugged = threading.Thread(target=stop["wait"], daemon=True)  # type: ignore[arg-type]
+            debugged = threading.Thread(target=stop["wait"], daemon=True)
             debugged.start()
+            assert begun.wait(PATIENCE_SECONDS)
             assert debugged.ident is not None
             watch.thread = debugged.ident
             watch.begin(lambda: 0.1)
             threading.Event().wait(0.6)
             assert not hung
-            stop["event"].set()  # type: ignore[attr-defined]
+            event.set()
             wait_until(lambda: bool(hung))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from harness.serve.run import Running
 from harness.serve.server_models import ServerModels
+from tests.serve.conftest import wait_for_rest
 from tests.serve.http import Http, Reply
 
 NAMES = ("llama", "qwen2")
@@ -43,6 +44,7 @@ def test_a_model_whose_file_is_gone_breaks_no_list(serve, background, tmp_path):
         assert [b"llama" in reply.body for reply in lists[:3]] == [True] * 3
         assert http.post("/api/show", {"model": "llama"}).status == 200
         assert ask(http, "llama").answer["choices"] == told
+        wait_for_rest(server)
         assert server.models._unload_one()
         assert [http.get(route).status for route in LISTS] == [200] * len(LISTS)
         assert [model["id"] for model in http.get("/v1/models").json["data"]] == ["tiny", "qwen2"]
@@ -69,6 +71,7 @@ def test_what_is_listed_is_not_unloaded_meanwhile(server, http, monkeypatch, rou
         reply = http.get(route)
     assert (reply.status, b"llama" in reply.body) == (200, True)
     assert not any(unloaded)
+    wait_for_rest(server)
     assert server.models._unload_one()
 
 
@@ -77,6 +80,7 @@ def test_where_a_request_names_the_model_meanwhile_the_next_one_is_unloaded(
 ):
     for name in NAMES:
         ask(http, name)
+    wait_for_rest(server)
     thread, leases = server.models._thread, []
     assert thread is not None
     call = thread.call

@@ -19,6 +19,7 @@ from harness.serve.keys import new_key
 from harness.serve.model import ServedModel
 from harness.serve.run import Running
 from reference.engine.models import Models
+from tests.serve.conftest import wait_for_rest
 from tests.serve.http import Http, Reply, bearer
 from tests.serve.streams import data_of, lines_of
 from tests.serve.tenants import write_tenants
@@ -122,6 +123,7 @@ def test_the_one_unused_for_longest_makes_room_and_comes_back(server, http, alon
         assert ask(http, name).json["choices"] == alone[name]
         assert loaded(server) == {"tiny", name}
         assert ask(http, None).json["choices"] == alone["tiny"]
+        wait_for_rest(server)
     told = http.get("/metrics").body.decode()
     assert 'model_name="llama"' in told
     assert 'model_name="qwen2"' not in told
@@ -131,6 +133,7 @@ def test_of_two_the_one_used_last_stays(server, http, monkeypatch):
     ask(http, "llama")
     ask(http, "qwen2")
     ask(http, "llama")
+    wait_for_rest(server)
     assert server.models._unload_one()
     assert loaded(server) == {"tiny", "llama"}
     assert server.models._unload_one()
@@ -148,6 +151,7 @@ def test_one_in_use_makes_no_room(server, http, alone, monkeypatch):
     assert refused.headers["Retry-After"]
     assert ask(http, "llama").json["choices"] == alone["llama"]
     lease.release()
+    wait_for_rest(server)
     assert ask(http, "qwen2").json["choices"] == alone["qwen2"]
 
 
@@ -301,6 +305,7 @@ def test_what_is_unloaded_is_garbage_that_goes(server, http, monkeypatch):
             self.itself = self
 
     ask(http, "llama")
+    wait_for_rest(server)
     model = weakref.ref(server.models.others["llama"])
     ring = Ring()
     alive = weakref.ref(ring)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from contract.types import LOCAL_TENANT, Request, TokenEvent
+from contract.types import LOCAL_TENANT, Request, Tenant, TokenEvent
 from harness.serve import listen
 from harness.serve.keys import new_key
 from harness.serve.run import Running
@@ -168,6 +168,8 @@ def test_ten_times_the_load_of_one_costs_others_little(serve, tmp_path, monkeypa
             wait_until(lambda: in_flight(server) >= SLOTS + DEPTH // 2)
             urgent = steps.of_requests(server, URGENT, 1)
             equal = steps.of_requests(server, EQUAL, 2)
+            crowd = Tenant(3, "crowd")
+            wait_until(lambda: server.service.ledger.total(crowd).rejected > 10 * OVERLOAD)
     assert set(told[0]) == {"200", "429"}
     assert told[0]["429"] > OVERLOAD
     assert max(urgent) <= 1.5 * max(quiet)

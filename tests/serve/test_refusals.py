@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from contract.errors import DoesNotFit, QueueFull, TemplateError, TenantQueueFull
 from harness.serve.errors import as_api_error
 from harness.serve.strict_json import MAX_DEPTH, BadJson, loads
+from tests.serve.conftest import wait_for_rest
 from tests.serve.http import JSON
 
 CHAT = "/v1/chat/completions"
@@ -180,11 +181,12 @@ def test_a_fault_of_ours_tells_nothing(server, http, monkeypatch, caplog):
     assert "SECRET" not in caplog.text
 
 
-def test_requests_are_logged_without_what_was_written(http, caplog):
+def test_requests_are_logged_without_what_was_written(server, http, caplog):
     with caplog.at_level("INFO", "zinc_rt.serve"):
         message = {"role": "user", "content": "SECRET"}
         assert http.post(CHAT + "?q=SECRET", {"messages": [message], "max_tokens": 1}).status == 200
         http.get("/SECRET")
+        wait_for_rest(server)
     assert CHAT in caplog.text
     assert "404" in caplog.text
     assert "SECRET" not in caplog.text

@@ -85,7 +85,7 @@ def test_a_prompt_of_whole_pages_is_copied_where_it_ends(serve):
         )
         assert first["choices"] == again["choices"]
         assert again["usage"]["prompt_tokens_details"]["cached_tokens"] == 47
-        statistics = server.service.model.driver.statistics
+        statistics = server.service.model.driver.call(statistics_of)
         assert statistics.prefix.copied == 1
 
 

@@ -226,13 +226,14 @@ def waiting(server: Running) -> int:
 
 
 def sent_by_the_engine(server: Running, steps: HeldSteps, senders: Senders) -> None:
-    """One request makes a step whenever its HTTP thread waits, until the engine sent a part."""
+    """One request makes a step whenever its HTTP thread waits, until the engine sent two parts. The
+    first one has no text where the stream had begun before its first token."""
     senders.clear()
     wait_until(lambda: waiting(server) == 1)
     steps.allow(1)
     wait_until(lambda: running(server) == 1)
     (stream,) = server.service.model.driver._streams.values()
-    while not senders[ENGINE]:
+    while senders[ENGINE] < 2:
         wait_until(lambda: stream._events._offer is not None)
         steps.allow(1)
         wait_until(lambda: steps.left == 0)
@@ -327,7 +328,9 @@ def test_a_fault_between_two_steps_is_its_requests_alone(serve, monkeypatch, sen
         assert (total.completed, total.failed) == (2, 1)
 
 
-def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(serve, monkeypatch, senders):
+def test_the_end_of_the_server_is_told_to_who_is_told_by_the_engine(
+    serve, monkeypatch, senders, patient_end
+):
     steps = hold_steps(monkeypatch)
     with serve() as server:
         http = Http(server.url)

@@ -20,6 +20,7 @@ from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.routes import ROUTES
 from harness.serve.run import Running
 from harness.tenants import Account, named_account, read_accounts
+from tests.serve.conftest import wait_for_rest
 from tests.serve.engine_child import tenant_of
 from tests.serve.http import Http, bearer, posted
 from tests.serve.tenants import write_tenants
@@ -130,6 +131,7 @@ def test_usage_is_what_the_client_saw(keyed):
 def test_metrics_count_by_tenant(keyed):
     http = Http(keyed.url)
     http.post("/v1/completions", BODY, **bearer(ALICE))
+    wait_for_rest(keyed)
     text = http.get("/metrics", **bearer(OPERATOR)).body.decode()
     for name in (
         'zinc_rt:generation_tokens_total{qos="interactive",tenant="alice"}',
