@@ -74,9 +74,11 @@ def differences(expected: Results, got: Results) -> list[tuple[int, str]]:
     ]
 
 
-def assert_definitions(model: Model, tier: Tier, kv_dtype: DType = F32) -> None:
+def assert_definitions(
+    model: Model, tier: Tier, kv_dtype: DType = F32, runs: tuple[Steps, ...] = (STEPS, ONE_PROMPT)
+) -> None:
     """``tier`` gives every bit of the definitions, which select rows where the graph does."""
     with CpuTier(1, definitions_only=True) as oracle:
-        for steps in (STEPS, ONE_PROMPT):
+        for steps in runs:
             expected = run_steps(model, oracle, kv_dtype, steps)
             assert differences(expected, run_steps(model, tier, kv_dtype, steps)) == []

@@ -72,12 +72,15 @@ def mark_combinations(items: Iterable[pytest.Item]) -> None:
 
 def in_share(nodeid: str, share: str | None = None) -> bool:
     """Whether a long test is in the share that the environment names. Each share has some of every
-    file: of four shares by file, one took twice as long as another."""
+    file: of four shares by file, one took twice as long as another. Tests of a file with the same
+    parameters are in the same share, since they open the same model on the same tier."""
     named = os.environ.get(SHARE, "") if share is None else share
     if not named:
         return True
     number, shares = map(int, named.split("/"))
-    return int(_digest(nodeid), 16) % shares == number
+    test, bracket, parameters = nodeid.partition("[")
+    told = test.partition("::")[0] + bracket + parameters if bracket else test
+    return int(_digest(told), 16) % shares == number
 
 
 def _values(item: pytest.Item, counting: frozenset[str] | None) -> set[tuple[str, object]]:

@@ -59,3 +59,12 @@ def test_shares_are_the_whole():
     assert sorted(name for share in found for name in share) == sorted(cases)
     assert all(80 < len(share) < 120 for share in found)
     assert all(in_share(name, "") for name in cases)
+
+
+def test_tests_of_the_same_parameters_are_in_one_share():
+    """A file opens each model once in a run, not once for each of its tests in another one."""
+    for number in range(20):
+        names = [f"tests/folder/test_file.py::test_{name}[{number}]" for name in "abc"]
+        assert len({tuple(in_share(one, f"{n}/4") for n in range(4)) for one in names}) == 1
+    alone = [f"tests/folder/test_file.py::test_{name}" for name in range(40)]
+    assert 0 < sum(in_share(one, "0/4") for one in alone) < 40

@@ -12,7 +12,14 @@ from reference.cpu.experts import Call
 from reference.cpu.tier import CpuTier
 from reference.model.open import Model, open_model
 from tests.families_table import EACH_KIND, FAMILIES
-from tests.few_rows import ATTENDS_LAST, STEPS, assert_definitions, differences, run_steps
+from tests.few_rows import (
+    ATTENDS_LAST,
+    ONE_PROMPT,
+    STEPS,
+    assert_definitions,
+    differences,
+    run_steps,
+)
 from tests.long_cases import long_except
 
 
@@ -77,11 +84,13 @@ def test_definitions_run_the_graph_as_it_was_written(dense):
 
 @pytest.mark.parametrize("name", [*long_except(FAMILIES, *EACH_KIND), "attends last"])
 def test_bits_are_those_of_the_definitions(synthetic_model, name):
-    """Logits, hidden states, tokens and all that outlives a step, of each kind of layer."""
+    """Logits, hidden states, tokens and all that outlives a step, of each kind of layer. A prompt
+    by itself is one of each kind."""
     fields = FAMILIES.get(name, ATTENDS_LAST)
     model = open_model(synthetic_model(quant="q4_k_m", **fields))
+    runs = (STEPS,) if name in FAMILIES and name not in EACH_KIND else (STEPS, ONE_PROMPT)
     with CpuTier(1) as tier:
-        assert_definitions(model, tier)
+        assert_definitions(model, tier, runs=runs)
 
 
 def test_other_rows_would_be_noticed(dense):

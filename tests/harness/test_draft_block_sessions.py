@@ -1,6 +1,7 @@
 """The draft block of a file, or its head, from where a user meets it: sessions, the command line, a
 server, the benchmark."""
 
+import atexit
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -57,15 +58,17 @@ def options(model: Path, tier: str, draft: int, **more: object) -> SessionOption
 def test_answers_are_those_without_it(model, tier):
     """Greedy, sampled, and cut at a stop string."""
     open_by_name(tier).close()
+    # A processor that plays a graphics card takes a second for a few tokens.
+    prompt, count = (PROMPT[:9], 12) if tier == "vulkan" else (PROMPT, 40)
     said = []
     for draft in (0, 6):
         with Session.open(model, options(model, tier, draft)) as session:
             answers = []
             for sampling in (SamplingParams(), SamplingParams(temperature=0.9, top_k=40, seed=5)):
-                generation = session.generate(PROMPT, sampling, 40)
+                generation = session.generate(prompt, sampling, count)
                 answers.append(("".join(piece.text for piece in generation), generation.tokens))
             stop = answers[0][0][5:7]
-            generation = session.generate(PROMPT, SamplingParams(), 40, (stop,))
+            generation = session.generate(prompt, SamplingParams(), count, (stop,))
             answers.append(("".join(piece.text for piece in generation), generation.tokens))
             assert generation.stop_string == stop
             assert (session.engine.statistics.speculation.drafted > 0) == (draft > 0)
@@ -200,8 +203,13 @@ def test_the_benchmark_counts_equal_answers(model, monkeypatch):
 def test_the_benchmark_measures_the_peer_too(synthetic_model):
     """Its own drafts from the prompt, on the same file."""
     need_installed("llama_cpp", "peer")
+    import llama_cpp
+
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     plan = DraftsPlan(path, ("llama.cpp",), 1, decode_tokens=16, repeat=1, draft=3)
     report = run_drafts(plan, lambda line: None)
+    # The binding leaves both open for good, of which the interpreter would complain at its end.
+    for file in (llama_cpp._utils.outnull_file, llama_cpp._utils.errnull_file):
+        atexit.register(file.close)
     assert report["results"][0]["answers"] == 2
     assert "llama.cpp, 1 at once, drafts from the prompt" in render_drafts(report)

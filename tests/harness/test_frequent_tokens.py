@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,7 @@ DRAFTERS = "qwen35", "deepseek2", "dflash", "itself"
 SyntheticModel = Callable[..., Path]
 
 
-@pytest.fixture(scope="module", params=DRAFTERS)
+@pytest.fixture(scope="module")
 def paths(
     request: pytest.FixtureRequest, synthetic_model: SyntheticModel
 ) -> tuple[Path, Path | None]:
@@ -51,8 +52,20 @@ def paths(
     return drafting_model(synthetic_model, request.param), None
 
 
+def marks_of(drafter: str, tier: str) -> list[pytest.MarkDecorator]:
+    """On a processor that plays a graphics card one drafter is enough: what a tier has of its own,
+    the first rows of a head, is compared below."""
+    if tier == "vulkan" and drafter != "dflash":
+        return [pytest.mark.soak]
+    return [] if tier in ("cpu", "native") else [pytest.mark.long]
+
+
 @pytest.mark.parametrize("kind", PROMPTS)
-@pytest.mark.parametrize("tier", long_except(TIERS, "cpu", "native"))
+@pytest.mark.parametrize(
+    ("paths", "tier"),
+    [pytest.param(*one, marks=marks_of(*one)) for one in product(DRAFTERS, TIERS)],
+    indirect=["paths"],
+)
 def test_answers_are_the_same(
     paths: tuple[Path, Path | None], tier: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,7 +80,8 @@ def test_answers_are_the_same(
         return submit(self, inputs)
 
     model, drafting = paths
-    said = []
+    # A processor that plays a graphics card takes a second for a few.
+    count, said = 10 if tier == "vulkan" else 24, []
     for draft in (0, 5):
         options = SessionOptions(
             tier=tier, context=128, draft=draft, draft_model=drafting if draft else None
@@ -75,7 +89,7 @@ def test_answers_are_the_same(
         with Session.open(model, options) as session:
             if draft:
                 monkeypatch.setattr(ModelRunner, "submit", submitting)
-            answers = [session.generate(PROMPTS[kind], one, 24) for one in SAMPLINGS]
+            answers = [session.generate(PROMPTS[kind], one, count) for one in SAMPLINGS]
             said.append([("".join(piece.text for piece in one), one.tokens) for one in answers])
             assert (session.engine.statistics.speculation.drafted > 0) == (draft > 0)
     assert said[0] == said[1]

@@ -5,11 +5,12 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from accel.wheel_parts import PARTS, SYSTEM_NAMES, is_left_out, missing_part, part_of
+from accel.wheel_parts import PARTS, SYSTEM_NAMES, WheelPart, is_left_out, missing_part, part_of
 from accel.wheel_parts import SYSTEMS as PLATFORMS
 from tests.cli.conftest import environment
 from tests.paths import ROOT
@@ -34,12 +35,19 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from imported(node)
 
 
+@cache
+def parts_imported(text: str) -> tuple[tuple[str, WheelPart], ...]:
+    """What a text imports of the parts that some system leaves out. All systems are asked of each
+    text, and parsing all takes seconds."""
+    parts = ((name, part_of(name)) for name in imported(ast.parse(text)))
+    return tuple((name, part) for name, part in parts if part is not None)
+
+
 def needed_though_absent(system: str, path: Path, text: str) -> list[str]:
     """What a file of the wheel imports that the wheel does not have."""
     if is_left_out(path, system):
         return []
-    parts = ((name, part_of(name)) for name in imported(ast.parse(text)))
-    return [name for name, part in parts if part is not None and system not in part.systems]
+    return [name for name, part in parts_imported(text) if system not in part.systems]
 
 
 def test_every_part_is_there():

@@ -42,27 +42,6 @@ def test_help_and_editors_see_every_setting(call):
     assert "settings" not in parameters
 
 
-@pytest.mark.long
-def test_mypy_refuses_what_is_no_setting(tmp_path):
-    """``tire=`` and a tier that is none; the same program with ``tier="cpu"`` passes."""
-    found = {}
-    for name, argument in (("good", "tier='cpu'"), ("typo", "tire='cpu'"), ("tier", "tier='cpv'")):
-        # mypy's cache takes files of one name, size and second for the same.
-        program = tmp_path / f"{name}.py"
-        program.write_text(f"from zinc_rt import LLM\nLLM('model.gguf', {argument})\n")
-        # The installed package may be of other sources.
-        done = subprocess.run(
-            [sys.executable, "-m", "mypy", "--follow-imports=silent", "--cache-dir", tmp_path,
-             "--config-file", ROOT / "pyproject.toml", program],
-            env={**environment(), "MYPYPATH": f"{ROOT}:{ROOT / 'harness' / 'python'}"},
-            cwd=ROOT, capture_output=True, text=True, timeout=PROCESS_SECONDS,
-        )  # fmt: skip
-        found[name] = done.stdout
-    assert found["good"].startswith("Success")
-    assert 'Unexpected keyword argument "tire"' in found["typo"]
-    assert 'Argument "tier" to "LLM" has incompatible type' in found["tier"]
-
-
 @pytest.mark.parametrize(
     ("given", "says"), table(__file__, "test_shapes")["wrong_arguments_say_the_right_one"]
 )

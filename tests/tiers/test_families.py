@@ -122,7 +122,7 @@ def model_of(synthetic_model: SyntheticModel, name: str, way_name: str) -> tuple
 
 @each_on(
     on(OPENCL, MODELS, pytest.mark.long, unmarked=ON_OPENCL),
-    on(VULKAN, MODELS, pytest.mark.long, unmarked=ON_VULKAN),
+    on(VULKAN, MODELS, pytest.mark.soak, unmarked=ON_VULKAN),
     on(METAL, MODELS, pytest.mark.soak),
     on(CUDA, MODELS),
 )
@@ -138,7 +138,8 @@ def test_every_architecture_is_here():
 
 
 @each_on(
-    on(OPENCL, [*MODELS, "attends last"], pytest.mark.long, unmarked=(*ON_VULKAN, "attends last")),
+    on(OPENCL, [*ON_OPENCL, "attends last"], pytest.mark.long, (*ON_VULKAN, "attends last")),
+    on(OPENCL, [name for name in MODELS if name not in ON_OPENCL], pytest.mark.soak),
     on(VULKAN, PICKED, pytest.mark.long, unmarked=("qwen2",)),
 )
 def test_steps_of_few_rows_are_the_definitions(tier, synthetic_model, name):

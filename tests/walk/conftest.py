@@ -122,7 +122,8 @@ def newcomer(wheel) -> Iterator[Newcomer]:
             shutil.copy(home / MODEL, home / link)
         user = _unprivileged(Path(packages))
         if user is not None:
-            for path in (home, *home.iterdir()):
+            # Who cannot write beside the modules compiles all of them for every command.
+            for path in (home, *home.iterdir(), site, *site.rglob("*")):
                 os.chown(path, user, user, follow_symlinks=False)
         yield Newcomer(home, python, user)
 

@@ -201,12 +201,22 @@ except ZincError as error:
 
 
 def test_a_users_script_is_typed(settled):
-    """The installed package has types: mypy passes the script, and names what is wrong in one."""
-    words = ("python", "-m", "mypy", "--strict", "--cache-dir", "types", "-c")
-    done = settled.run(*words, SCRIPT)
-    assert done.stdout.startswith("Success"), done.stdout
-    done = settled.run(*words, SCRIPT.replace("tier=", "tire="))
-    assert 'Unexpected keyword argument "tire"' in done.stdout
+    """The installed package has types: mypy passes the script, and names what is wrong in one that
+    says ``tire=``, or a tier that is none."""
+    scripts = {
+        "right": SCRIPT,
+        "key": SCRIPT.replace("tier=", "tire="),
+        "value": SCRIPT.replace('"native"', '"natiev"'),
+    }
+    for name, script in scripts.items():
+        settled.run("sh", "-c", f"cat > {name}.py", given=script)
+    words = ("python", "-m", "mypy", "--strict", "--cache-dir", "types")
+    done = settled.run(*words, *(f"{name}.py" for name in scripts))
+    wrong = [line for line in done.stdout.splitlines() if ": error: " in line]
+    found = {line.partition(":")[0]: line for line in wrong}
+    assert len(wrong) == len(found) == 2, done.stdout
+    assert 'Unexpected keyword argument "tire"' in found["key.py"]
+    assert 'Argument "tier" to "LLM" has incompatible type' in found["value.py"]
     assert settled.run("python", "-c", SCRIPT).stdout == ""
 
 
