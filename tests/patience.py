@@ -1,5 +1,6 @@
 """How long tests wait for what has to happen: longer than any machine takes for it."""
 
+import threading
 import time
 from collections.abc import Callable
 
@@ -15,3 +16,11 @@ def wait_until(true: Callable[[], bool]) -> None:
     while not true():
         assert time.monotonic() < deadline, "waited for what did not happen"
         time.sleep(POLL_SECONDS)
+
+
+def wait_for_end(work: Callable[[], object]) -> None:
+    """Does ``work``, which must end, and fails where it does not."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_SECONDS)
+    assert not thread.is_alive(), "waited for the end of what does not end"

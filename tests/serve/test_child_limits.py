@@ -23,7 +23,7 @@ from harness.host.remote.server import EngineServer
 from harness.host.submissions import EngineStopped
 from harness.serve.accounts import Accounts, CallEngine
 from harness.serve.run import Running
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.patience import PATIENCE_SECONDS, wait_for_end, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.test_counted_tokens import tenants_file
@@ -60,14 +60,11 @@ def test_the_server_ends_though_the_channel_is_full(serve: Serve, impatient: Non
         child = psutil.Process(child_of(server).pid)
         with hung(child_of(server)):
             fill(server)
-            drain = threading.Thread(target=server.drain, args=(10 * PATIENCE_SECONDS,))
-            drain.start()
-            drain.join(PATIENCE_SECONDS)
-            assert not drain.is_alive()
-            child_of(server).close()
+            wait_for_end(lambda: server.drain(10 * PATIENCE_SECONDS))
+            wait_for_end(child_of(server).close)
+            assert not child.is_running()
             with pytest.raises(EngineStopped):
                 child_of(server).send(EngineServer.stall, "nobody", [])
-    child.wait(PATIENCE_SECONDS)
 
 
 def test_a_full_channel_is_told_of(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from harness.host.remote import process
 from harness.host.remote.process import ChildProcess, EngineProcess
 from harness.serve import metrics
 from harness.serve.run import Running
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.patience import PATIENCE_SECONDS, wait_for_end, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.test_engine_process import BODY, COMPLETIONS, told
@@ -89,14 +89,17 @@ def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
 def test_the_server_ends_though_its_child_hangs(
     serve: Serve, impatient: None, patient_end: None
 ) -> None:
-    with serve(engine_process=True) as server, ThreadPoolExecutor(1) as clients:
+    """And does not leave it behind."""
+    with ExitStack() as serving, ThreadPoolExecutor(1) as clients:
+        server = serving.enter_context(serve(engine_process=True))
         child = psutil.Process(child_of(server).pid)
         with hung(child_of(server)):
             asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
             wait_until(lambda: bool(server.service.model.driver._streams))
-            server.drain(0)
+            wait_for_end(lambda: server.drain(0))
             assert asked.result().status == 503
-    child.wait(PATIENCE_SECONDS)
+            wait_for_end(serving.close)
+            assert not child.is_running()
 
 
 def test_a_child_that_loads_is_not_silent(

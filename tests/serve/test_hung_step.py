@@ -32,7 +32,7 @@ from harness.serve.ledger_store import LedgerStore
 from harness.serve.run import LEFT, Running
 from tests.hung_steps import BEGUN
 from tests.paths import ROOT
-from tests.patience import PATIENCE_SECONDS, wait_until
+from tests.patience import PATIENCE_SECONDS, wait_for_end, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.engine_child import be_watchful, hang_while
 from tests.serve.http import Http
@@ -147,10 +147,7 @@ def test_the_server_ends_though_a_step_hangs_in_its_child(
         (tmp_path / "hangs").touch()
         asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
         wait_until(lambda: bool(driver._streams))
-        ending = threading.Thread(target=server.drain, args=(0,), daemon=True)
-        ending.start()
-        ending.join(PATIENCE_SECONDS)
-        assert not ending.is_alive()
+        wait_for_end(lambda: server.drain(0))
         assert asked.result().status == 503
     assert engines.pid is None
 
@@ -164,10 +161,13 @@ def hanging_till_the_end(file: Path) -> Iterator[Any]:
         context.__enter__()
         begun.append(context)
 
-    yield hang
-    begun[0].__exit__(None, None, None)
-    while LEFT:
-        LEFT.pop().close()
+    try:
+        yield hang
+    finally:
+        for context in begun:
+            context.__exit__(None, None, None)
+        while LEFT:
+            LEFT.pop().close()
 
 
 @pytest.mark.parametrize("known", [False, True])

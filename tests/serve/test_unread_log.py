@@ -127,11 +127,15 @@ def test_nobody_waits_for_a_terminal(monkeypatch: pytest.MonkeyPatch, width: int
     assert os.get_blocking(terminal)
     assert termios.tcgetattr(terminal) == modes
     wait_until(lambda: bool(read(controlling)))
-    told = b""
-    while b"\r\nafter\r\n" not in told:
-        # The system may take its time to make room of what was read.
+    told = bytearray()
+
+    def is_after() -> bool:
+        """The system may take its time to make room of what was read."""
         print("after", file=stream, flush=True)
-        told += read(controlling)
+        told.extend(read(controlling))
+        return b"\r\nafter\r\n" in told
+
+    wait_until(is_after)
     before = told[: told.index(b"\r\nafter\r\n")].split(b"\r\n")
     assert b"lines were lost" in before[-1]
     os.close(controlling)
