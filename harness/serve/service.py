@@ -269,7 +269,11 @@ class Service:
         generation, shape = begin()
         generation.on_tokens = self.metrics.count_generated(tenant)
         requested = -1 if body.id_slot is None else body.id_slot
-        generation.slot = self.slots.begin(self.model, tenant, generation, requested)
+        try:
+            generation.slot = self.slots.begin(self.model, tenant, generation, requested)
+        except ApiError:
+            generation.cancel()
+            raise
 
         def finish(error: ApiError | None) -> None:
             if error is None:

@@ -12,7 +12,8 @@ from harness.serve.llama_cpp import slot_files
 from harness.serve.run import Running
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from tests.serve.engine_child import check_memory, flush_disk
+from tests.held_steps import hold_steps
+from tests.serve.engine_child import check_memory, flush_disk, statistics_of
 from tests.serve.http import Http
 from tests.serve.tenants import write_tenants
 
@@ -171,6 +172,19 @@ def test_what_is_refused(slotted, server):
     assert without["status"] == 501
     assert "--slot-save-path" in without["message"]
     assert len(Http(server.url).get("/slots?fail_on_no_slot=1").json) == 4
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_for_a_slot_that_is_none_is_not_computed(serve, monkeypatch, stream):
+    """It was submitted, since the prompt's slot is chosen by its tokens."""
+    steps = hold_steps(monkeypatch)
+    with serve() as server:
+        http, driver = Http(server.url), server.service.model.driver
+        reply = http.post("/completion", {"prompt": "a", **ASKED, "id_slot": 4, "stream": stream})
+        assert (reply.status, reply.error["param"]) == (400, "id_slot")
+        assert driver.call(statistics_of).waiting == 0
+        assert driver._streams == {}
+        steps.allow()
 
 
 def test_prompts_choose_the_slot_they_continue(slotted):
