@@ -40,7 +40,6 @@ from harness.serve.receipts.document import VERSION
 from harness.serve.receipts.make import store_answer
 from harness.serve.receipts.store import ReceiptStore
 from harness.serve.responses.store import ResponseStore
-from harness.serve.storage import StorageProblem
 from harness.serve.streams import CLIENT_LEFT, event_stream, whole_answer
 from harness.serve.wire import MAX_CHOICES, ChatRequest, CompletionRequest, GenerationRequest
 from harness.tenants import Account
@@ -274,16 +273,7 @@ class Service:
         except ApiError:
             generation.cancel()
             raise
-
-        def finish(error: ApiError | None) -> None:
-            if error is None:
-                try:
-                    _ = generation.receipt
-                except StorageProblem as problem:
-                    self._count(generation, tenant, as_api_error(problem))
-                    raise
-            self._count(generation, tenant, error)
-
+        finish = partial(self._count, generation, tenant)
         if body.stream:
             return event_stream(generation, shape, _wants_usage(body), finish, caller)
         try:

@@ -58,6 +58,8 @@ def event_stream(
             if not data:
                 caller.begin()
             yield data
+        # Formats that do not name the receipt have one, too.
+        _ = generation.receipt
         end(None)
         yield LastPart(shape.end(usage))
     except Exception as error:
@@ -113,6 +115,7 @@ def whole_answer(generation: Generation, shape: AnswerShape, gone: Gone) -> Json
                 raise CLIENT_LEFT
     finally:
         generation.cancel()
+    _ = generation.receipt
     return shape.whole([[answer.piece(index)] for index, answer in enumerate(answers)])
 
 

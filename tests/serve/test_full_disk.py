@@ -13,16 +13,18 @@ import pytest
 
 from contract.types import LOCAL_TENANT, Tenant
 from harness import replay
-from harness.serve import storage
+from harness.serve import service, storage
 from harness.serve.ledger_store import Counts, LedgerStore
 from harness.serve.responses.store import ResponseStore
 from harness.trace import framing
 from tests.patience import wait_until
+from tests.serve.conftest import wait_for_rest
 from tests.serve.http import Http
 
 COMPLETIONS, RESPONSES = "/v1/completions", "/v1/responses"
 SEVEN, EIGHT = Tenant(7, "seven"), Tenant(8, "eight")
 ASKED = {"prompt": "abc", "max_tokens": 3}
+TURNS = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
 
 
 class FullDisk:
@@ -114,6 +116,29 @@ def test_receipts_without_room_refuse_before_anything_is_computed(serve, tmp_pat
         assert http.post(COMPLETIONS, ASKED).json["x_zinc"]["receipt"]
         assert sum("requests are refused" in line for line in caplog.messages) == 2
         assert "Traceback" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), [
+    (COMPLETIONS, ASKED), ("/completion", ASKED), ("/v1/messages", {**TURNS, "max_tokens": 2}),
+    ("/api/chat", {**TURNS, "options": {"num_predict": 2}}), ("/v1/responses", {"input": "a"}),
+])  # fmt: skip
+def test_an_answer_without_room_for_its_receipt_failed_once(
+    serve, tmp_path, monkeypatch, path, body, stream
+):
+    """Also in the formats that do not name the receipt."""
+
+    def full(*_: object) -> None:
+        raise storage.StorageProblem("the receipts cannot be used: no room", full=True)
+
+    monkeypatch.setattr(service, "store_answer", full)
+    with serve(receipts=tmp_path) as server:
+        reply = Http(server.url).post(path, {**body, "stream": stream})
+        assert reply.status == (200 if stream else 503), reply.body
+        assert b"no room" in reply.body
+        wait_for_rest(server)
+        total = server.service.ledger.total(LOCAL_TENANT)
+        assert (total.requests, total.failed, total.rejected) == (1, 1, 0)
 
 
 def test_what_was_computed_when_the_disk_filled_is_answered(serve):
