@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from harness.host.submissions import Submits
 from tests.structure.source_tree import imported_modules, product_modules, telling_nodes
 
 HOST = "harness.host."
@@ -16,6 +17,9 @@ OWNERS = {
     "TextStream": {"harness.host.answer_text"},
 }  # fmt: skip
 """What opens a model, runs its requests or makes text, and the modules of the host that call it."""
+REPLICAS = "harness.serve.replicas"
+WITH_A_THREAD = {"key"}
+"""Attributes of drivers that are only read where a server has a thread or a process of engines."""
 
 
 def callers(modules: Mapping[str, ast.Module], called: str) -> set[str]:
@@ -41,6 +45,37 @@ def client_imports(modules: Mapping[str, ast.Module]) -> set[str]:
         for other in imported_modules(source, known)
         if other.startswith(CLIENTS)
     }
+
+
+def asked_of_drivers(modules: Mapping[str, ast.Module]) -> set[str]:
+    """The attributes of drivers that a server reads."""
+    return {
+        node.attr
+        for name, source in modules.items()
+        if name.startswith("harness.serve") and not name.startswith(REPLICAS)
+        for node in ast.walk(source)
+        if isinstance(node, ast.Attribute)
+        and getattr(node.value, "id", getattr(node.value, "attr", "")) == "driver"
+    }
+
+
+def driver_of_replicas(modules: Mapping[str, ast.Module]) -> set[str]:
+    """The attributes that a driver of replicas has."""
+    (defined,) = (
+        node
+        for node in modules[f"{REPLICAS}.driver"].body
+        if isinstance(node, ast.ClassDef) and node.name == "ReplicatedDriver"
+    )
+    fields = {ast.unparse(node.target) for node in defined.body if isinstance(node, ast.AnnAssign)}
+    methods = {node.name for node in defined.body if isinstance(node, ast.FunctionDef)}
+    return fields | methods | set(dir(Submits))
+
+
+def test_a_driver_of_replicas_has_what_a_server_asks_of_drivers():
+    """Nothing else tells: it is taken for a ``SharedDriver`` by a cast, and few have Ray."""
+    asked = asked_of_drivers(product_modules())
+    assert {"failure", "silence", "statistics"} < asked
+    assert asked - driver_of_replicas(product_modules()) == WITH_A_THREAD
 
 
 @pytest.mark.parametrize("called", OWNERS)

@@ -187,6 +187,8 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     """One driver for the replicas behind a deployment handle. Thread-safe."""
 
     failure: str | None = None
+    silence: str | None = None
+    """Nothing notices a replica that hangs."""
     memory_state: MemoryState | None = None
     """Each replica watches its own memory."""
 
