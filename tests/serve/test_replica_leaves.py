@@ -1,4 +1,4 @@
-"""Leaves of receipts that replicas make: those of one engine, also where a request moves."""
+"""Leaves and scores that replicas make: those of one engine, also where a request moves."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -8,6 +8,7 @@ import pytest
 
 from contract.types import Request, SamplingParams
 from harness.digest import RowDigests, RunningDigest
+from harness.host.collectors import PromptScores
 from harness.host.engine_thread import EngineThread
 from harness.host.options import SessionOptions
 from harness.host.remote.receivers import Receivers
@@ -25,7 +26,9 @@ REQUEST = Request(7, (3, 4, 5, 6, 7), TOKENS, SamplingParams(temperature=0.9, se
 @pytest.fixture(scope="module")
 def model(tiny_model_path, tmp_path_factory) -> Iterator[ServedModel]:
     with ExitStack() as owned:
-        session = SessionOptions(tier="cpu", context=256, slots=2, digests=True)
+        session = SessionOptions(
+            tier="cpu", context=256, slots=2, digests=True, top_log_probabilities=2
+        )
         digests = tmp_path_factory.mktemp("digests") / "digests.json"
         options = ModelOptions(session, "m", digests)
         yield open_model(tiny_model_path, options, owned.enter_context(EngineThread()), owned)
@@ -46,6 +49,8 @@ def follow(model: ServedModel, receivers: Receivers, tokens: tuple[int, ...]) ->
     stream = model.driver.open_stream()
     (refused,) = model.driver.submit_to(stream, [submission_of([job])])
     assert refused is None
+    # The first update only says that the request is accepted.
+    receivers.receive(job.results(False))
     ended = False
     while not ended:
         events = tuple(one.event for one in stream.take(1.0))
@@ -66,3 +71,12 @@ def test_leaves_are_those_of_one_engine(model, expected, moved, hashed):
     follow(model, Receivers.of(REQUEST, submission), tuple(tokens[:moved]))
     assert receiver.first(TOKENS) == leaves
     assert len(running.digests) == (TOKENS if hashed else 0)
+
+
+def test_scores_of_a_prompt_are_those_of_one_engine(model):
+    asked = replace(REQUEST, score_from=1, score_top=2)
+    alone, there = PromptScores(asked), PromptScores(asked)
+    model.driver.read(Submission([asked], scores={asked.id: alone}))
+    follow(model, Receivers.of(asked, Submission([asked], scores={asked.id: there})), ())
+    assert there.complete
+    assert there.tokens == alone.tokens

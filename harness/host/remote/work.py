@@ -86,6 +86,14 @@ class Results:
 NO_RESULTS = Results()
 
 
+def _all_taken(kept: list[Values]) -> tuple[Values, ...]:
+    """What a list has, which is empty then. Another thread may append meanwhile, so it stays the
+    same list."""
+    taken = tuple(kept)
+    del kept[: len(taken)]
+    return taken
+
+
 class _KeptCalls(Generic[Values]):
     """Keeps the arguments of calls until they are sent."""
 
@@ -97,8 +105,7 @@ class _KeptCalls(Generic[Values]):
 
     def taken(self) -> tuple[tuple[int, Values], ...]:
         """What was kept since the last call."""
-        taken, self.calls = self.calls, []
-        return tuple(taken)
+        return _all_taken(self.calls)
 
 
 class Job:
@@ -140,13 +147,12 @@ class Job:
             leaves = tuple(self._leaves.since(leaves_from))
         self._digests_sent += len(digests)
         self._leaves_sent += len(leaves)
-        scores, self._scores = tuple(self._scores), []
         return Results(
             digested,
             digests,
             leaves_from,
             leaves,
-            scores,
+            _all_taken(self._scores),
             self._experts.taken(),
             self._rows.taken(),
             self.work.pool if ended else None,
