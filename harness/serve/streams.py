@@ -60,8 +60,9 @@ def event_stream(
             yield data
         # Formats that do not name the receipt have one, too.
         _ = generation.receipt
+        last = LastPart(shape.end(usage))
         end(None)
-        yield LastPart(shape.end(usage))
+        yield last
     except Exception as error:
         refusal = as_api_error(error)
         if refusal is None:

@@ -141,6 +141,20 @@ def test_an_answer_without_room_for_its_receipt_failed_once(
         assert (total.requests, total.failed, total.rejected) == (1, 1, 0)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_cannot_be_stored_failed_once(serve, monkeypatch, stream):
+    def full(*_: object) -> None:
+        raise storage.StorageProblem("the responses cannot be used: no room", full=True)
+
+    with serve() as server:
+        monkeypatch.setattr(server.service.responses, "put", full)
+        reply = Http(server.url).post(RESPONSES, {"input": "a", "stream": stream})
+        assert b"no room" in reply.body
+        wait_for_rest(server)
+        total = server.service.ledger.total(LOCAL_TENANT)
+        assert (total.requests, total.failed, total.completed) == (1, 1, 0)
+
+
 def test_what_was_computed_when_the_disk_filled_is_answered(serve):
     """It is counted as soon as there is room."""
     with serve() as server:
