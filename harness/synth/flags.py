@@ -58,6 +58,8 @@ HELP: Mapping[str, str] = {
     "key_outliers": "size of two outlier channels of every key head; 0 is none",
     "mtp_agreement": "share of the predictions of these blocks that are right, 0 to 1",
     "eagle_agreement": "share of the predictions of written heads that are right, 0 to 1",
+    "draft_agreement": "share of the predictions that are right if this model drafts for another "
+    "one with an agreement and as many tokens, 0 to 1",
     "experts.count": "experts of a layer",
     "experts.used": "experts that a token uses",
     "experts.width": "width of an expert",

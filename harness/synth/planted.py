@@ -1,11 +1,12 @@
-"""Weights of a model whose draft block or head is right for a given part of the vocabulary.
+"""Weights of a model whose drafter is right for a given part of the vocabulary.
 
 The embedding is so large that a layer changes the residual stream little, and row s(u) of the
 output matrix is the embedding of u. So the likeliest token after u is s(u), where s is one cycle
 through the frequent tokens, which drafters prefer, and one through those behind them: an answer to
 a prompt of frequent tokens has no others, as real text nearly does. The block copies its token's
 embedding to its own stream. Its embedding of a token for which it shall be wrong is that of the
-next token in the vocabulary."""
+next token in the vocabulary. So is that of a model with ``draft_agreement``, which drafts for
+another planted model: s depends on the size of the vocabulary alone."""
 
 from __future__ import annotations
 
@@ -39,6 +40,12 @@ COPIED = (*DRAWN_AS_EMBEDDING, JOIN)
 """Kinds of matrices that are not drawn by themselves."""
 
 
+def is_copied(spec: SynthSpec, kind: str) -> bool:
+    """Whether ``planted_rows`` gives a matrix."""
+    drafts = kind == "token_embd" and spec.draft_agreement is not None
+    return spec.planted and (drafts or kind in COPIED)
+
+
 def planted_mean(spec: SynthSpec, kind: str) -> float | None:
     """The mean of the values of a norm that planting sets, None for others."""
     if kind in HEAD_NORMS:
@@ -55,13 +62,13 @@ def planted_type(spec: SynthSpec, kind: str, embedding: DType) -> DType | None:
 
 
 def planted_rows(spec: SynthSpec, kind: str, dtype: DType) -> Iterator[Bytes]:
-    """The stored rows of a matrix in COPIED, uint8[some rows, row_bytes] at a time."""
+    """The stored rows of a copied matrix, uint8[some rows, row_bytes] at a time."""
     if kind == JOIN:
         for first in range(0, spec.hidden, JOIN_ROWS):
             rows = min(JOIN_ROWS, spec.hidden - first)
             yield FORMATS[dtype].quantize(np.eye(rows, 2 * spec.hidden, first, np.float32))
         return
-    of = output_rows(spec) if kind == "output" else _block_rows(spec)
+    of = output_rows(spec) if kind == "output" else _read_rows(spec)
     yield embedding_rows(spec, dtype)[of]
 
 
@@ -74,9 +81,8 @@ def embedding_rows(spec: SynthSpec, dtype: DType) -> Bytes:
 
 
 def right_drafts(spec: SynthSpec) -> NDArray[np.bool_]:
-    """Whether the block or head drafts the likeliest token after each token."""
-    agreement = spec.mtp_agreement if spec.eagle_agreement is None else spec.eagle_agreement
-    assert agreement is not None
+    """Whether the drafter drafts the likeliest token after each token."""
+    (agreement,) = spec.agreements
     spread = np.arange(spec.vocab) * FRACTION % 1.0
     return spread < agreement
 
@@ -96,7 +102,7 @@ def _before_in_cycle(size: int) -> NDArray[np.int64]:
     return (np.arange(size) - step) % max(1, size)
 
 
-def _block_rows(spec: SynthSpec) -> NDArray[np.int64]:
-    """The token of which each row of the block's embedding is the embedding."""
+def _read_rows(spec: SynthSpec) -> NDArray[np.int64]:
+    """The token of which each row of the drafter's embedding is the embedding."""
     tokens = np.arange(spec.vocab)
     return np.where(right_drafts(spec), tokens, (tokens + 1) % spec.vocab)

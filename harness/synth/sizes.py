@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.synth.architectures import DENSE
-from harness.synth.spec import GROUPS, SynthSpec, refused, spec_of
+from harness.synth.spec import AGREEMENTS, GROUPS, SynthSpec, refused, spec_of
 
 _QWEN3 = {"head_dim": 128, "kv_heads": 8, "vocab": 151936, "context": 40960, "rope_base": 1e6}
 _QWEN35 = {"head_dim": 256, "vocab": 248320, "context": 262144, "rope_base": 1e7}
@@ -297,9 +297,9 @@ def sized_spec(size: str, **overrides: Any) -> SynthSpec:
         raise refused("size", size, f"one of {', '.join(size_names(architecture))}")
     values = {**_NEEDED.get(architecture, {}), **SIZES.get(size, {}), **own.get(size, {})}
     if overrides.get("mtp_agreement") is not None:
-        values |= {"nextn_layers": 1, "tied": False}
-    if overrides.get("eagle_agreement") is not None:
-        values |= {"tied": False}
+        values["nextn_layers"] = 1
+    if any(overrides.get(name) is not None for name in AGREEMENTS):
+        values["tied"] = False
     for name, value in overrides.items():
         if name in GROUPS and isinstance(value, Mapping):
             values[name] = {**(values.get(name) or {}), **value}

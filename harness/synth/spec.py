@@ -73,7 +73,8 @@ class SynthSpec:
     attention, in all layers of phi3, in every second of gpt-oss, in all but every fourth of others;
     0 is off. Of ``expert_groups`` of bailingmoe2 a token chooses half.
     ``nextn_layers`` are prediction blocks after the last layer, with ``mtp_agreement`` right in so
-    many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of a head's file. With
+    many cases: 0 to 1, None for random ones; ``eagle_agreement`` is that of a head's file,
+    ``draft_agreement`` that of this model if it drafts for another with one of these. With
     ``expand_to_f32`` the same weights are written dequantized. ``key_outliers``, if not 0, is the
     bias of two channels of every KV head, or their norm weight where keys are normed."""
 
@@ -106,6 +107,7 @@ class SynthSpec:
     key_outliers: float = 0.0
     mtp_agreement: float | None = None
     eagle_agreement: float | None = None
+    draft_agreement: float | None = None
     leading_dense: int = 0
     expert_groups: int = 1
     head_norms: bool = False
@@ -133,7 +135,13 @@ class SynthSpec:
     @property
     def planted(self) -> bool:
         """Whether the likeliest token after each token is known."""
-        return self.mtp_agreement is not None or self.eagle_agreement is not None
+        return bool(self.agreements)
+
+    @property
+    def agreements(self) -> tuple[float, ...]:
+        """How often the drafter of a planted model is right; nothing for another model."""
+        given = (getattr(self, name) for name in AGREEMENTS)
+        return tuple(agreement for agreement in given if agreement is not None)
 
     @property
     def feed_forward_widths(self) -> tuple[int, ...]:
@@ -215,6 +223,7 @@ class SynthSpec:
         return f"synthetic {family} {self.quant} seed {self.seed}"
 
 
+AGREEMENTS = ("mtp_agreement", "eagle_agreement", "draft_agreement")
 GROUPS: Mapping[str, type] = {
     "experts": ExpertSpec,
     "recurrent": Recurrent,
@@ -249,10 +258,10 @@ def fields_of(spec: SynthSpec) -> dict[str, Any]:
     """The fields from which ``spec_of`` makes the same specification, without absent groups and
     counts."""
     absent = dict.fromkeys(GROUPS) | {
-        "nextn_layers": 0, "mtp_agreement": None, "eagle_agreement": None, "key_outliers": 0.0,
-        "long_rope": False, "window": 0, "query_growth": 0.0, "yarn_log_multiplier": 0.0,
-        "leading_dense": 0, "logit_scale": 1.0, "head_norms": False, "expert_groups": 1,
-        "parallel": False,
+        "nextn_layers": 0, "mtp_agreement": None, "eagle_agreement": None, "draft_agreement": None,
+        "key_outliers": 0.0, "long_rope": False, "window": 0, "query_growth": 0.0,
+        "yarn_log_multiplier": 0.0, "leading_dense": 0, "logit_scale": 1.0, "head_norms": False,
+        "expert_groups": 1, "parallel": False,
     }  # fmt: skip
     given = asdict(spec)
     for group, later in LATER.items():
@@ -309,14 +318,13 @@ def _rules(spec: SynthSpec) -> Iterator[tuple[str, object, str]]:
     yield from _own_rules(spec, architecture)
     drafts = architecture in WITH_DRAFT_BLOCKS
     yield "nextn_layers", spec.nextn_layers and not drafts, f"0 for {architecture}"
-    if (agreement := spec.mtp_agreement) is not None:
-        yield "mtp_agreement", not 0 <= agreement <= 1, "0 to 1"
-        yield "nextn_layers", spec.nextn_layers < 1, "at least 1 with mtp_agreement"
-        yield "tied", spec.tied, "False with mtp_agreement"
-    if (agreement := spec.eagle_agreement) is not None:
-        yield "eagle_agreement", not 0 <= agreement <= 1, "0 to 1"
-        yield "mtp_agreement", spec.mtp_agreement is not None, "absent with eagle_agreement"
-        yield "tied", spec.tied, "False with eagle_agreement"
+    given = [name for name in AGREEMENTS if getattr(spec, name) is not None]
+    for name in given:
+        yield name, not 0 <= getattr(spec, name) <= 1, "0 to 1"
+        yield name, name != given[0], f"absent with {given[0]}"
+        yield "tied", spec.tied, f"False with {name}"
+    without_block = spec.mtp_agreement is not None and spec.nextn_layers < 1
+    yield "nextn_layers", without_block, "at least 1 with mtp_agreement"
     widths = spec.feed_forward_widths
     yield "feed_forward", len(widths) != spec.blocks, f"one width or {spec.blocks} of them"
     yield "feed_forward", min(widths) < 1, "at least 1"

@@ -15,7 +15,7 @@ import numpy as np
 from contract.arrays import Bytes
 from contract.dtypes import BF16, BY_NAME, F16, F32, MXFP4, Q4_K, Q5_K, Q6_K, Q8_0, DType
 from harness.synth.draw import draw_matrix, normal_like, random_bits, random_bytes
-from harness.synth.planted import COPIED, planted_rows, planted_type
+from harness.synth.planted import is_copied, planted_rows, planted_type
 from harness.synth.spec import EXPERTS_QUANT, MIXED_QUANT, SynthSpec
 from reference.quant import FORMATS
 
@@ -156,9 +156,9 @@ def tensor_data(spec: SynthSpec, tensor: SynthTensor) -> Iterator[Bytes]:
                 )
             yield values.view(np.uint8)
     else:
-        planted = spec.planted and planted_kind(tensor) in COPIED
         kind, dtype = planted_kind(tensor), tensor.dtype
-        for blocks in planted_rows(spec, kind, dtype) if planted else _rows(spec, tensor):
+        copied = is_copied(spec, kind)
+        for blocks in planted_rows(spec, kind, dtype) if copied else _rows(spec, tensor):
             if spec.expand_to_f32:
                 values = FORMATS[tensor.dtype].dequantize(blocks)
                 yield np.ascontiguousarray(values, "<f4").view(np.uint8)

@@ -70,6 +70,20 @@ def test_answers_are_those_without_it(target, drafts, tier, sampling):
         assert answer(target, options(tier, path), sampling) == plain
 
 
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_a_planted_draft_model_is_right_so_often(synthetic_model, right):
+    """Of other weights and sizes; what is right depends on the token before alone."""
+    fields = {"architecture": "qwen3", "quant": "q4_k_m"}
+    model = synthetic_model(**fields, draft_agreement=1.0, layers=3)
+    drafting = synthetic_model(**fields, draft_agreement=right, layers=1, seed=9)
+    with Session.open(model, replace(options("native", drafting), draft=1, context=256)) as session:
+        for _ in session.generate(PROMPT, GREEDY, 200):
+            pass
+        done = session.engine.statistics.speculation
+    assert done.accepted == pytest.approx(right * done.drafted, abs=0.15 * done.drafted * right)
+    assert done.drafted > (60 if right else 0)
+
+
 def test_another_vocabulary_is_refused_before_anything_is_loaded(
     target, synthetic_model, monkeypatch
 ):
