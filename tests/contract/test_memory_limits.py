@@ -114,7 +114,12 @@ def files_that_say(name: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "files"), [("virtual_memory", ASK_FOR_MEMORY), ("cpu_count", ASK_FOR_PROCESSORS)]
+    ("name", "files"),
+    [
+        ("virtual_memory", ASK_FOR_MEMORY),
+        ("cpu_count", ASK_FOR_PROCESSORS),
+        ("sched_getaffinity", {"contract/processors.py"}),
+    ],
 )
 def test_nobody_else_asks_the_machine(name, files):
     """A plan from the machine's memory alone would have a container killed, and a container with
