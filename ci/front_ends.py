@@ -31,6 +31,7 @@ from harness.bench.serving.plan import Tokens, random_prompts
 from harness.host.heap import freeze_heap
 from harness.host.options import SessionOptions
 from harness.host.session import Session
+from harness.tiers import TierOptions
 from zinc_rt import LLM, SamplingParams
 
 ENGINE = "engine"
@@ -43,12 +44,27 @@ def opened(
 ) -> tuple[int, Mapping[str, Measure]]:
     """The vocabulary, and the engine and its front ends, each with the model loaded once more."""
     context = args.prompt_tokens + args.decode_tokens + 1
-    options = SessionOptions(tier=args.tier, context=context, slots=sequences, prefix_cache=0)
+    options = SessionOptions(
+        tier=args.tier,
+        tier_options=TierOptions(device=args.device),
+        context=context,
+        slots=sequences,
+        prefix_cache=0,
+    )
     session = owned.enter_context(Session.open(args.model, options))
     llm = owned.enter_context(
-        LLM(args.model, tier=args.tier, context=context, slots=sequences, progress=False)
+        LLM(
+            args.model,
+            tier=args.tier,
+            device=args.device,
+            context=context,
+            slots=sequences,
+            progress=False,
+        )
     )
-    setup = ServerSetup(args.model, args.tier, processors(), sequences, context=context)
+    setup = ServerSetup(
+        args.model, args.tier, processors(), sequences, context=context, device=args.device
+    )
     parameters = SamplingParams(max_tokens=args.decode_tokens, ignore_end=True)
 
     def engine(prompts: Sequence[Tokens]) -> None:
@@ -99,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--tier", default="auto")
+    parser.add_argument("--device", default="", help="as of zinc-rt run")
     parser.add_argument("--sequences", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--decode-tokens", type=int, default=256)

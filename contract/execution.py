@@ -12,8 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from contract.cancel_token import CancelToken
+from contract.draft_shift import DraftShift, ShiftsInputs
 from contract.errors import ExecutionError
-from contract.ir.inputs import InputLayout, InputRows, input_layout, step_of
+from contract.ir.inputs import InputLayout, InputRows, counts_of, input_layout, step_of
 from contract.ir.nodes import BufferKind, Graph
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import without_outputs
@@ -23,6 +24,8 @@ from contract.tier import AbandonsSteps, Buffer, Fence, PacketBatch, SubmitsUnre
 STEP_LOCAL = (BufferKind.SCRATCH, BufferKind.REQUEST)
 """Kinds of buffers the caller does not bind: a step's own memory and its inputs."""
 NOTHING: frozenset[str] = frozenset()
+MAX_CHOSEN = 1024
+"""Most kinds of steps, by their counts and requested outputs, whose batches are remembered."""
 
 
 class ExecutableGraph:
@@ -47,6 +50,7 @@ class ExecutableGraph:
         self.tier = tier
         self._submits_unread = tier if isinstance(tier, SubmitsUnread) else None
         self._abandons = tier if isinstance(tier, AbandonsSteps) else None
+        self._shifts = tier if isinstance(tier, ShiftsInputs) else None
         self.graph = graph
         self._optional, self._seldom = (
             [frozenset(group) for group in groups if without_outputs(graph, group) is not graph]
@@ -57,6 +61,7 @@ class ExecutableGraph:
         self.buckets = tuple(tier.buckets(largest))
         self._largest = largest
         self._batches: dict[tuple[ShapeKey, frozenset[str]], PacketBatch] = {}
+        self._chosen: dict[tuple[bytes, tuple[str, ...]], PacketBatch] = {}
         self._buffers: dict[str, Buffer] = {}
         for port, buffer in buffers.items():
             self.bind(port, buffer)
@@ -79,13 +84,17 @@ class ExecutableGraph:
                 f"{self._largest}, its buffer has {buffer.nbytes:,}"
             )
         if self._buffers.get(port) is not buffer:
-            self._batches.clear()
+            self._forget()
         self._buffers[port] = buffer
 
     def close(self) -> None:
         """Drop what was lowered and bound; no step may follow."""
-        self._batches.clear()
+        self._forget()
         self._buffers.clear()
+
+    def _forget(self) -> None:
+        self._batches.clear()
+        self._chosen.clear()
 
     def buffer(self, port: str) -> Buffer:
         """The buffer bound to ``port``; raises ExecutionError when there is none."""
@@ -129,11 +138,18 @@ class ExecutableGraph:
     def batch(self, inputs: NDArray[np.uint8], requested: Collection[str] = ()) -> PacketBatch:
         """The batch for a step with these inputs and ``requested`` outputs, lowered on the first
         step of its kind."""
-        left_out = NOTHING
-        for group in (*self._optional, *self._seldom):
-            if group.isdisjoint(requested):
-                left_out |= group
-        return self._lowered(self.bucket_of(step_of(inputs)), left_out)
+        kind = counts_of(inputs), tuple(requested)
+        found = self._chosen.get(kind)
+        if found is None:
+            left_out = NOTHING
+            for group in (*self._optional, *self._seldom):
+                if group.isdisjoint(requested):
+                    left_out |= group
+            found = self._lowered(self.bucket_of(step_of(inputs)), left_out)
+            if len(self._chosen) == MAX_CHOSEN:
+                self._chosen.clear()
+            self._chosen[kind] = found
+        return found
 
     def replay(
         self,
@@ -142,11 +158,14 @@ class ExecutableGraph:
         rows: InputRows | None = None,
         unread: bool = False,
         token: CancelToken | None = None,
+        shift: DraftShift | None = None,
     ) -> Fence:
-        """Submit a step; see ``Tier.submit``, ``SubmitsUnread`` if it is ``unread``, and
-        ``AbandonsSteps`` for ``token``."""
+        """Submit a step; see ``Tier.submit``, ``SubmitsUnread`` if it is ``unread``,
+        ``AbandonsSteps`` for ``token``, and for ``shift`` ``ShiftsInputs``, which the tier is."""
         fence: Fence
-        if token is not None and self._abandons is not None:
+        if shift is not None and self._shifts is not None:
+            fence = self._shifts.submit_shifted(self.batch(inputs), inputs, rows, shift)
+        elif token is not None and self._abandons is not None:
             batch = self.batch(inputs, requested)
             fence = self._abandons.submit_abandonable(batch, inputs, requested, rows, token)
         elif unread and self._submits_unread is not None:

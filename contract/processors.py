@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+from functools import cache
 from pathlib import Path
 
 from contract.control_groups import GROUPS, OWN_GROUPS, own_groups
@@ -28,6 +29,7 @@ def processor_quota(groups: Path = GROUPS, own: Path = OWN_GROUPS) -> float:
     return min([math.inf, *map(_quota, own_groups("cpu", groups, own))])
 
 
+@cache
 def processor_name() -> str:
     """The name that the processor reports."""
     try:

@@ -65,6 +65,9 @@ newest sampled token, and ``position``, the position it belongs to."""
 PAGE_META = record("u4 ref_count owner_slot tenant token_count")
 """Metadata of one KV page. The host writes it; a device reads only ``token_count``."""
 
+EVENT_NUMBERS = 1 << 32
+"""Events of a ring are numbered modulo this."""
+
 OUTPUT_EVENT = record(
     "u4 sequence, i4 slot, u4 tenant, i4 token position, u4 flags, f4 log_probability, u4 reserved"
 )

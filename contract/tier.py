@@ -14,8 +14,8 @@ A tier drives one device, or several devices that share the work. It implements 
 A tier may fuse, repack and reorder as it likes; its results must have the bits that the arithmetic
 rules define (docs/arithmetic.md). It knows nothing of sequences, tenants or priorities. A tier may
 also implement the protocols ``UploadsLater``, ``LendsInputs``, ``StreamsWeights``,
-``SubmitsUnread`` and ``AbandonsSteps``; callers check with isinstance and do without where one is
-missing.
+``SubmitsUnread``, ``AbandonsSteps`` and ``contract.draft_shift.ShiftsInputs``; callers check with
+isinstance and do without where one is missing.
 
 ``reference/cpu/tier.py`` is a complete tier; ``python -m harness.conformance`` tests one."""
 

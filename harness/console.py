@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any, TextIO
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 """Errors of a system call that a disk causes, not a network and not this program."""
@@ -42,8 +43,35 @@ def note(text: str) -> None:
 
 def complain(text: str) -> None:
     """Print one line on standard error in any case, as far as it can be written."""
-    with suppress(OSError):
-        print(printable(text), file=sys.stderr, flush=True)
+    print(printable(text), file=LossyStream(sys.stderr), flush=True)
+
+
+class LossyStream:
+    """A stream for people, None where there is none. What it refuses is lost, so that no work fails
+    because nobody reads of it."""
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        if self._stream is not None:
+            with suppress(OSError, ValueError):  # ValueError: it was closed.
+                self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None:
+            with suppress(OSError, ValueError):
+                self._stream.flush()
+
+    def isatty(self) -> bool:
+        try:
+            return self._stream is not None and self._stream.isatty()
+        except ValueError:
+            return False
 
 
 def table(rows: Sequence[tuple[str, ...]], right: Sequence[int] = ()) -> str:

@@ -64,9 +64,27 @@ def plans_of(
     return plan_at
 
 
+def whole_pages(model: Model, limits: Limits, tier: Tier | None) -> tuple[int, int] | None:
+    """Of how many layers each of the devices of ``tier`` has whole pages, and how many have pages.
+    None for a single device."""
+    if tier is None or tier.info.devices == 1:
+        return None
+    graph = model.graph(limits)
+    paged, _ = state_buffers(graph)
+    held = tier.footprint(graph, limits.largest).buffers
+    sizes = {name: buffer_bytes(graph.buffers[name], limits.largest) for name in paged}
+    return sum(held[name] >= nbytes for name, nbytes in sizes.items()), len(paged)
+
+
+def device_pages_in(plan: MemoryPlan, nbytes: int) -> int:
+    """The KV pages, over all layers, that ``nbytes`` bytes of a device hold, which may have pages
+    of its own heads; 0 for a model without attention."""
+    return nbytes * plan.pages // plan.kv if plan.kv else 0
+
+
 def pages_in(runner: ModelRunner, nbytes: int) -> int:
-    """The KV pages of a runner's model, over all layers, that ``nbytes`` bytes hold; 0 for a model
-    without attention."""
+    """The KV pages of a runner's model, over all layers and heads, that ``nbytes`` bytes hold; 0
+    for a model without attention."""
     graph, limits = runner.graph, runner.limits
     pools, _ = state_buffers(graph)
     total = sum(buffer_bytes(graph.buffers[name], limits.largest) for name in pools)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn, Protocol, TextIO
 
 from contract.amounts import format_bytes
-from harness.console import is_silent
+from harness.console import LossyStream, is_silent
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -20,8 +20,8 @@ class Progress(Protocol):
     """A display of one job at a time: ``start``, any number of ``advance``, ``close``.
 
     ``total`` and ``n`` count ``unit`` ("B" for bytes, otherwise a noun such as "token"); ``total``
-    is None while unknown, ``n`` is negative when work must be repeated. ``close`` without ``start``
-    does nothing."""
+    is None while unknown and 0 if it stays unknown, ``n`` is negative when work must be repeated.
+    ``close`` without ``start`` does nothing."""
 
     def start(self, label: str, total: int | None, unit: str) -> None: ...
 
@@ -49,7 +49,7 @@ SILENT = NullProgress()
 class BarProgress:
     """A tqdm bar for a terminal; a ``transient`` bar is erased when its job is done."""
 
-    def __init__(self, stream: TextIO, transient: bool = False) -> None:
+    def __init__(self, stream: TextIO | LossyStream, transient: bool = False) -> None:
         self._stream = stream
         self._transient = transient
         self._bar: tqdm[NoReturn] | None = None
@@ -85,7 +85,9 @@ class LineProgress:
 
     A job of unknown length prints a line at once, since it may be waiting for something."""
 
-    def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, stream: TextIO | LossyStream, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._stream = stream
         self._clock = clock
         self._label = ""
@@ -134,5 +136,5 @@ def progress_on(stream: TextIO | None = None, *, transient: bool = False) -> Pro
     ``transient`` erases a bar when its job is done, for jobs whose result is shown next."""
     if is_silent():
         return SILENT
-    stream = sys.stderr if stream is None else stream
-    return BarProgress(stream, transient) if stream.isatty() else LineProgress(stream)
+    lossy = LossyStream(sys.stderr if stream is None else stream)
+    return BarProgress(lossy, transient) if lossy.isatty() else LineProgress(lossy)

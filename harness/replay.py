@@ -9,6 +9,7 @@ from harness.catalog import resolve_model
 from harness.cli.parser import Parser, add_switch, path_argument
 from harness.cli.tool import run_tool
 from harness.console import note, printable, table
+from harness.progress import progress_on
 from harness.settings import add_flags, group_of, resolve
 from harness.tiers import TierOptions, open_tier
 from harness.trace.framing import RecordKind, TraceReader
@@ -115,7 +116,7 @@ def _replay(args: argparse.Namespace, reader: TraceReader) -> int:
             files.callback(model.file.close)
             return model
 
-        replayed = play(reader, open_it, tier)
+        replayed = play(reader, open_it, tier, progress_on())
         where = f"{tier.info.name} ({tier.info.device})"
     recorded = f"{reader.header.get('tier')} ({reader.header.get('device')})"
     if replayed.difference is not None:

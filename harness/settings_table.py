@@ -72,7 +72,7 @@ DEVICE = (
         text("NAME|N"),
         "",
         "part of the name of the tier's device; for cuda also its number, or several for one "
-        "model: 0,1",
+        "model: 0,1 or all",
         "the tier's first device",
     ),
     Setting(

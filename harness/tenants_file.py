@@ -9,7 +9,7 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +30,29 @@ LOCK_SECONDS = 30.0
 Check = Callable[[Sequence[Account]], None]
 """Raises ConfigError for unusable accounts, before they are written."""
 
+Show = Callable[[str], None]
+"""Shows a new key, just before the file gets it: what it raises leaves the file as it was, so that
+no key is valid that nobody has."""
+
 
 def any_accounts(accounts: Sequence[Account]) -> None:
     """A check that accepts everything."""
 
 
+def returned(key: str) -> None:
+    """A key that only the caller gets."""
+
+
 def add_tenant(
-    path: Path, name: str, values: Mapping[str, Any], min_id: int = 1, check: Check = any_accounts
+    path: Path,
+    name: str,
+    values: Mapping[str, Any],
+    min_id: int = 1,
+    check: Check = any_accounts,
+    show: Show = returned,
 ) -> str:
-    """Add a tenant with a new key, which is returned; the file stores its digest. A missing file is
-    created.
+    """Add a tenant with a new key, which is shown and returned; the file stores its digest. A
+    missing file is created.
 
     ``values`` are fields of ``contract.types.Tenant`` and rights. Without ``id`` it is one above
     all existing ids and at least ``min_id``, so that the id of a removed tenant is not reused
@@ -50,7 +63,8 @@ def add_tenant(
             "at most 64 of them, and not digits alone"
         )
     key = new_key()
-    with _editing(path, check, may_be_absent=True) as (document, accounts):
+    made = _editing(path, check, lambda: show(key), may_be_absent=True)
+    with made as (document, accounts):
         if any(account.tenant.name == name for account in accounts):
             raise ConfigError(f"{path}: there is a tenant {name!r} already")
         highest = max((account.tenant.id for account in accounts), default=0)
@@ -64,11 +78,11 @@ def add_tenant(
     return key
 
 
-def rotate_key(path: Path, name: str, *, keep_old: bool = False) -> str:
-    """Replace a tenant's keys by a new one, which is returned; with ``keep_old`` the latest old key
-    remains valid until the next change. Raises ConfigError."""
+def rotate_key(path: Path, name: str, *, keep_old: bool = False, show: Show = returned) -> str:
+    """Replace a tenant's keys by a new one, which is shown and returned; with ``keep_old`` the
+    latest old key remains valid until the next change. Raises ConfigError."""
     key = new_key()
-    with _editing(path) as (document, accounts):
+    with _editing(path, written=lambda: show(key)) as (document, accounts):
         account = _named(path, accounts, name)
         old_keys = account.keys[-1:] if keep_old else ()
         _sections(document)[account.tenant.name]["keys"] = [*old_keys, key_digest(key)]
@@ -88,14 +102,20 @@ def remove_tenant(path: Path, name: str) -> Account:
 
 @contextmanager
 def _editing(
-    path: Path, check: Check = any_accounts, *, may_be_absent: bool = False
+    path: Path,
+    check: Check = any_accounts,
+    written: Callable[[], None] = lambda: None,
+    *,
+    may_be_absent: bool = False,
 ) -> Iterator[tuple[TOMLDocument, tuple[Account, ...]]]:
-    """Yield the file's document, to be changed, and its accounts; the file is written at the end of
-    the block."""
+    """Yield the file's document, to be changed, and its accounts. At the end of the block the new
+    file is written; it becomes the file once ``written`` was called."""
     path = path.resolve()
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS):
+    with ExitStack() as held:
+        with _refusals(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=LOCK_SECONDS)
+            held.enter_context(lock)
             text = read_text(path, "file of tenants", may_be_absent=may_be_absent)
             accounts = accounts_of(tomllib.loads(text), path) if text.strip() else ()
             document = tomlkit.parse(text)
@@ -105,22 +125,37 @@ def _editing(
             if not any(account.keys for account in after):
                 raise ConfigError(f"{path}: no tenant would have a key left")
             check(after)
-            _replace(path, changed)
+            held.enter_context(_replacing(path, changed))
+        written()
+        with _refusals(path):
+            held.close()
+
+
+@contextmanager
+def _refusals(path: Path) -> Iterator[None]:
+    """Raises ConfigError for what the system, a lock or the file refuses."""
+    try:
+        yield
     except TimeoutError:
         raise ConfigError(f"{path}: somebody else is changing it; try again") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"{path}: cannot change it: {system_words(error)}") from None
 
 
-def _replace(path: Path, text: str) -> None:
-    """Replace the file's contents by ``text``; only its owner can read a new file."""
+@contextmanager
+def _replacing(path: Path, text: str) -> Iterator[None]:
+    """Replace the file's contents by ``text``, which is on the disk, at the end of the block; only
+    its owner can read a new file."""
     # This process has the lock, so the writers of other unfinished files were killed.
     for left in unfinished(path):
         left.unlink(missing_ok=True)
-    with replacing(path, 0o600, sync=True) as file:
+    with replacing(path, 0o600) as file:
         file.write(text.encode())
         with suppress(FileNotFoundError):
             os.chmod(file.name, path.stat().st_mode & 0o777)
+        file.flush()
+        os.fsync(file.fileno())
+        yield
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ class TierOptions:
     """Options of a caller for a tier; a tier ignores those of other tiers.
 
     ``threads`` is the most host threads to use, None for all cores. ``device`` is a part of a
-    device's name, empty for the first; for CUDA it may be a number, and several with commas.
+    device's name, empty for the first; for CUDA it may be a number, several with commas, or all.
     ``workers`` is how many workers every step gets on a tier for processors, None to adapt.
     ``opencl_mode`` is auto, persistent or launch; ``opencl_device`` replaces ``device`` for that
     tier. ``note`` is called with a line before long work, such as compiling kernels."""
@@ -49,6 +50,10 @@ class TierOptions:
     note: Callable[[str], None] | None = None
 
 
+LINKER = "ld"
+LINKER_REMEDY = f"install the linker {LINKER} (apt install binutils)"
+_is_probe = False
+"""Whether this process only looks which tiers run."""
 TierFactory = Callable[[TierOptions], "Tier"]
 DEFAULT_OPTIONS = TierOptions()
 
@@ -102,6 +107,11 @@ def _worker_choice(options: TierOptions) -> Callable[[int], WorkerChoice]:
 
 
 def _open_opencl(options: TierOptions) -> Tier:
+    if sys.platform == "linux" and shutil.which(LINKER) is None and not _is_probe:
+        # PoCL ends the process where it cannot link a kernel; others need no such program.
+        status = _probe_drivers(["opencl"])["opencl"]
+        if not status.available:
+            raise TierUnavailable("opencl", status.reason, status.remedy)
     from accel.opencl.launcher import Mode
     from accel.opencl.runtime import Choices
     from accel.opencl.tier import OpenClTier
@@ -280,6 +290,8 @@ def probe() -> list[TierStatus]:
 
 def print_statuses(names: Sequence[str]) -> None:
     """Print the status of each tier as a line of JSON, and what its driver prints to stderr."""
+    global _is_probe
+    _is_probe = True
     with os.fdopen(os.dup(1), "w") as lines:
         os.dup2(2, 1)
         for name in names:
@@ -304,7 +316,9 @@ def _probe_drivers(names: Sequence[str]) -> dict[str, TierStatus]:
             name = names[len(found)]
             last_words = " ".join(child.stderr.split())[-200:]
             reason = f"its driver ends the process (status {child.returncode}): {last_words}"
-            found[name] = TierStatus(name, False, "", reason, "repair or remove that driver")
+            links = f'"{LINKER}"' in last_words
+            remedy = LINKER_REMEDY if links else "repair or remove that driver"
+            found[name] = TierStatus(name, False, "", reason, remedy)
     return found
 
 

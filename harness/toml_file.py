@@ -35,12 +35,14 @@ def read_text(path: Path, title: str, *, may_be_absent: bool = False) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):  # As where HOME is /dev/null.
         if not may_be_absent:
             raise ConfigError(f"{path}: no such {title}") from None
         return ""
     except OSError as error:
-        raise ConfigError(f"{path}: cannot read: {error.strerror}") from None
+        refused = isinstance(error, PermissionError)
+        advice = "; change its permissions, or name another one" if refused else ""
+        raise ConfigError(f"{path}: cannot read: {error.strerror}{advice}") from None
     if len(content) > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: longer than {FILE_BYTES_MAX:,} bytes")
     try:

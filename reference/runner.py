@@ -19,10 +19,11 @@ from contract.ir.inputs import InputLayout, InputRows, put_step
 from contract.ir.scratch import buffer_bytes
 from contract.ir.unread_outputs import ADAPTER_IDS, HIDDEN_STATES
 from contract.lazy_dataclass import dataclass
-from contract.records import LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
+from contract.records import EVENT_NUMBERS, LOGIT_BIAS, OUTPUT_EVENT, QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, Tier, UploadsLater
 from reference.adapter_inputs import ADAPTER_SCALES, AdapterInputs
+from reference.draft_shifts import Verification, shift_behind
 from reference.expert_outputs import expert_buffers, expert_outputs
 from reference.hidden_rows import BLOCK_ENDS, HIDDEN_PAIRS, HIDDEN_ROWS, HiddenRows, shared_names
 from reference.limits import Limits
@@ -33,9 +34,8 @@ from reference.model.weights import constant_bytes, unchecked_weight, weight_byt
 from reference.quant import finite_words
 from reference.upload_progress import Progress, in_turn
 
-LOGITS = "output.logits"
-HIDDEN = HIDDEN_STATES
-"""The states from which logits are computed, if limits have ``hidden_states``."""
+LOGITS, HIDDEN = "output.logits", HIDDEN_STATES
+"""The logits, and the states from which they are computed, if limits have ``hidden_states``."""
 CHOSEN = "output.log_probability"
 TOP_IDS = "output.top_ids"
 TOP_LOGS = "output.top_log_probabilities"
@@ -47,8 +47,8 @@ ROW_DIGEST = "output.row_digest"
 """The digests of rule R12, an output of a graph whose limits have ``digests``."""
 PAGE_TABLE = "request.page_table"
 """The page table, an input of models with attention."""
-EVENT_NUMBERS = 1 << 32
-"""Ring events are numbered modulo this."""
+WHOLE_SAMPLING = np.dtype((np.void, SAMPLING.itemsize))
+"""SAMPLING without its fields, which numpy would copy one by one."""
 NOTHING_SHARED: Mapping[str, Buffer] = {}
 
 
@@ -70,8 +70,8 @@ class StepInput:
     hidden states that a draft block reads and writes; ``block_ends`` QUERY_TOKEN[tokens] is what a
     DFlash head reads. ``adapters`` ADAPTERS[tokens, combined] are those of each token, or None. A
     ``plain`` step has no drafts, nor what a block or head reads; an ``unread`` one requests
-    no outputs and is not collected. A ``frequent`` one samples frequent tokens only, if the runner
-    has a graph for that. ``token`` is for AbandonsSteps."""
+    no outputs and is not collected. A ``frequent`` one samples frequent tokens only, if there is a
+    graph for that. ``token`` is for AbandonsSteps. For ``behind`` see ``shift_behind``."""
 
     query: NDArray[np.void]
     output_rows: NDArray[np.int32]
@@ -90,6 +90,7 @@ class StepInput:
     unread: bool = False
     frequent: bool = False
     token: CancelToken | None = None
+    behind: Verification | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +141,7 @@ class Submission:
     fence: Fence
     rows: int
     first_event: int
+    ring: Buffer
 
 
 class ModelRunner(ContextManager):
@@ -203,7 +205,7 @@ class ModelRunner(ContextManager):
         self._adapters = AdapterInputs(ids, scales, limits.adapters)
         self._query = self._input("request.query", QUERY_TOKEN)
         self._output_rows = self._input("request.output_rows", np.int32)
-        self._sampling = self._input("request.sampling", SAMPLING)
+        self._sampling = self._input("request.sampling", WHOLE_SAMPLING)
         self._events = tier.map(self._buffers[RING]).reshape(-1).view(OUTPUT_EVENT)
         self._event_count = 0
 
@@ -237,7 +239,7 @@ class ModelRunner(ContextManager):
         put_step(self._inputs, tokens, rows, first)
         self._query[:tokens] = inputs.query
         self._output_rows[:rows] = inputs.output_rows
-        self._sampling[:rows] = inputs.sampling
+        self._sampling[:rows] = inputs.sampling.view(WHOLE_SAMPLING)
         drafts = not inputs.plain or rows > self.limits.slots
         self._put_hidden(inputs, drafts)
         if self._digested is not None:
@@ -248,8 +250,10 @@ class ModelRunner(ContextManager):
         if inputs.frequent and self._frequent is not None:
             variant = self._frequent
         pages = self._put_pages(inputs)
-        fence = variant.replay(self._inputs, inputs.requested, pages, inputs.unread, inputs.token)
-        self._last = Submission(fence, rows, first)
+        block, behind, of_rows = self._inputs, inputs.behind, inputs.output_rows
+        shift = shift_behind(behind, variant.inputs, tokens, of_rows, block, self.tier)
+        fence = variant.replay(block, inputs.requested, pages, inputs.unread, inputs.token, shift)
+        self._last = Submission(fence, rows, first, self._buffers[RING])
         return self._last
 
     def collect(self, submission: Submission) -> StepOutput:

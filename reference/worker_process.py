@@ -37,6 +37,12 @@ RUN = (
 )
 """Arguments that run a script, which may import the packages of this project. Unlike ``runpy``, the
 loader keeps its compiled code."""
+REMEDIES = {
+    errno.EAGAIN: "; raise the limit of processes, ulimit -u",
+    errno.EMFILE: "; raise the limit of open files, ulimit -n",
+    errno.ENOMEM: "; end other programs",
+}
+"""What to do where the system refuses to start a process, by its error number."""
 SIGPROF = -getattr(signal, "SIGPROF", 0)
 SIGKILL = -getattr(signal, "SIGKILL", 0)
 
@@ -131,9 +137,7 @@ class WorkerProcess:
         try:
             child = start_process(self._script)
         except OSError as error:
-            why = system_words(error)
-            if error.errno == errno.EAGAIN:
-                why += "; raise the limit of processes, ulimit -u"
+            why = f"{system_words(error)}{REMEDIES.get(error.errno or 0, '')}"
             raise WorkerRefused(f"its process cannot be started ({why})") from None
         self._end_child = weakref.finalize(self, _end, child)
         assert child.stdin is not None

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from tests.patience import PATIENCE_SECONDS
 
 
-def in_a_fork(work: Callable[[], object]) -> object:
-    """What ``work`` gives, or the text of what it raises.
+def in_a_fork(work: Callable[[], object], seconds: float = PATIENCE_SECONDS) -> object:
+    """What ``work`` gives within so many seconds, or the text of what it raises.
 
     The copy collects no garbage and ends at once: what other tests left in this process, libraries
     with threads of their own among it, cannot be freed or ended by a process without the threads.
@@ -27,7 +27,7 @@ def in_a_fork(work: Callable[[], object]) -> object:
 
     child = context.Process(target=run)
     child.start()
-    assert receiver.poll(PATIENCE_SECONDS)
+    assert receiver.poll(seconds)
     result = receiver.recv()
     child.join(PATIENCE_SECONDS)
     assert child.exitcode == 0

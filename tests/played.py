@@ -56,6 +56,20 @@ tiers/test_model: steps_of_few_rows_are_the_definitions
 """Tests that take a second or more for a case, beside one that says most of it:
 ``ci/test`` runs none of their cases on such devices."""
 
+SCHEDULES = """
+engine/test_churn: steps_of_churn_lower_nothing
+engine/test_disk_cache: a_restarted_server_gives_the_bits_of_a_cold_one
+engine/test_draft_block: no_draft_changes_an_answer
+engine/test_drafters_alike: no_draft_changes_an_answer
+engine/test_plain_steps: steps_without_drafts_verify_none
+invariance/test_families: everyone_at_once no_schedule_changes_a_bit
+invariance/test_schedules: every_depth_of_the_pipeline preemption_and_prefixes_change_no_bit
+"""
+"""Tests of which steps go when, with nothing that a step computes or writes but tokens and logits,
+which SMOKES have on each device. On a graphics card that a processor plays they take ten seconds to
+thirty a case, which are soak tests."""
+CARD = "vulkan"
+
 
 def device_of(item: Any) -> str | None:
     """What takes long in this case: the CPU tier, or what a processor plays; None if nothing."""
@@ -88,6 +102,9 @@ def mark_played(items: Iterable[pytest.Item]) -> None:
         if not any(map(item.get_closest_marker, ELSEWHERE)):
             name = item.nodeid.partition("[")[0].removeprefix("tests/")
             tests[name][device_of(item) or ""].append(item)
+    for name in tests.keys() & ON_CARDS_SOAK.keys():
+        for item in tests[name].pop(CARD, []):
+            item.add_marker(pytest.mark.soak)
     for name, devices in tests.items():
         others, on_cpu = devices.pop("", []), devices.pop(CPU, [])
         for item in _had_by(others, on_cpu):
@@ -117,3 +134,4 @@ def _plainest(item: pytest.Item) -> tuple[int, str]:
 
 EACH_DEVICE: Mapping[str, object] = each_value_once(SMOKES)
 NONE_KEPT: Mapping[str, object] = each_value_once(BESIDE)
+ON_CARDS_SOAK: Mapping[str, object] = each_value_once(SCHEDULES)

@@ -11,7 +11,15 @@ import pytest
 
 from tests.conftest import pytest_collection_modifyitems
 from tests.long_cases import ONCE, SHARE, each_value_once
-from tests.played import BESIDE, EACH_DEVICE, NONE_KEPT, SMOKES, mark_played
+from tests.played import (
+    BESIDE,
+    EACH_DEVICE,
+    NONE_KEPT,
+    ON_CARDS_SOAK,
+    SCHEDULES,
+    SMOKES,
+    mark_played,
+)
 from tests.tiers.ways import MODELS
 
 TESTS = Path(__file__).parent
@@ -77,6 +85,14 @@ def test_what_stays_of_emulated_blocks():
     assert kept(Case(next(iter(NONE_KEPT)), way, fixture="folder") for way in "xyz") == []
 
 
+def test_schedules_on_a_card_are_soak_tests():
+    """What else devices have of them, ``--all`` runs."""
+    ways = ("cpu", "opencl", "vulkan")
+    cases = [Case(next(iter(ON_CARDS_SOAK)), way) for way in ways]
+    assert kept(cases) == ["cpu"]
+    assert [case.markers for case in cases] == [set(), {"long"}, {"soak"}]
+
+
 @pytest.mark.parametrize("marker", ["device", "soak", "long"])
 def test_a_case_that_does_not_run_stands_for_none(marker):
     """Neither as the only one nor as the one on another tier."""
@@ -100,7 +116,9 @@ def test_shares_and_every_run_are_the_whole(monkeypatch):
     assert sorted(met) == sorted(f"tests/{name}[{way}]" for name in names for way in ways[1:])
 
 
-@pytest.mark.parametrize("table", [ONCE, SMOKES, BESIDE], ids=["once", "smokes", "beside"])
+@pytest.mark.parametrize(
+    "table", [ONCE, SMOKES, BESIDE, SCHEDULES], ids=["once", "smokes", "beside", "schedules"]
+)
 def test_every_test_of_a_table_is_there(table):
     """One that has been renamed would run with all its cases, or with none."""
     missing = []

@@ -19,7 +19,7 @@ import pytest
 from reference import worker_process
 from reference.worker_process import WorkerEnded, WorkerProcess
 from tests.patience import PATIENCE_SECONDS, POLL_SECONDS, wait_until
-from tests.worker_forks import OF_USERS
+from tests.worker_forks import OF_USERS, ForkServer
 
 ECHO = """\
 import os, sys
@@ -235,3 +235,21 @@ def test_the_answer_to_another_question_is_none(worker_of):
     with pytest.raises(WorkerEnded, match="its reply is to no question, or to another one"):
         worker.ask(b"b\n")
     assert worker.ask(b"c\n") == b"c\n"
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_fork_that_a_test_leaves_open_keeps_no_process_of_tests(tmp_path, waits):
+    """Nobody can wait for it any more, and a server that waits for it would never end."""
+    script = tmp_path / "echo.py"
+    script.write_text(ECHO)
+    server = ForkServer()
+    left = server.start(script)
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(left.wait) if waits else None
+        wait_until(lambda: waiting is None or server._lock.locked())
+        server.close()
+        assert waiting is None or waiting.result(PATIENCE_SECONDS) == -signal.SIGKILL
+    left.kill()
+    assert left.wait() == left.poll() == -signal.SIGKILL
+    for stream in (left.stdin, left.stdout):
+        stream.close()

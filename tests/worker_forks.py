@@ -37,18 +37,28 @@ class ForkServer:
         return ForkedProcess(self, script)
 
     def ask(self, request: dict[str, object], *files: int) -> int:
-        """The answer to a request, which is sent with open files."""
+        """The answer to a request, which is sent with open files. Once the process was ended nobody
+        can wait for its forks: they count as killed, so that what a test left open keeps no process
+        of tests. Raises OSError for a new fork then."""
         with self._lock:
-            connection = self._connection()
-            socket.send_fds(connection, [json.dumps(request).encode()], files)
-            return int(connection.recv(LONGEST))
+            try:
+                connection = self._connection()
+                socket.send_fds(connection, [json.dumps(request).encode()], files)
+                answer = connection.recv(LONGEST)
+            except OSError:
+                answer = b""
+        if not answer and "pid" not in request:
+            raise BrokenPipeError("the process that makes forks has ended")
+        return int(answer or -signal.SIGKILL)
 
     def close(self) -> None:
-        """End the process. Forks that are left find their standard input at its end."""
+        """End the process, also where it waits for a fork. Forks that are left find their standard
+        input at its end."""
         if self._socket is not None and self._process is not None:
-            self._socket.close()
+            self._socket.shutdown(socket.SHUT_RDWR)
+            self._process.kill()
             self._process.wait()
-            self._socket = self._process = None
+            self._socket.close()
 
     def _connection(self) -> socket.socket:
         if self._socket is None:

@@ -12,7 +12,6 @@ from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.runs import are_unread, decodes, operand_indices, operand_of, result, size_indices
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import aligned
-from accel.packets.shares import OF_PAGE
 from accel.packets.step import Op
 from contract.arithmetic import KV_SPAN, KV_TILE, PAGE_TOKENS
 from contract.dtypes import I12, ROTATED_KV, DType
@@ -105,9 +104,7 @@ def attention_tokens(
     if not _plain_batch(ops[0]):
         return None
     sizes = ops[0].max_sizes()
-    if OF_PAGE in sizes or not (
-        sizes["tokens"] <= MAX_SINGLE_TOKENS or decodes(ops, sizes["tokens"])
-    ):
+    if not (sizes["tokens"] <= MAX_SINGLE_TOKENS or decodes(ops, sizes["tokens"])):
         return None
     units = sizes["tokens"] * head_groups(ops[0])
     warps = token_warps(sizes["head_dim"], units, device)
@@ -219,14 +216,6 @@ def _of_rows(
     return Replacement(1, (KernelLaunch(entry, grid, warps * 32, nbytes, macros),))
 
 
-def divides_heads(op: Op, device: Device) -> bool:
-    """Whether the kernels of prompts compute ``op``, which can also compute some of the heads."""
-    if op.count.maximum <= MAX_SINGLE_TOKENS or op.name != "flash_attn_batched":
-        return False
-    ops = Remaining((op,), 0, {})
-    return any(rule(ops, device) for rule in (attention_groups_rule, attention_blocks_rule))
-
-
 def group_shared_bytes(head_dim: int, tokens: int) -> int:
     """Shared memory of ``attention_groups.cu``: tiles as stored, three planes of keys and two of
     the block's channels of values, three floats a position, sums of all rows or low parts of their
@@ -256,11 +245,9 @@ def _plain_batch(op: Op) -> bool:
 
 def _batch_macros(ops: Remaining) -> dict[str, int]:
     """Macros of all kernels for ``flash_attn_batched``."""
-    sizes = ops[0].device.sizes
     return {
         "DTYPE": I12.ggml_id,
         "HEAD_DIM": ops[0].max_sizes()["head_dim"],
         **operand_indices(ops, 0, "Q_AT=q KV_AT=kv PAGES_AT=page_table QUERY_AT=query Y_AT=y"),
         **size_indices("flash_attn_batched", "heads", "kv_heads", "window", "scale"),
-        "OF_PAGE": sizes.index(OF_PAGE) if OF_PAGE in sizes else -1,
     }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from accel.cuda.driver import TIER, Driver, open_driver
 from contract.errors import TierUnavailable
 
+PEER_REMEDY = "see nvidia-smi topo -p2p rw"
 MIN_CAPABILITY = (8, 0)
 MIN_DRIVER = 13000
 """CUDA 13.0: a driver runs the output of compilers of its own major version."""
@@ -56,10 +59,13 @@ def find_devices(driver: Driver) -> list[Device]:
 
 def find_device(driver: Driver, requested: str = "") -> Device:
     """The device with number ``requested``, or the first usable one whose name contains it,
-    ignoring case. Raises TierUnavailable saying what the devices lack."""
+    ignoring case; another number must be all digits of one in the name. Raises TierUnavailable
+    saying what the devices lack."""
     devices = find_devices(driver)
     if requested.isdecimal() and int(requested) < len(devices):
         named = [devices[int(requested)]]
+    elif requested.isdecimal():
+        named = [device for device in devices if requested in re.findall(r"\d+", device.name)]
     else:
         named = [device for device in devices if requested.lower() in device.name.lower()]
     usable = [device for device in named if device.capability >= MIN_CAPABILITY]
@@ -77,6 +83,31 @@ def find_device(driver: Driver, requested: str = "") -> Device:
         raise TierUnavailable(TIER, reason, "use a device of the Ampere generation or newer")
     names = ", ".join(device.numbered for device in devices)
     raise TierUnavailable(TIER, f"no CUDA device matches {requested!r}", f"there is {names}")
+
+
+def find_together(driver: Driver, names: Sequence[str]) -> list[int]:
+    """The numbers of the devices ``names``, as in ``find_device``, which together can be one tier.
+    Raises TierUnavailable if they cannot."""
+    if not all(names):
+        raise TierUnavailable(TIER, "a device has no name", "write --device 0,1")
+    devices = [find_device(driver, name) for name in names]
+    first = devices[0]
+    for number, device in enumerate(devices):
+        if device.ordinal in [other.ordinal for other in devices[:number]]:
+            reason = f"device {device.numbered} is named twice"
+            raise TierUnavailable(TIER, reason, "name devices by their numbers: --device 0,1")
+        if device.architecture != first.architecture:
+            reason = (
+                f"{first.numbered} is {first.architecture} and {device.numbered} "
+                f"{device.architecture}"
+            )
+            raise TierUnavailable(TIER, reason, "take devices of one architecture")
+    for one in devices:
+        for other in devices:
+            if one is not other and not reaches(driver, one, other):
+                reason = f"{one.numbered} cannot reach the memory of {other.numbered}"
+                raise TierUnavailable(TIER, reason, PEER_REMEDY)
+    return [device.ordinal for device in devices]
 
 
 def _describe(driver: Driver, ordinal: int, version: int) -> Device:

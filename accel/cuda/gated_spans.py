@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from accel.cuda.device import Device
-from accel.cuda.gathers import PART, WHOLE, sent_by
+from accel.cuda.gathers import PART, WHOLE, packed_on_all
 from accel.cuda.group_shapes import MAX_SPLIT_TOKENS, parted_shape, span_count
 from accel.cuda.matrices import group_launch, has_groups, replaced_run, run_of_many, span_bytes
 from accel.cuda.packed_tiles import UNIT_COLUMNS
 from accel.cuda.packing import pack_launch
 from accel.cuda.products import Run, shifted_run
-from accel.cuda.runs import operand_index, operand_indices, result, size_indices, source
+from accel.cuda.runs import operand_indices, result, size_indices, source
 from accel.cuda.split_k_products import MAX_TOKENS as SPLIT_K_TOKENS
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.shares import ALL_GATHER
@@ -82,26 +82,21 @@ def _reader(ops: Remaining, run: Run, device: Device) -> Run | None:
 
 
 def _packing(ops: Sequence[Op], run: Run, behind: Run) -> KernelLaunch:
-    product, gather = ops[run.products[0]], ops[run.length]
+    product = ops[run.products[0]]
     sizes, quantize = product.max_sizes(), behind.quantize
     assert quantize is not None
     eights = -(-product.count.maximum // EIGHT)
     macros = {
         "PRODUCT": run.products[0],
         "GATE": run.gate or 0,
-        "GATHER": run.length,
-        "GATHER_FIRST": ALL_GATHER.sizes.index("first"),
         "QUANTIZE": quantize,
         "SPANS": span_count(sizes["columns"]),
         **operand_indices(ops, quantize, "m scale sums"),
         **size_indices("matmul", "rows"),
         **size_indices("swiglu", "activation"),
-        **size_indices("quantize_activation", "columns"),
     }
     launch = KernelLaunch(
         "gated_pack", (eights * (sizes["rows"] // UNIT_COLUMNS),), EIGHT * 32, PACKED_BYTES, macros
     )
-    names = ("m", "scale", "sums")
-    numbers = {f"TO_{name.upper()}": number for number, name in enumerate(names)}
-    sends = tuple(operand_index(ops, quantize, name) for name in names)
-    return sent_by(launch, gather.max_sizes()["devices"] - 1, numbers, sends)
+    units = ops[quantize].max_sizes()["columns"] // UNIT_COLUMNS
+    return packed_on_all(launch, ops, run.length, quantize, units)

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from accel.cuda.device import Device
-from accel.cuda.runs import OPERANDS_OF_A_PACKET
+from accel.cuda.runs import OPERANDS_OF_A_PACKET, operand_index
 from accel.cuda.tuned import KernelLaunch, Remaining, Replacement
 from accel.packets.packet import PACKET, SCRATCH_MEMORY
 from accel.packets.shares import ALL_GATHER
@@ -36,6 +36,8 @@ RESULTS = {
     "unit_fold": ("Y",),
     "expert_gates": ("H", "SHARED_H"),
     "expert_down": ("Y",),
+    "attention_clusters": ("Y_AT",),
+    "attention_tokens": ("Y_AT",),
 }
 """The macros of the results that a kernel can store on every device."""
 
@@ -135,6 +137,27 @@ def sent_by(
     that say which of them each result is."""
     macros = {**launch.macros, **numbers, "PEERS": peers, "SENDS": len(sends)}
     return replace(launch, macros=macros, gathers=True, sends=sends)
+
+
+def gathered_alone(ops: Remaining, at: int, made: Tensor | None) -> tuple[int, Tensor | None]:
+    """The number of the op after op ``at`` if that one alone gathers ``made``, and what it is then;
+    else ``at`` and ``made``."""
+    if _gathers_from(ops, at) != 1 or ops[at].operands[PART] != made:
+        return at, made
+    return at + 1, ops[at].operands[WHOLE]
+
+
+def packed_on_all(
+    launch: KernelLaunch, ops: Sequence[Op], gather: int, quantize: int, units: int
+) -> KernelLaunch:
+    """The launch that packs what op ``gather`` would gather, for ``quantize``, which packs
+    ``units`` units of a row, and stores it on every device."""
+    names = ("m", "scale", "sums")
+    numbers = {f"TO_{name.upper()}": number for number, name in enumerate(names)}
+    macros = {"GATHER": gather, "GATHER_FIRST": ALL_GATHER.sizes.index("first"), "ROW_UNITS": units}
+    sends = tuple(operand_index(ops, quantize, name) for name in names)
+    peers = ops[gather].max_sizes()["devices"] - 1
+    return sent_by(replace(launch, macros={**launch.macros, **macros}), peers, numbers, sends)
 
 
 def _gathers_from(ops: Sequence[Op], first: int) -> int:

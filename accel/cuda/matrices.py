@@ -13,6 +13,7 @@ from dataclasses import replace
 from accel.cuda import head_rows
 from accel.cuda.attention import MAX_SINGLE_TOKENS, attention_tokens, groups_are_units
 from accel.cuda.device import Device
+from accel.cuda.gathers import gathered_alone, packed_on_all
 from accel.cuda.group_shapes import (
     GROUP_WARPS,
     SUM_BYTES,
@@ -24,7 +25,7 @@ from accel.cuda.group_shapes import (
     span_count,
 )
 from accel.cuda.half_products import HALF_TOKENS, half_launch, halves_are_faster
-from accel.cuda.packed_tiles import UNIT_ROWS, unit_bytes
+from accel.cuda.packed_tiles import UNIT_COLUMNS, UNIT_ROWS, unit_bytes
 from accel.cuda.packing import fold_launch, pack_launch, packs_fours
 from accel.cuda.products import (
     ALIGNED_FLOATS,
@@ -71,24 +72,29 @@ def matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
 
 
 def attention_matrix_rule(ops: Remaining, device: Device) -> Replacement | None:
-    """Replaces attention of few tokens that packs its rows for the product after it."""
+    """Replaces attention of few tokens that packs its rows for the product after it, on every
+    device if these gather them."""
     if ops[0].name != "flash_attn_batched" or not groups_are_units(ops[0]):
         return None
     if ops[0].count.maximum > MAX_SINGLE_TOKENS:
         return None
-    following = Remaining(ops.step, ops.start + 1, ops.last_read)
+    gather, packed = gathered_alone(ops, 1, result(ops[0]))
+    following = Remaining(ops.step, ops.start + gather, ops.last_read)
     found = run_of_many(following, device) if len(following) else None
     if found is None or found.norm is not None:
         return None
-    run = shifted_run(found, 1)
+    run = shifted_run(found, gather)
     assert run.quantize is not None
-    if source(ops[run.quantize]) != result(ops[0]) or ops[run.quantize].count != ops[0].count:
+    if source(ops[run.quantize]) != packed or ops[run.quantize].count != ops[0].count:
         return None
     if not is_private(ops, run):
         return None
     attention = attention_tokens(ops, device, run.quantize)
     if attention is None:
         return None
+    if gather > 1:
+        units = ops[run.quantize].max_sizes()["columns"] // UNIT_COLUMNS
+        attention = packed_on_all(attention, ops, gather - 1, run.quantize, units)
     replaced = replaced_run(ops, run, device)
     return replace(replaced, launches=(attention, *replaced.launches[1:]))
 

@@ -4,7 +4,8 @@ Every device has a ``CudaTier`` that executes its share of each step in a CUDA g
 (``accel.packets.shares``); kernels of these graphs write to each other's memory and wait for each
 other (``kernels/all_gather.cu``, or ``kernels/exchange.h`` in a persistent launch). So a step is
 submitted to all devices or to none, and nothing that could wait for one device comes before the
-launch on the last one. Every device has whole copies of what is not divided, KV pages included."""
+launch on the last one. A device has KV pages of its own heads where these divide evenly, and whole
+copies of what is not divided."""
 
 from __future__ import annotations
 
@@ -15,26 +16,27 @@ from typing import TYPE_CHECKING, Any
 
 from accel.cuda.bound_bucket import BoundBucket
 from accel.cuda.buffers import CudaBuffer
-from accel.cuda.device import find_device, reaches
-from accel.cuda.driver import TIER, CudaError, Driver, open_driver
+from accel.cuda.device import find_devices, find_together
+from accel.cuda.driver import CudaError, open_driver
 from accel.cuda.planning import share_of_decl
 from accel.cuda.program import Compiler
-from accel.cuda.runtime import PEER_REMEDY, Choices
-from accel.cuda.sharded import ShardedBatch, ShardedBuffer, ShardedFence
+from accel.cuda.runtime import Choices
+from accel.cuda.sharded import ShardedBatch, ShardedBuffer, ShardedFence, read_heads, write_heads
 from accel.cuda.tier import CudaTier
 from accel.packets.build import Progress
+from accel.packets.head_shares import has_own_heads
 from accel.packets.in_flight import DEFAULT_TIMEOUT_SECONDS, CompletionWaiter
 from accel.packets.shares import Share
 from contract.arrays import Bytes
 from contract.context_manager import ContextManager
-from contract.errors import DeviceLost, TierUnavailable
+from contract.errors import DeviceLost
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, step_of
 from contract.ir.nodes import BufferDecl, BufferKind, Graph
 from contract.shape_key import ShapeKey
 from contract.tier import DeviceTier, FiniteWords, TierInfo, UploadsLater, check_bucket
 
-SEPARATOR = ","
+SEPARATOR, ALL = ",", "all"
 STOPPING_SECONDS = 2.0
 """Longest that kernels which wait for another device have to notice that they must end."""
 
@@ -55,7 +57,7 @@ class MultiDeviceTier(ContextManager):
     ) -> None:
         choices = choices or Choices()
         driver = open_driver(binding)
-        ordinals = _checked(driver, devices)
+        ordinals = find_together(driver, devices)
         self._members: list[CudaTier] = []
         self._names: tuple[str, ...] = ()
         self._lost = ""
@@ -117,9 +119,15 @@ class MultiDeviceTier(ContextManager):
                 one.reserve(graph, largest)
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> ShardedBuffer:
-        """Zeroed memory on every device."""
+        """Zeroed memory on every device, of its own heads if it was planned so."""
+
+        def make(one: CudaTier) -> CudaBuffer:
+            if decl.name not in one.divided or not has_own_heads(decl, one.share.count):
+                return one.alloc(decl, nbytes)
+            return one.alloc(share_of_decl(decl, one.share), nbytes // one.share.count)
+
         with self._guarded(f"allocating {decl.name}"):
-            parts = self._on_each(lambda one: one.alloc(decl, nbytes))
+            parts = self._on_each(make)
         return self._keep(ShardedBuffer(decl, nbytes, parts))
 
     def upload(self, decl: BufferDecl, data: Bytes) -> ShardedBuffer:
@@ -151,9 +159,14 @@ class MultiDeviceTier(ContextManager):
                 self._free(buffer.parts)
 
     def map(self, buffer: ShardedBuffer) -> Bytes:
-        """The bytes in host memory, those of the first device."""
+        """The bytes in host memory, those of the first device. Of pages that devices divide a
+        copy, which cannot be written."""
         if buffer.source is not None:
             return buffer.source
+        if buffer.has_own_heads:
+            whole = self.read(buffer, 0, buffer.nbytes)
+            whole.flags.writeable = False
+            return whole
         with self._guarded(f"mapping {buffer.name}"):
             buffer.mapped = True
             first, *_ = self._mapped(buffer)
@@ -161,10 +174,15 @@ class MultiDeviceTier(ContextManager):
 
     def read(self, buffer: ShardedBuffer, offset: int, nbytes: int) -> Bytes:
         with self._guarded(f"reading {buffer.name}"):
+            if buffer.has_own_heads:
+                return read_heads(buffer, offset, nbytes, self._read_part)
             return self._members[0].read(buffer.parts[0], offset, nbytes)
 
     def write(self, buffer: ShardedBuffer, offset: int, data: Bytes) -> None:
         with self._guarded(f"writing {buffer.name}"):
+            if buffer.has_own_heads:
+                write_heads(buffer, offset, data, self._read_part, self._write_part)
+                return
             self._each(lambda n, one: one.write(buffer.parts[n], offset, data))
 
     def lower(
@@ -177,9 +195,10 @@ class MultiDeviceTier(ContextManager):
         """The launches of every device's share. Raises UnsupportedOp and OutOfMemory."""
         with self._guarded(f"lowering {graph.name}"):
             bound = []
+            divided = {name: one.decl for name, one in buffers.items() if one.is_divided}
             for n, one in enumerate(self._members):
                 parts = {name: buffer.parts[n] for name, buffer in buffers.items()}
-                bound.append(one.bind(graph, parts, bucket, inputs))
+                bound.append(one.bind(graph, parts, bucket, inputs, divided))
             self._tell_of_gathers(bound[0])
             # Counters that other devices write are zero before any device writes.
             self._each(lambda n, one: one.synchronize())
@@ -303,6 +322,12 @@ class MultiDeviceTier(ContextManager):
                 for other in others:
                     other[:] = first
 
+    def _read_part(self, number: int, part: CudaBuffer, offset: int, nbytes: int) -> Bytes:
+        return self._members[number].read(part, offset, nbytes)
+
+    def _write_part(self, number: int, part: CudaBuffer, offset: int, data: Bytes) -> None:
+        self._members[number].write(part, offset, data)
+
     def _mapped(self, buffer: ShardedBuffer) -> list[Bytes]:
         return [one.map(part) for one, part in zip(self._members, buffer.parts, strict=True)]
 
@@ -339,35 +364,14 @@ def open_cuda(
     binding: Any = None,
     compiler: Compiler | None = None,
 ) -> CudaTier | MultiDeviceTier:
-    """The tier on one device, or on several separated by commas. Raises what the tiers raise."""
+    """The tier on one device, or on several separated by commas, or on all. Raises what the tiers
+    raise."""
     names = [name.strip() for name in device.split(SEPARATOR)]
+    if names == [ALL]:
+        names = [str(one.ordinal) for one in find_devices(open_driver(binding))]
     if len(names) == 1:
-        return CudaTier(device, choices, progress, binding, compiler)
+        return CudaTier(names[0], choices, progress, binding, compiler)
     return MultiDeviceTier(names, choices, progress, binding, compiler)
-
-
-def _checked(driver: Driver, names: Sequence[str]) -> list[int]:
-    """The numbers of the devices, which together can be one tier."""
-    if not all(names):
-        raise TierUnavailable(TIER, "a device has no name", "write --device 0,1")
-    devices = [find_device(driver, name) for name in names]
-    first = devices[0]
-    for number, device in enumerate(devices):
-        if device.ordinal in [other.ordinal for other in devices[:number]]:
-            reason = f"device {device.numbered} is named twice"
-            raise TierUnavailable(TIER, reason, "name devices by their numbers: --device 0,1")
-        if device.architecture != first.architecture:
-            reason = (
-                f"{first.numbered} is {first.architecture} and {device.numbered} "
-                f"{device.architecture}"
-            )
-            raise TierUnavailable(TIER, reason, "take devices of one architecture")
-    for one in devices:
-        for other in devices:
-            if one is not other and not reaches(driver, one, other):
-                reason = f"{one.numbered} cannot reach the memory of {other.numbered}"
-                raise TierUnavailable(TIER, reason, PEER_REMEDY)
-    return [device.ordinal for device in devices]
 
 
 def _ignore(nbytes: int) -> None:

@@ -113,9 +113,8 @@ def phase_run(
 
 
 def _written_by(phases: Sequence[Phase], gathers: Iterable[Op]) -> bool:
-    """Whether products write all that is gathered."""
-    products = (phase for phase in phases if isinstance(phase, ProductPhase))
-    written = {y.tensor for phase in products for y in phase.writes}
+    """Whether phases write all that is gathered."""
+    written = {y.tensor for phase in phases for y in phase.writes}
     return all(op.operands[0] in written for op in gathers)
 
 

@@ -22,8 +22,9 @@ from contract.dtypes import KV_DTYPES, ROTATED_KV, DType
 SHARE_CHANNELS, SHARE_BYTES = 32, 160
 """Channels and bytes of a part that one warp merges."""
 DIVIDED_FROM = 16 * KV_TILE
-"""Positions before a token's own from which on several devices divide its heads. Of shorter
-contexts a multiprocessor has few tiles at most, and computing all heads costs no exchange."""
+"""Positions before a token's own from which on several devices with whole pages divide its heads.
+Of shorter contexts a multiprocessor has few tiles at most, and computing all heads costs no
+exchange."""
 MAX_TILE_PARTS = 256
 """Most tiles of a context whose parts are tiles; longer contexts have enough spans for all
 blocks."""
@@ -263,6 +264,7 @@ class AttentionPhase:
         for name in ("heads", "kv_heads", "window"):
             one[name] = np.int32(step_table.size_of(part, "flash_attn_part", name))
         one["slots"], one["divided_from"] = self.slots, DIVIDED_FROM
+        one["own_heads"] = self.writes[0].tensor in bound.exchange.everywhere
         one["scale"] = step_table.real_of(part, "flash_attn_part", "scale")
         for name in ("q", "k", "v"):
             one[name], one[f"{name}_stride"] = bound.read(operands.needed(f"{name.upper()}_AT"))

@@ -3,24 +3,24 @@ memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import accel.cuda
-from accel.cuda.attention import divides_heads
 from accel.cuda.device import Device
 from accel.cuda.driver import TIER
 from accel.cuda.persistent import compose
 from accel.cuda.plan import Plan, plan_launches, sent_since
 from accel.cuda.registered import cuda_buckets
 from accel.cuda.step_choice import NEVER, StepChoice
-from accel.cuda.unpacked_pages import unpack_rotated
+from accel.cuda.unpacked_pages import unpack_rotated, with_own_pages
 from accel.packets import shares
 from accel.packets.binding import product_factors
 from accel.packets.estimate_cache import EstimateCache, code_state, decoded_memory, encoded_memory
 from accel.packets.footprint import StepMemory, device_footprint, step_memory
+from accel.packets.head_shares import Pages, has_own_heads, pages_of_heads, stretches_of
 from accel.packets.packet import aligned
 from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.schedule import schedule_launches
@@ -40,7 +40,8 @@ class MemoryEstimate:
     ``workspace_bytes`` are the workspaces of all buckets whose contents last from step to step;
     ``transient_bytes`` are the largest workspaces of one bucket whose contents do not. ``factors``
     are the buffers that some product reads, which are arranged when they are uploaded. ``divided``
-    are those of which each device has a share of the rows."""
+    are the matrices of which each device has a share of the rows, and the pages of which it has
+    its own KV heads."""
 
     steps: StepMemory
     workspace_bytes: int
@@ -79,6 +80,7 @@ def _decoded(data: Any) -> MemoryEstimate:
 
 
 ALONE = shares.Share(0, 1)
+NOTHING: Mapping[str, BufferDecl] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +138,14 @@ class Planner:
             planned = self.planned = self._looked_at(graph, largest, choice)
         return planned
 
-    def lowered(self, graph: Graph, bucket: ShapeKey, divided: Collection[str]) -> LoweredBucket:
-        """The bucket as planned, if it was planned with the same weights ``divided``."""
+    def lowered(
+        self, graph: Graph, bucket: ShapeKey, divided: Mapping[str, BufferDecl]
+    ) -> LoweredBucket:
+        """The bucket as planned, if it was planned with the same buffers ``divided``, of which the
+        whole declarations are given."""
         planned, choice = self.planned, NEVER if self.streams(graph) else self.step
         same = planned is not None and (planned.graph, planned.choice) == (graph, choice)
-        if planned is not None and same and planned.needs.divided == set(divided):
+        if planned is not None and same and planned.needs.divided == divided.keys():
             known = planned.buckets.get(bucket)
             if known is not None:
                 return known
@@ -151,12 +156,12 @@ class Planner:
 
         def look() -> MemoryEstimate:
             steps = {bucket: _lowered(graph, bucket) for bucket in cuda_buckets(largest)}
-            divided = self._divided(graph, steps.values())
+            divided = divided_buffers(graph, steps.values(), self.share)
             buckets.update(
                 (bucket, planned_bucket(step, self.device, choice, self.share, divided))
                 for bucket, step in steps.items()
             )
-            return _estimate_of(buckets, largest, divided)
+            return _estimate_of(buckets, largest, frozenset(divided))
 
         parameters = self.device, choice, self.share
         needs = cached_estimate(self.cache, parameters, graph, largest, look)
@@ -178,12 +183,30 @@ class Planner:
         footprint = device_footprint(own, largest, steps, arranged, extra)
         return PlannedGraph(graph, largest, choice, footprint, needs, buckets)
 
-    def _divided(self, graph: Graph, steps: Iterable[Step]) -> frozenset[str]:
-        """Weights of which each device has its share of the rows."""
-        if self.share.count == 1:
-            return frozenset()
-        weights = {d.name for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
-        return shares.divided_weights(list(steps), self.share) & weights
+
+def divided_buffers(
+    graph: Graph, steps: Collection[Step], share: shares.Share
+) -> dict[str, BufferDecl]:
+    """The buffers of which a device has a part in all ``steps``: weights with its share of the
+    rows, and pages with its own heads."""
+    if share.count == 1:
+        return {}
+    kept = sorted(set().union(*(_pages_of(step) for step in steps)) & graph.buffers.keys())
+    pages = {n: d for n in kept if has_own_heads(d := graph.buffers[n], share.count)}
+    weights = {d.name: d for d in graph.of_kind(BufferKind.WEIGHT) if _can_be_shared(d)}
+    rows = shares.divided_weights(list(steps), share, page_stretches(pages))
+    return {**pages, **{name: weights[name] for name in sorted(rows & weights.keys())}}
+
+
+def page_stretches(divided: Mapping[str, BufferDecl]) -> Pages:
+    """The pages among ``divided`` buffers."""
+    return {n: stretches_of(d) for n, d in divided.items() if d.kind is BufferKind.STATE}
+
+
+def _pages_of(step: Step) -> set[str]:
+    """The buffers whose keys and values the step writes or reads."""
+    kept = (op.operand("kv") for op in step.ops if "kv" in op.device.index_of)
+    return {tensor.buffer for tensor in kept if tensor is not None}
 
 
 def planned_bucket(
@@ -191,14 +214,15 @@ def planned_bucket(
     device: Device,
     choice: StepChoice = NEVER,
     share: shares.Share = ALONE,
-    divided: Collection[str] = (),
+    divided: Mapping[str, BufferDecl] = NOTHING,
 ) -> LoweredBucket:
     """The part of a lowered step that ``device`` executes, with its share of the ``divided``
-    weights."""
+    buffers."""
     shared = shares.SharedStep(step, shares.NO_ROWS)
     if share.count > 1:
-        shared = shares.share_step(step, share, divided, lambda op: divides_heads(op, device))
-    step = shared.step
+        pages = page_stretches(divided)
+        shared = shares.share_step(step, share, divided.keys(), pages)
+    step = with_own_pages(shared.step, step)
     tuned = plan_launches(step.ops, device, step.scratch)
     plan = compose(tuned, step.ops, device, choice, step.scratch, share.count)
     if share.count > 1 and plan is tuned:
@@ -225,7 +249,10 @@ def _estimate_of(
 
 
 def share_of_decl(decl: BufferDecl, share: shares.Share) -> BufferDecl:
-    """The declaration of a matrix, or stack of matrices, with only the device's own rows."""
+    """The declaration of a matrix, or stack of matrices, with only the device's own rows, or of
+    pages with its own KV heads."""
+    if decl.kind is BufferKind.STATE:
+        return pages_of_heads(decl, share.count)
     *matrices, rows, columns = decl.shape
     return replace(decl, shape=(*matrices, len(share.of(int(rows))), columns))
 

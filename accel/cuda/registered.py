@@ -21,6 +21,7 @@ from accel.cuda.delta_net import (
 from accel.cuda.experts import expert_product_rule, expert_rule
 from accel.cuda.gated_spans import gated_spans_rule
 from accel.cuda.gathers import gather_rule
+from accel.cuda.head_copies import copy_heads_rule
 from accel.cuda.head_rows import head_rows_rule
 from accel.cuda.matrices import attention_matrix_rule, matrix_rule
 from accel.cuda.norm_rows import gated_rows_rule, norm_rows_rule, scaled_rows_rule
@@ -39,6 +40,7 @@ RULES: tuple[Rule, ...] = (
     gather_rule,
     embed_rule,
     unpack_rule,
+    copy_heads_rule,
     attention_clusters_rule,
     head_rows_rule,
     attention_rule,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accel.cuda.arrange import Arranger
-from accel.cuda.device import Device, find_device
+from accel.cuda.device import PEER_REMEDY, Device, find_device
 from accel.cuda.driver import NOT_READY, TIER, Context, CudaError, Driver
 from accel.cuda.finite import FiniteCheck
 from accel.cuda.launcher import PROGRAMMATIC_CAPABILITY
@@ -36,7 +36,6 @@ FAULTS = (
     "CUDA_ERROR_HARDWARE_STACK_ERROR",
 )
 """Errors of a kernel after which the driver refuses every call of this process for the device."""
-PEER_REMEDY = "see nvidia-smi topo -p2p rw"
 POLL_SECONDS = 1e-3
 WORD_BYTES = 4
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from accel.cuda.buffers import CudaBuffer
 from accel.cuda.submissions import CudaBatch, CudaFence
+from accel.packets.head_shares import stretches_of
 from accel.packets.in_flight import Pace
 from contract.arrays import Bytes
 from contract.errors import DeviceLost
-from contract.ir.nodes import BufferDecl
+from contract.ir.nodes import BufferDecl, BufferKind
 from contract.shape_key import ShapeKey
 
 
 @dataclass(slots=True, eq=False)
 class ShardedBuffer:
-    """A buffer of a graph; each device has all of it or its share of the rows."""
+    """A buffer of a graph; each device has all of it, its share of the rows, or its own heads."""
 
     decl: BufferDecl
     nbytes: int
@@ -28,6 +31,58 @@ class ShardedBuffer:
     def name(self) -> str:
         """The name of the graph buffer."""
         return self.decl.name
+
+    @property
+    def is_divided(self) -> bool:
+        """Whether each device has a part of it."""
+        return self.parts[0].decl.shape != self.decl.shape
+
+    @property
+    def has_own_heads(self) -> bool:
+        """Whether it is pages, of which each device has its own heads."""
+        return self.is_divided and self.decl.kind is BufferKind.STATE
+
+    @property
+    def stretch_bytes(self) -> int:
+        """Bytes of a stretch of pages, see ``accel.packets.head_shares``."""
+        return self.nbytes // (int(self.decl.shape[0]) * stretches_of(self.decl))
+
+
+ReadPart = Callable[[int, CudaBuffer, int, int], Bytes]
+WritePart = Callable[[int, CudaBuffer, int, Bytes], None]
+
+
+def read_heads(buffer: ShardedBuffer, offset: int, nbytes: int, read: ReadPart) -> Bytes:
+    """Bytes of pages of all heads, read from every device's part."""
+    whole, first = _stretches(buffer, offset, nbytes, read)
+    return whole.reshape(-1)[offset - first : offset - first + nbytes]
+
+
+def write_heads(
+    buffer: ShardedBuffer, offset: int, data: Bytes, read: ReadPart, write: WritePart
+) -> None:
+    """Write bytes of pages of all heads to every device's part; other bytes stay."""
+    flat = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    whole, first = _stretches(buffer, offset, flat.nbytes, read)
+    whole.reshape(-1)[offset - first : offset - first + flat.nbytes] = flat
+    own = np.split(whole, len(buffer.parts), axis=1)
+    for number, (part, heads) in enumerate(zip(buffer.parts, own, strict=True)):
+        write(number, part, first // len(buffer.parts), np.ascontiguousarray(heads).reshape(-1))
+
+
+def _stretches(
+    buffer: ShardedBuffer, offset: int, nbytes: int, read: ReadPart
+) -> tuple[Bytes, int]:
+    """The stretches that contain some bytes, uint8[stretches, bytes], and the offset of the
+    first."""
+    stretch, devices = buffer.stretch_bytes, len(buffer.parts)
+    first, stop = offset // stretch, -(-(offset + nbytes) // stretch)
+    own = stretch // devices
+    parts = [
+        read(number, part, first * own, (stop - first) * own).reshape(-1, own)
+        for number, part in enumerate(buffer.parts)
+    ]
+    return np.concatenate(parts, axis=1), first * stretch
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -39,7 +39,7 @@ ATTENTION_RECORD = record(
     f"{COMMON} heads, u8 q k v q_weight k_weight rope_table query pages kv parts y also none[4], "
     "u4 kv_heads window slots q_stride k_stride v_stride query_stride pages_stride y_stride "
     "also_stride rotary_pairs neox q_norm k_norm, f4 scale q_eps k_eps, "
-    "u4 other_window divided_from reserved[9]"
+    "u4 other_window divided_from own_heads reserved[8]"
 )
 END_FIELDS = ("sampling", "output_rows", "query", "step", "slots", "ring", "best")
 END_RECORD = record(

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from typing import Any
 
 from accel.cuda.driver import NOT_READY, Context, CudaError, Handle
@@ -117,6 +116,19 @@ class Mark:
     def wait(self) -> None:
         """Return when it is passed."""
         self._context.call("cuEventSynchronize", self._event.value)
+
+
+@dataclass(slots=True)
+class LaterMark:
+    """A mark in the stream of steps that is made when it is first asked for."""
+
+    memory: Memory
+    made: Mark | None = None
+
+    def __call__(self) -> Mark:
+        if self.made is None:
+            self.made = Mark(self.memory.context, self.memory.stream)
+        return self.made
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,16 +266,22 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         self._computed = self._input_slots.read()
         return slot
 
-    def submit_unread(self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None) -> CudaFence:
+    def submit_unread(
+        self,
+        batch: CudaBatch,
+        inputs: Bytes,
+        rows: InputRows | None,
+        change: Callable[[int], None] | None = None,
+    ) -> CudaFence:
         """Enqueue a step whose outputs stay on the device. Few calls of the driver: its inputs are
-        copied in the stream of steps, and a mark is made only if somebody asks. Raises
-        CudaError."""
+        copied in the stream of steps, and a mark is made only if somebody asks. ``change`` enqueues
+        what changes the inputs at an address before the step reads them. Raises CudaError."""
         with self._memory.context.many_calls():
-            slot = self._enqueued(batch, inputs, rows, unread=True)
+            slot = self._enqueued(batch, inputs, rows, True, change)
         self._unread.append((batch, slot))
         assert self._input_slots is not None
         self._input_slots.read_later()
-        marked = cache(partial(Mark, self._memory.context, self._memory.stream))
+        marked = LaterMark(self._memory)
         return StepFence(batch, {}, CudaStep(marked), time.monotonic())
 
     def retire(self) -> None:
@@ -279,7 +297,12 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         self._unread.clear()
 
     def _enqueued(
-        self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None, unread: bool = False
+        self,
+        batch: CudaBatch,
+        inputs: Bytes,
+        rows: InputRows | None,
+        unread: bool = False,
+        change: Callable[[int], None] | None = None,
     ) -> CudaSlot:
         """The slot of a step whose inputs and launches were enqueued."""
         slot = super().start(batch, inputs, rows)
@@ -296,6 +319,8 @@ class CudaSubmissions(Submissions[Allocation, RecordedBucket, CudaSlot, CudaStep
         # Behind unread steps the host is what is late: a copy in order takes it fewer calls.
         overlaps = recording.is_brief and not unread and not self._unread
         address = self._input_slots.fill(source, snapshot.nbytes, overlaps)
+        if change is not None:
+            change(address)
         recording.enqueue(memory.stream, address)
         return slot
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from accel.cuda.bound_bucket import BoundBucket, check_layouts, move_to_first_rows
 from accel.cuda.buffers import CudaBuffer, TransientMemory, Weights
 from accel.cuda.driver import TIER, CudaError, open_driver
+from accel.cuda.input_shift import InputShift
 from accel.cuda.memory import Allocation, Memory
 from accel.cuda.plan import sources_of
-from accel.cuda.planning import ALONE, Planner
+from accel.cuda.planning import ALONE, NOTHING, Planner
 from accel.cuda.program import Compiler
 from accel.cuda.recorded_bucket import recorded_bucket
 from accel.cuda.registered import cuda_buckets
@@ -39,6 +41,7 @@ from accel.packets.submissions import LoweredBatch
 from accel.packets.tier import BaseTier, tier_info
 from accel.packets.weight_ring import RING, bytes_of_matrix, ring_of, streamable_weights
 from contract.arrays import Bytes
+from contract.draft_shift import DraftShift, ShiftsInputs
 from contract.errors import DeviceLost, OutOfMemory
 from contract.footprint import Footprint
 from contract.ir.inputs import InputLayout, InputRows, LentBlock, input_layout
@@ -78,6 +81,7 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
         runtime = open_runtime(driver, device, choices, progress, compiler)
         self._runtime = runtime
         self._streamed = StreamedWeights(runtime)
+        self._shift = InputShift(runtime.memory, runtime.modules)
         self._weights = Weights(runtime, self._streamed)
         self._addresses = StepAddresses()
         self._transient = TransientMemory(runtime.memory)
@@ -99,7 +103,8 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
 
     @property
     def divided(self) -> frozenset[str]:
-        """Weights of the planned graph of which it has its share of the rows."""
+        """Weights of the planned graph of which it has its share of the rows, and pages of which it
+        has its own heads."""
         planned = self._planner.planned
         return frozenset() if planned is None else planned.needs.divided
 
@@ -190,12 +195,16 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
             return self.record(self.bind(graph, buffers, bucket, inputs))
 
     def bind(
-        self, graph: Graph, buffers: Mapping[str, CudaBuffer], bucket: ShapeKey, inputs: InputLayout
+        self,
+        graph: Graph,
+        buffers: Mapping[str, CudaBuffer],
+        bucket: ShapeKey,
+        inputs: InputLayout,
+        divided: Mapping[str, BufferDecl] = NOTHING,
     ) -> BoundBucket:
-        """The first half of ``lower``: everything that needs nothing of other devices. Raises
-        UnsupportedOp, OutOfMemory and CudaError."""
-        declared = graph.buffers
-        divided = {n for n, buffer in buffers.items() if buffer.decl.shape != declared[n].shape}
+        """The first half of ``lower``: everything that needs nothing of other devices. ``divided``
+        are the whole declarations of the buffers of which it has a share. Raises UnsupportedOp,
+        OutOfMemory and CudaError."""
         lowered = self._planner.lowered(graph, bucket, divided)
         step, schedule, plan = lowered.step, lowered.schedule, lowered.plan
         self._runtime.modules.prepare(sources_of(plan))
@@ -252,6 +261,18 @@ class CudaTier(BaseTier[Allocation, RecordedBucket, CudaStep]):
     ) -> CudaFence:
         with self._guarded("submitting a step"):
             return self._submissions.submit_unread(batch, inputs, rows)
+
+    def prepare_shifts(self) -> None:
+        with self._guarded("building a kernel"):
+            self._shift.prepare()
+
+    def submit_shifted(
+        self, batch: CudaBatch, inputs: Bytes, rows: InputRows | None, shift: DraftShift
+    ) -> CudaFence:
+        ring = self._weights.stored(shift.ring)
+        change = partial(self._shift.enqueue, shift=shift, ring=ring.address)
+        with self._guarded("submitting a step"):
+            return self._submissions.submit_unread(batch, inputs, rows, change)
 
     def prepare(self, batch: CudaBatch) -> None:
         """Make the batch's graph for the current memory. Raises CudaError."""
@@ -351,3 +372,4 @@ if TYPE_CHECKING:
     _uploads_later: type[UploadsLater] = CudaTier
     _streams_weights: type[StreamsWeights] = CudaTier
     _submits_unread: type[SubmitsUnread] = CudaTier
+    _shifts_inputs: type[ShiftsInputs] = CudaTier

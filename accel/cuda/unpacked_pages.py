@@ -62,6 +62,25 @@ def unpack_rotated(step: Step, graph: Graph, bucket: ShapeKey) -> Step:
     return Step(ops, scratch)
 
 
+def with_own_pages(own: Step, whole: Step) -> Step:
+    """The part ``own`` of the step ``whole`` with as much room for unpacked pages as those of its
+    heads need."""
+    needed, had = (
+        max([0, *(_rows_bytes(op) for op in step.ops if op.device is UNPACK_PAGES)])
+        for step in (own, whole)
+    )
+    if needed == had:
+        return own
+    room = own.scratch[UNPACKED] // had * needed
+    return Step(own.ops, {**own.scratch, UNPACKED: room})
+
+
+def _rows_bytes(op: Op) -> int:
+    """Bytes of the unpacked keys of one position."""
+    sizes = op.max_sizes()
+    return sizes["kv_heads"] * I12.row_bytes(sizes["head_dim"])
+
+
 def _unpacking(op: Op, pages: Tensor) -> Op:
     read = (op.operands[op.device.index_of[name]] for name in ("kv", "page_table", "query"))
     sizes = op.max_sizes()

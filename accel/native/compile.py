@@ -133,11 +133,11 @@ def _run_all(commands: dict[str, list[str]], folder: Path, jobs: int) -> None:
             child.kill()
 
     with ThreadPoolExecutor(max(1, jobs), "native build") as threads:
-        runs = [
-            threads.submit(run_compiler, command, folder, unit, started)
-            for unit, command in commands.items()
-        ]
         try:
+            runs = [
+                threads.submit(_run, command, folder, unit, started)
+                for unit, command in commands.items()
+            ]
             for run in runs:
                 run.result()
         except BaseException:
@@ -148,22 +148,27 @@ def _run_all(commands: dict[str, list[str]], folder: Path, jobs: int) -> None:
             raise
 
 
-def run_compiler(
+def run_compiler(command: list[str], folder: Path, purpose: str) -> None:
+    """Run a command of a compiler in a folder. Raises BuildError, which says ``purpose`` was
+    compiled."""
+    # In a thread: an interrupt would leave a process running that the main thread just starts.
+    _run_all({purpose: command}, folder, 1)
+
+
+def _run(
     command: list[str],
     folder: Path,
     purpose: str,
-    started: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    started: Callable[[subprocess.Popen[bytes]], None],
 ) -> None:
-    """Run a command of a compiler in a folder; ``started`` receives its process. Raises BuildError,
-    which says ``purpose`` was compiled."""
+    """As ``run_compiler``, in this thread; ``started`` receives the process."""
     # Zig's default cache folders may be read-only, and nothing in them is needed again.
     caches = dict.fromkeys(("ZIG_GLOBAL_CACHE_DIR", "ZIG_LOCAL_CACHE_DIR"), str(folder / "zig"))
     # NO_ROOM is looked for in the compiler's words, so they are not translated.
     own = {**os.environ, **caches, "LC_ALL": "C"}
     with subprocess.Popen(command, cwd=folder, env=own, stdout=DEVNULL, stderr=PIPE) as child:
         try:
-            if started is not None:
-                started(child)
+            started(child)
             log = child.communicate()[1]
         except BaseException:
             child.kill()

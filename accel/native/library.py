@@ -162,18 +162,16 @@ def _opened_once(file: str, data: bytes) -> tuple[Path, Any]:
     """Load a library that cannot be stored; its file is removed at once."""
     import tempfile
 
-    folder = tempfile.mkdtemp(prefix="zinc-rt-native-")
-    path = Path(folder) / file
     try:
-        path.write_bytes(data)
-        return path, _open(path)
+        with tempfile.TemporaryDirectory(
+            prefix="zinc-rt-native-", ignore_cleanup_errors=True
+        ) as folder:
+            path = Path(folder) / file
+            path.write_bytes(data)
+            return path, _open(path)
     except OSError as error:
         reason = f"its library cannot be written ({error.strerror})"
         raise TierUnavailable(TIER, reason, "free some disk space, or set TMPDIR") from None
-    finally:
-        with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-            os.rmdir(folder)
 
 
 def _is_complete(path: Path) -> bool:

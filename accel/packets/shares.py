@@ -9,17 +9,23 @@ whole by every device. This depends on the ops alone, never on the model."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 
 from accel.packets.device_op import ANY, DeviceOp, DeviceOperand
-from accel.packets.ops import TABLE
+from accel.packets.head_shares import (
+    GRANULE,
+    NO_PAGES,
+    HeadCopy,
+    Pages,
+    copy_of_heads,
+    joined,
+    of_own_heads,
+    operands_of_heads,
+    ops_of_heads,
+)
 from accel.packets.step import Count, Op, Per, Step, Tensor
-
-GRANULE = 16
-"""Rows that are never divided: a unit of the tuned products, the largest row group of all layouts
-whose matrices are divided."""
 
 ALL_GATHER = DeviceOp(
     "all_gather",
@@ -34,13 +40,6 @@ ALL_GATHER = DeviceOp(
 """Sends ``part``, the columns of ``whole`` from ``first`` on, to the same addresses on every
 device, and ends once the parts of all devices have arrived. Without operands it is a barrier of the
 devices."""
-
-OF_PAGE = "of_page"
-ATTENTION_SHARE = replace(
-    TABLE["flash_attn_batched"], sizes=(*TABLE["flash_attn_batched"].sizes, OF_PAGE)
-)
-"""FLASH_ATTN_BATCHED of some of the heads. The last size is 65,536 times the KV heads of a page
-plus the first KV head that the op reads."""
 
 BY_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "add": ("a", "b", "y"),
@@ -93,21 +92,14 @@ class SharedStep:
     first_rows: Mapping[int, int]
 
 
-DividesHeads = Callable[[Op], bool]
-"""Whether an attention op can be divided by heads among devices."""
-
-
-def no_heads(op: Op) -> bool:
-    """False: no attention op is divided by heads."""
-    return False
-
-
-def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
-    """The matrices of which a device needs only its share of the rows in all ``steps``."""
+def divided_weights(steps: Sequence[Step], share: Share, pages: Pages = NO_PAGES) -> frozenset[str]:
+    """The matrices of which a device needs only its share of the rows in all ``steps``; ``pages``
+    as in ``share_step``."""
     divided: set[str] = set()
     whole: set[str] = set()
     for step in steps:
-        computed_whole = _computed_whole(step.ops)
+        of_heads = ops_of_heads(step.ops, pages, share.count)
+        computed_whole = _computed_whole(step.ops, of_heads)
         for op in step.ops:
             for index, tensor in enumerate(op.operands):
                 if tensor is not None:
@@ -117,12 +109,12 @@ def divided_weights(steps: Sequence[Step], share: Share) -> frozenset[str]:
 
 
 def share_step(
-    step: Step, share: Share, divided: Collection[str], heads: DividesHeads = no_heads
+    step: Step, share: Share, divided: Collection[str], pages: Pages = NO_PAGES
 ) -> SharedStep:
-    """The part of ``step`` for a device that has its share of the rows of the ``divided`` matrices.
-    Attention ops for which ``heads`` is true are divided by heads if these divide evenly; keys and
-    values are whole on every device."""
-    return _Dividing(step, share, frozenset(divided), _of_heads(step.ops, share, heads)).result()
+    """The part of ``step`` for a device that has its share of the rows of the ``divided`` matrices,
+    and of the KV buffers ``pages`` its own heads."""
+    of_heads = ops_of_heads(step.ops, pages, share.count)
+    return _Dividing(step, share, frozenset(divided), pages, of_heads).result()
 
 
 def written_since(ops: Sequence[Op]) -> dict[str, int]:
@@ -141,42 +133,23 @@ def written_since(ops: Sequence[Op]) -> dict[str, int]:
     return since
 
 
-def _computed_whole(ops: Sequence[Op]) -> frozenset[str]:
+def _computed_whole(ops: Sequence[Op], of_heads: Collection[int]) -> frozenset[str]:
     """Buffers of results of products that are not divided: those from which experts are chosen,
     which are small, while the choice waits for all of them; and for few tokens all small results
-    but those of experts, since waiting for other devices takes longer than half a product."""
+    but those of experts and of ops ``of_heads``, since waiting for other devices takes longer than
+    half a product."""
     chosen = [op for op in ops if op.name == "expert_topk"]
     found = {tensor.buffer for op in chosen for tensor in op.read_tensors()}
     if chosen and chosen[0].count.maximum <= FEW:
         products = [op for op in ops if op.name == "matmul"]
         inputs = {op.operands[0] for op in products if op.max_sizes()["row_pairs"]}
         added = {t.buffer for op in ops if op.name == "gated_add" for t in op.read_tensors()}
+        of_own = {tensor for number in of_heads for tensor in operands_of_heads(ops[number])}
         for op in products:
             small = op.max_sizes()["rows"] <= SMALL_ROWS and op.operands[0] not in inputs
-            found |= op.results() - added if small else set()
+            if small and of_own.isdisjoint(op.operands[at] for at in op.written):
+                found |= op.results() - added
     return frozenset(found)
-
-
-def _of_heads(ops: Sequence[Op], share: Share, heads: DividesHeads) -> frozenset[int]:
-    """Indices of attention ops that are divided by heads, and of the rotations and norms that make
-    their queries."""
-    found: set[int] = set()
-    made: dict[Tensor, int] = {}
-    for number, op in enumerate(ops):
-        if heads(op) and op.max_sizes()["kv_heads"] % share.count == 0:
-            found.add(number)
-            made_by = made.get(_operand(op, "q"))
-            while made_by is not None and ops[made_by].name in ("rope", "rms_norm"):
-                found.add(made_by)
-                made_by = made.get(_operand(ops[made_by], "x"))
-        made |= {tensor: number for i in op.written if (tensor := op.operands[i]) is not None}
-    return frozenset(found)
-
-
-def _operand(op: Op, name: str) -> Tensor:
-    tensor = op.operand(name)
-    assert tensor is not None
-    return tensor
 
 
 def _has_rows(op: Op, share: Share, whole: frozenset[str]) -> bool:
@@ -195,13 +168,15 @@ class _Dividing:
     ``left`` are the ops not processed yet, by index. ``partial`` are the tensors of which this
     device has only its own columns, with their counts; ``of_buffer`` has the same by buffer.
     ``reads`` lists for each buffer the tensors read of it, each with the index of the op. The ops
-    ``of_heads`` are divided by heads."""
+    ``of_heads`` are divided by heads; of ``copied`` pages the heads are gathered."""
 
     step: Step
     share: Share
     divided: frozenset[str]
+    pages: Pages
     of_heads: frozenset[int]
     ops: list[Op] = field(default_factory=list)
+    copied: list[HeadCopy] = field(default_factory=list)
     first_rows: dict[int, int] = field(default_factory=dict)
     partial: dict[Tensor, Count] = field(default_factory=dict)
     left: dict[int, Op] = field(init=False)
@@ -212,7 +187,7 @@ class _Dividing:
     def __post_init__(self) -> None:
         self.reads, self.of_buffer = defaultdict(list), defaultdict(dict)
         self.left = dict(enumerate(self.step.ops))
-        self.computed_whole = _computed_whole(self.step.ops)
+        self.computed_whole = _computed_whole(self.step.ops, self.of_heads)
         for number, op in self.left.items():
             for tensor in op.read_tensors():
                 self.reads[tensor.buffer].append((number, tensor))
@@ -221,8 +196,11 @@ class _Dividing:
         while self.left:
             number = self._next()
             op = self.left[number]
+            copy = copy_of_heads(op, self.pages, self.share.index, self.share.count)
             if number in self.of_heads:
-                self._divide_heads(op)
+                self._divide_heads(number)
+            elif copy is not None:
+                self._copy_heads(copy)
             elif self._is_divided(op):
                 self._gather_operands(op, written=False)
                 self._divide_product(op)
@@ -234,6 +212,7 @@ class _Dividing:
             del self.left[number]
         outside = [t for t in self.partial if t.buffer not in self.step.scratch]
         self._gather(outside)
+        self.ops += [self._gathering_copy(copy) for copy in joined(self.copied)]
         if any(op.device is ALL_GATHER for op in self.ops):
             self.ops.insert(0, self._gathering(None, None, Count(0, Per.STEP, 0), 0))
             self.first_rows = {number + 1: row for number, row in self.first_rows.items()}
@@ -313,25 +292,28 @@ class _Dividing:
             assert tensor is not None
             self._add(tensor, op.count)
 
-    def _divide_heads(self, op: Op) -> None:
-        """Queries stay on the device that makes them. Everything else is gathered before the first
-        of these ops, so that no gather comes between them and attention."""
-        attends, count = op.name == "flash_attn_batched", self.share.count
-        source, y = _operand(op, "q" if attends else "x"), _operand(op, "y")
-        near = self._overlapping(source) if attends else list(self.partial)
-        self._gather([one for one in near if one != source and self._is_read(one)])
-        mine = {i for i, tensor in enumerate(op.operands) if tensor in (source, y)}
-        sizes = op.max_sizes()
-        size = "groups" if op.name == "rms_norm" else "heads"
-        op = self._narrowed(op, mine, size, sizes[size] // count)
-        if attends:
-            of_page = sizes["kv_heads"]
-            own = of_page // count
-            op = self._narrowed(op, (), "kv_heads", own)
-            sizes_of_share = *op.sizes, of_page << 16 | own * self.share.index
-            op = replace(op, device=ATTENTION_SHARE, sizes=sizes_of_share)
-        self.ops.append(op)
-        self._add(y, op.count)
+    def _divide_heads(self, number: int) -> None:
+        """What the device makes of its own heads stays there. What it needs of others is gathered
+        before the first of these ops, so that no gather comes between them and attention."""
+        run = takewhile(lambda at: at in self.of_heads, islice(self.left, MAX_AHEAD))
+        read = [tensor for at in run for tensor in self.left[at].read_tensors()]
+        near = (one for tensor in read for one in self._overlapping(tensor) if one != tensor)
+        self._gather(list(dict.fromkeys(near)))
+        op = self.left[number]
+        self.ops.append(of_own_heads(op, self.share.index, self.share.count))
+        for tensor in operands_of_heads(op):
+            if tensor.buffer in op.results():
+                self._add(tensor, op.count)
+
+    def _copy_heads(self, copy: HeadCopy) -> None:
+        self.ops.append(copy.op)
+        self.copied += [copy] if copy.whole is not None else []
+
+    def _gathering_copy(self, copy: HeadCopy) -> Op:
+        assert copy.part is not None
+        assert copy.whole is not None
+        first, count = copy.part.start - copy.whole.start, copy.op.count.times(copy.rows)
+        return self._gathering(copy.part, copy.whole, count, first)
 
     def _narrowed(self, op: Op, indices: Collection[int], size: str, number: int) -> Op:
         """``op`` with the share of some operands, and with one size changed to ``number``."""

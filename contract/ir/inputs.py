@@ -135,5 +135,10 @@ def step_of(block: Bytes) -> ShapeKey:
     return ShapeKey(*_STEP_COUNTS.unpack_from(block.data))
 
 
+def counts_of(block: Bytes) -> bytes:
+    """The same as bytes, which are compared faster."""
+    return block[: _STEP_COUNTS.size].tobytes()
+
+
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT

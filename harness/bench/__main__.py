@@ -213,7 +213,7 @@ def _drafts(args: argparse.Namespace) -> int:
     plan = replace(
         _plan(args, DraftsPlan), draft_model=named, draft=settings["draft"] or DRAFT_TOKENS
     )
-    report = run_drafts(plan, note)
+    report = run_drafts(plan, progress_on())
     print(json.dumps(report, indent=1) if args.json else render_drafts(report))
     ours = [one for one in report["results"] if one["engine"] != PEER]
     return int(any(one["equal"] < one["answers"] for one in ours))

@@ -3,7 +3,7 @@ answer is the same."""
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import islice
@@ -19,6 +19,7 @@ from harness.bench.report import digits, machine_line
 from harness.bench.serving.plan import DRAFT_TOKENS, random_prompts
 from harness.host.options import SessionOptions
 from harness.host.session import Session
+from harness.progress import SILENT, Progress
 from harness.tiers import TierOptions
 from reference.engine.drafter import FREQUENT_TOKENS, SpeculationStatistics
 
@@ -55,6 +56,11 @@ class DraftsPlan(BenchmarkPlan):
             top_log_probabilities=1,
         )
 
+    def begin(self, engine: str, sequences: int, progress: Progress) -> None:
+        """Show the tokens of all answers of an engine, plain and with drafts."""
+        answers = 2 * sequences * (self.repeat + 1)
+        progress.start(f"{engine}, {sequences} at once", answers * self.decode_tokens, "token")
+
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswers:
@@ -64,16 +70,14 @@ class TimedAnswers:
     seconds: float
 
 
-def run_drafts(plan: DraftsPlan, note: Callable[[str], None]) -> dict[str, Any]:
+def run_drafts(plan: DraftsPlan, progress: Progress = SILENT) -> dict[str, Any]:
     """Measure every engine of the plan; the report as JSON values."""
     results = []
     for engine in plan.engines:
         if engine == PEER:
-            note(f"{engine} ...")
-            results.append(_measure_peer(plan))
+            results.append(_measure_peer(plan, progress))
         for sequences in SEQUENCES if engine != PEER else ():
-            note(f"{engine}, {sequences} at once ...")
-            results.append(_measure(plan, engine, sequences))
+            results.append(_measure(plan, engine, sequences, progress))
     return {
         "machine": machine_facts(),
         "model": {"file": plan.model.name, "bytes": plan.model.stat().st_size},
@@ -83,18 +87,22 @@ def run_drafts(plan: DraftsPlan, note: Callable[[str], None]) -> dict[str, Any]:
     }
 
 
-def _measure(plan: DraftsPlan, engine: str, sequences: int) -> dict[str, Any]:
+def _measure(plan: DraftsPlan, engine: str, sequences: int, progress: Progress) -> dict[str, Any]:
     """Answer the same prompts without and with drafts, ``repeat`` + 1 times. The first round is not
     timed."""
     with ExitStack() as owned:
         plain, drafted = (
-            owned.enter_context(Session.open(plan.model, plan.options(engine, sequences, draft)))
+            owned.enter_context(
+                Session.open(plan.model, plan.options(engine, sequences, draft), progress)
+            )
             for draft in (0, plan.draft)
         )
+        plan.begin(engine, sequences, progress)
+        owned.callback(progress.close)
         ratios, rates, equal, answers = [], [], 0, 0
         for turn in range(plan.repeat + 1):
             before, after = (
-                _answer(session, plan, sequences, turn) for session in (plain, drafted)
+                _answer(session, plan, sequences, turn, progress) for session in (plain, drafted)
             )
             answers += len(before.answers)
             equal += sum(after.answers[n] == answer for n, answer in before.answers.items())
@@ -116,7 +124,7 @@ def _measure(plan: DraftsPlan, engine: str, sequences: int) -> dict[str, Any]:
     }
 
 
-def _measure_peer(plan: DraftsPlan) -> dict[str, Any]:
+def _measure_peer(plan: DraftsPlan, progress: Progress) -> dict[str, Any]:
     """The same with llama.cpp, greedy only, with drafts from the prompt."""
     from llama_cpp import Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
@@ -134,9 +142,10 @@ def _measure_peer(plan: DraftsPlan) -> dict[str, Any]:
         for draft in (None, LlamaPromptLookupDecoding(num_pred_tokens=plan.draft))
     )
     ratios, equal = [], 0
+    plan.begin(PEER, 1, progress)
     for turn in range(plan.repeat + 1):
         (prompt,) = random_prompts(turn, plain.n_vocab(), 1, plan.prompt_tokens)
-        before, after = (_answer_of_peer(each, prompt, plan) for each in (plain, drafted))
+        before, after = (_answer_of_peer(each, prompt, plan, progress) for each in (plain, drafted))
         equal += before.answers == after.answers
         ratios += [before.seconds / after.seconds] * (turn > 0)
     return {
@@ -150,12 +159,16 @@ def _measure_peer(plan: DraftsPlan) -> dict[str, Any]:
     }
 
 
-def _answer_of_peer(llama: Any, prompt: Sequence[int], plan: DraftsPlan) -> TimedAnswers:
+def _answer_of_peer(
+    llama: Any, prompt: Sequence[int], plan: DraftsPlan, progress: Progress
+) -> TimedAnswers:
     llama.reset()
     started = time.perf_counter()
     tokens = llama.generate(list(prompt), top_k=1, temp=0.0, repeat_penalty=1.0)
     answer = tuple(islice(tokens, plan.decode_tokens))
-    return TimedAnswers({0: answer}, time.perf_counter() - started)
+    seconds = time.perf_counter() - started
+    progress.advance(len(answer))
+    return TimedAnswers({0: answer}, seconds)
 
 
 def drafter_name(session: Session, plan: DraftsPlan) -> str:
@@ -171,7 +184,9 @@ def tokens_a_step(counts: SpeculationStatistics) -> float:
     return 1 + counts.accepted / counts.steps if counts.steps else 1.0
 
 
-def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> TimedAnswers:
+def _answer(
+    session: Session, plan: DraftsPlan, sequences: int, turn: int, progress: Progress
+) -> TimedAnswers:
     """The answers to ``sequences`` prompts of frequent tokens: greedy in even turns, sampled in odd
     ones."""
     engine, vocab = session.engine, min(session.model.config.vocab, FREQUENT_TOKENS)
@@ -185,6 +200,7 @@ def _answer(session: Session, plan: DraftsPlan, sequences: int, turn: int) -> Ti
     started = time.perf_counter()
     for event in engine.run():
         answers[event.request_id].append((event.token, event.log_probability, event.top))
+        progress.advance(1)
     seconds = time.perf_counter() - started
     return TimedAnswers({number: tuple(answer) for number, answer in answers.items()}, seconds)
 

@@ -35,6 +35,7 @@ class _Rates:
 
     plan: RatesPlan
     name: str
+    say: Callable[[str], None]
     samples: Samples = field(default_factory=Samples)
     device: str = ""
     tokens: Any = field(default_factory=sha256)
@@ -50,6 +51,7 @@ class _Rates:
             prefix_cache=0,
             slots=slots,
         )
+        self.say(f"{self.name}: opening the model")
         started = time.perf_counter()
         with Session.open(plan.model, options) as session:
             self.samples.add(f"seconds to open {slots} slots", time.perf_counter() - started)
@@ -61,6 +63,7 @@ class _Rates:
         for length in self.plan.lengths:
             (prompt,) = random_prompts(0, session.model.config.vocab, 1, length)
             for turn in range(self.plan.repeat + 1):
+                self._say(f"a prompt of {length}", turn)
                 times, chosen = self._answered(session, prompt)
                 if turn == 0:
                     self.tokens.update(repr(chosen).encode())
@@ -68,6 +71,9 @@ class _Rates:
                 self.samples.add(f"prompt of {length}, tok/s", length / (times[1] - times[0]))
                 decoded = (len(chosen) - 1) / (times[-1] - times[1])
                 self.samples.add(f"decode at {length}, tok/s", decoded)
+
+    def _say(self, what: str, turn: int) -> None:
+        self.say(f"{self.name}: {what}, {turn + 1} of {self.plan.repeat + 1}")
 
     def _answered(self, session: Session, prompt: Tokens) -> tuple[list[float], list[int]]:
         """Time of submission, times of the tokens, and the tokens."""
@@ -85,6 +91,7 @@ class _Rates:
         engine, decoded = session.engine, self.plan.decode_tokens
         for count in self.plan.sequences:
             for turn in range(self.plan.repeat + 1):
+                self._say(f"{count} sequences", turn)
                 prompts = random_prompts(turn, session.model.config.vocab, count, TOGETHER_PROMPT)
                 started = time.perf_counter()
                 for number, prompt in enumerate(prompts):
@@ -101,13 +108,11 @@ def run_rates(plan: RatesPlan, say: Callable[[str], None]) -> dict[str, Any]:
     Raises what opening a session raises."""
     engines = {}
     for name in plan.engines:
-        rates = _Rates(plan, name)
+        rates = _Rates(plan, name, say)
         if plan.lengths:
-            say(f"{name}: one sequence")
             with rates.opened(1, max(plan.lengths)) as session:
                 rates.measure_single(session)
         if plan.sequences:
-            say(f"{name}: many sequences")
             with rates.opened(max(plan.sequences), TOGETHER_PROMPT) as session:
                 rates.measure_batches(session)
         engines[name] = {

@@ -96,6 +96,9 @@ def existing_file(spec: str) -> Path | None:
             raise CatalogError(f"{spec}: is a folder; {_advice_for(path)}")
         return path if path.is_file() else None
     except OSError as error:
+        # Where the current folder may not be entered, the name is the catalog's or the hub's.
+        if isinstance(error, PermissionError) and (spec in ENTRIES or is_hub_name(spec)):
+            return None
         raise CatalogError(f"{error.filename or spec}: {error.strerror}") from None
     except RuntimeError:
         return None

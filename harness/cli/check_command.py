@@ -32,9 +32,9 @@ def check(args: argparse.Namespace) -> int:
     settings = resolve(args, RUN_SETTINGS)
     from harness.cli.findings import all_findings
 
-    findings = list(all_findings(settings))
-    ready = all(finding.ok for finding in findings)
     if args.json:
+        findings = list(all_findings(settings))
+        ready = all(finding.ok for finding in findings)
         document = {
             "ready": ready,
             "findings": list(map(asdict, findings)),
@@ -45,11 +45,13 @@ def check(args: argparse.Namespace) -> int:
         }
         print(json.dumps(document, indent=2))
         return 0 if ready else NOT_READY
-    for finding in findings:
+    ready = True
+    for finding in all_findings(settings):
+        ready = ready and finding.ok
         print(f"{'ok   ' if finding.ok else 'WRONG'}  {finding.subject}: ", end="")
-        print(printable(finding.detail))
+        print(printable(finding.detail), flush=True)
         if not finding.ok:
-            print(f"       {printable(finding.remedy)}")
+            print(f"       {printable(finding.remedy)}", flush=True)
     for name, value in settings.items():
         if settings.sources[name] != "default":
             print(f"set    {name} = {printable(str(value))} ({settings.sources[name]})")

@@ -157,7 +157,7 @@ def _entry(settings: Settings) -> CatalogEntry | None:
     spec = settings["model"]
     if spec is None:
         spec = catalog.active(settings["cache_dir"]) or catalog.DEFAULT_ID
-    if Path(spec).expanduser().is_file():
+    if catalog.existing_file(spec) is not None:
         return None
     spec = catalog.pasted_name(spec)
     return None if catalog.is_hub_name(spec) else catalog.find(spec)

@@ -187,6 +187,17 @@ def _vocabulary(facts: Mapping[str, Any]) -> str:
     return table(rows)
 
 
+def divided_pages(memory: Mapping[str, Any]) -> str:
+    """Whose KV heads a device has, if there are several."""
+    whole, layers = memory["whole_pages"] or (0, 0)
+    if not layers:
+        return ""
+    if not whole:
+        return ", of a device's own KV heads"
+    those = "" if whole == layers else f" in {whole} of {layers} layers"
+    return f", whole on each device{those}: KV heads do not divide among {memory['devices']}"
+
+
 def _memory(memory: Mapping[str, Any]) -> str:
     from contract.amounts import format_bytes
 
@@ -208,7 +219,7 @@ def _memory(memory: Mapping[str, Any]) -> str:
         ("weights", sum(memory["weights"].values()), weights),
         ("in host memory", memory["streamed"], "weights that steps move to the device"),
         ("ring", memory["ring"], "two layers, and experts that are used often"),
-        ("keys and values", memory["kv"], f"{slots} of {each}"),
+        ("keys and values", memory["kv"], f"{slots} of {each}{divided_pages(memory)}"),
         (
             "recurrent state",
             memory["recurrent"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from contract.cached_files import writing
@@ -57,6 +58,7 @@ def logits(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_output("--out", args.out)
     with open_session(settings, all_logits=True) as session:
+        check_ids(session, ids or ())
         tokens = session.model.tokenizer.encode(args.prompt) if ids is None else ids
         document = _stored(session, tokens, args.out, args.top)
         if args.json:
@@ -66,15 +68,23 @@ def logits(args: argparse.Namespace) -> int:
     return 0
 
 
-def token_ids(text: str, name: str = "tokens") -> list[int]:
-    """The token ids in ``text``, the value of ``name``: numbers separated by commas. Raises
-    RequestError."""
+def token_ids(text: str, flag: str = "--tokens") -> list[int]:
+    """The token ids in ``text``, the value of ``flag``: numbers separated by commas. Raises
+    ConfigError."""
     words = text.split(",")
     for word in words:
         digits = word.strip()
         if not (digits.isascii() and digits.isdecimal()) or len(digits) > MAX_ID_DIGITS:
-            raise RequestError(name, f"{word!r} is not a token id; give numbers like 1,2,3")
+            raise ConfigError(f"flag {flag}: {word!r} is not a token id; give numbers like 1,2,3")
     return [int(word) for word in words]
+
+
+def check_ids(session: Session, ids: Iterable[int], flag: str = "--tokens") -> None:
+    """Raises ConfigError where the value of ``flag`` has an id that the model lacks."""
+    vocab = session.model.config.vocab
+    for one in ids:
+        if one >= vocab:
+            raise ConfigError(f"flag {flag}: {one} is outside 0 to {vocab - 1}")
 
 
 def _stored(session: Session, tokens: list[int], out: Path | None, top: int) -> dict[str, Any]:
@@ -120,8 +130,9 @@ def _document(session: Session, tokens: list[int], values: Floats, top: int) -> 
     import numpy as np
 
     from harness.digest import logits_digest
+    from harness.progress import progress_on
 
-    session.logits(tokens, values)
+    session.logits(tokens, values, progress_on(transient=True))
     broken = np.flatnonzero(~np.isfinite(values).all(axis=1))
     if len(broken):
         raise NonFiniteLogits(f"the logits at position {broken[0]} hold NaN or infinity")

@@ -65,6 +65,8 @@ REFUSALS = (*DISK_ERRORS, errno.EBADF)
 NO_THREAD = "can't start new thread"
 """Python's words."""
 THREADS_REMEDY = "raise the limit of threads (ulimit -u, or the container's pids.max)"
+NO_TEMPORARY_FOLDER = "No usable temporary directory found"
+"""Python's words."""
 BROKEN_PIPE = 141
 
 EXAMPLES = """\
@@ -246,8 +248,8 @@ def _parse(words: list[str]) -> argparse.Namespace:
 
 
 def machine_problem(error: Exception, serves: bool) -> str | None:
-    """A one-line message for memory, a thread or a file that the system refuses and for an output
-    that cannot be written. None for any other error, which is a fault of the program."""
+    """A one-line message for memory, a thread, a file or a folder that the system refuses and for
+    an output that cannot be written. None for any other error, which is a fault of the program."""
     name = getattr(error, "filename", None)
     if isinstance(name, int):
         name = None  # The number of an open file, which says nothing to a user.
@@ -257,12 +259,25 @@ def machine_problem(error: Exception, serves: bool) -> str | None:
     if isinstance(error, RuntimeError) and str(error) == NO_THREAD:
         fewer = ", or lower --queue-depth" if serves else ""
         return f"{error}; {THREADS_REMEDY}{fewer}"
+    if isinstance(error, FileNotFoundError) and NO_TEMPORARY_FOLDER in str(error):
+        return f"{error.strerror}; free some disk space, or set TMPDIR to another folder"
+    if isinstance(error, FileNotFoundError) and name is None and _nowhere():
+        return "the current folder is not there any more; change to another one (cd)"
     if isinstance(error, PermissionError) and name is not None:
         return f"{name}: {error.strerror}; change its permissions, or name another one"
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
     where = "standard output" if error.filename is None and _may_refuse() else name
     return f"{'' if where is None else f'{where}: '}cannot write: {error.strerror}"
+
+
+def _nowhere() -> bool:
+    """Whether the current folder was removed."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _may_refuse() -> bool:

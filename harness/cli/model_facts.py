@@ -30,10 +30,11 @@ from harness.memory import (
     room_for_prompts,
     storage_problem,
     whole_context,
+    whole_pages,
 )
 from harness.residency import Residency, longest_beyond, plan_residency
 from harness.settings_table import SETTINGS
-from reference.engine.draft_block import drafting_limits
+from reference.engine.block_limits import drafting_limits
 from reference.engine.drafter import FREQUENT_TOKENS
 from reference.limits import Limits, whole_contexts
 from reference.memory.planner import FootprintOf, MemoryPlan, longest_plan
@@ -228,7 +229,7 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
             "weights": found.weights,
         }
     assert shown is not None
-    lines, residency, tier = [], None, requested.tier
+    stored, lines, residency, tier = BY_NAME[requested.kv_dtype], [], None, requested.tier
     if shown.budgeted > requested.budget:
         residency = _residency(model, requested)
         if residency is not None and tier is not None:
@@ -240,6 +241,7 @@ def memory_facts(model: Model, requested: RequestedSizes, longest: int) -> dict[
         "notes": lines,
         "tier": tier.info.name if tier is not None else None,
         "devices": tier.info.devices if tier is not None else 1,
+        "whole_pages": whole_pages(model, requested.limits(shown.context, stored), tier),
         "budget": requested.budget,
         "beyond": 0 if residency is None else residency.from_disk,
         "fits": residency is not None or shown.budgeted <= requested.budget,

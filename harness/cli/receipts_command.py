@@ -167,9 +167,10 @@ def verify_receipt_file(
     options = _recorded_options(options_of(settings, path), settings, receipts)
     with ExitStack() as owned:
         thread = owned.enter_context(EngineThread())
-        model = open_model(path, options, thread, owned, progress_on(transient=True))
+        progress = progress_on(transient=True)
+        model = open_model(path, options, thread, owned, progress)
         demands = ReceiptDemands(trusted, args.tenant, args.sample)
-        for verdict in verify_receipts(receipts, model, demands):
+        for verdict in verify_receipts(receipts, model, demands, progress):
             lines += verdict.lines
     for line in lines:
         print(printable(line))

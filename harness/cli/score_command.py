@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from contract.errors import ConfigError, RequestError
-from harness.cli.logits_command import token_ids
+from contract.errors import ConfigError
+from harness.cli.logits_command import check_ids, token_ids
 from harness.cli.parser import add_count, add_json_flag, add_switch, add_text_source, whole_number
 from harness.cli.sessions import ENGINE_SETTINGS, MODEL_SETTINGS, open_session
 from harness.console import printable, table
@@ -79,13 +79,16 @@ def score(args: argparse.Namespace) -> int:
         raise ConfigError(f"flag --from: {args.start} is not 1 or more")
     text = text_of(args)
     ids = None if args.tokens is None else token_ids(args.tokens)
-    forced = None if args.force_tokens is None else token_ids(args.force_tokens, "force_tokens")
+    forced = None if args.force_tokens is None else token_ids(args.force_tokens, "--force-tokens")
     if forced is not None and args.start != 1:
         raise ConfigError("flag --from: --force-tokens says what is scored; give one of them")
     if args.experts and not args.json:
         raise ConfigError("flag --experts: needs --json")
     with open_session(settings, scores=args.top, experts=args.experts) as session:
+        check_ids(session, ids or ())
+        check_ids(session, forced or (), "--force-tokens")
         tokens = session.model.tokenizer.encode(text) if ids is None else ids
+        _check_length(args, tokens, forced)
         start = args.start if forced is None else len(tokens)
         scored = tokens + (forced or [])
         document = _document(
@@ -109,16 +112,23 @@ def text_of(args: argparse.Namespace) -> str:
         raise ConfigError(f"{args.file}: byte {error.start} is not UTF-8") from None
 
 
+def _check_length(args: argparse.Namespace, tokens: list[int], forced: list[int] | None) -> None:
+    """Raises ConfigError for a text whose tokens have no scores, or that no answer comes after."""
+    file = "standard input" if args.file == "-" else args.file
+    given = "flag --prompt" if file is None else file
+    where = given if args.tokens is None else "flag --tokens"
+    if forced is not None and not tokens:
+        raise ConfigError(f"{where}: is empty; an answer comes after at least one token")
+    if forced is None and len(tokens) < 2:
+        count = "one token" if tokens else "empty"
+        raise ConfigError(f"{where}: is {count}; give at least two, since the first has no score")
+
+
 def _document(
     session: Session, tokens: list[int], start: int, top: int, experts: ExpertChoices | None
 ) -> dict[str, Any]:
     from reference.sched.scores import perplexity
 
-    if len(tokens) < 2:
-        count = "is empty" if not tokens else "is one token"
-        raise RequestError("prompt", f"{count}; give at least two, since the first has no score")
-    if start < 1:
-        raise RequestError("prompt", "is empty; an answer comes after at least one token")
     if start >= len(tokens):
         raise ConfigError(f"flag --from: {start} is not below the {len(tokens)} tokens of the text")
     scored: list[dict[str, Any]] = []
@@ -162,6 +172,7 @@ def _scores(
     NonFiniteLogits for a model that fails."""
     from contract.types import Request, SamplingParams
     from harness.host.submissions import Submission
+    from harness.progress import progress_on
 
     found: list[TokenScores] = []
     request = Request(
@@ -174,7 +185,8 @@ def _scores(
         adapters=session.adapters,
     )
     read = {} if experts is None else {request.id: experts}
-    session.driver.read(Submission([request], scores={request.id: found.append}, experts=read))
+    submission = Submission([request], scores={request.id: found.append}, experts=read)
+    session.read(submission, progress_on(transient=True))
     return found
 
 
@@ -188,7 +200,6 @@ def _shown(session: Session, document: dict[str, Any]) -> str:
         log, token = one["log_probability"], one["token"]
         rows.append((f"{log:.4f}", one["bits"], str(token), name(token), likeliest))
     count = len(document["scored"])
-    return (
-        table(rows, right=(0, 2))
-        + f"\n{count} tokens, sum {document['sum']:.4f}, perplexity {document['perplexity']:.3f}"
-    )
+    what = "1 token" if count == 1 else f"{count} tokens"
+    total = f"{what}, sum {document['sum']:.4f}, perplexity {document['perplexity']:.3f}"
+    return f"{table(rows, right=(0, 2))}\n{total}"

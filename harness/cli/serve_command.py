@@ -205,9 +205,10 @@ def verify(args: argparse.Namespace) -> int:
     options = replace(options, session=replace(options.session, repeat_last_n=window))
     with ExitStack() as owned:
         thread = owned.enter_context(EngineThread())
-        model = open_model(path, options, thread, owned, progress_on(transient=True))
+        progress = progress_on(transient=True)
+        model = open_model(path, options, thread, owned, progress)
         try:
-            difference = first_difference(model, request, response)
+            difference = first_difference(model, request, response, progress)
         except ApiError as error:
             raise ConfigError(f"{args.request}: {error}") from None
     if tells_no_usage(response):

@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -146,10 +147,9 @@ def add_one(args: argparse.Namespace) -> int:
     settings = resolve(args, ["ledger"])
     check_paths(settings)
     counted = _counted(settings["ledger"]) if "id" not in values else frozenset()
-    key = _editor().add_tenant(
-        _file(args, made=True), args.name, values, max(counted, default=0) + 1
+    _editor().add_tenant(
+        _file(args, made=True), args.name, values, max(counted, default=0) + 1, show=_shown(args)
     )
-    _print_key(key, f"the key of {args.name}, shown only once:")
     return 0
 
 
@@ -201,8 +201,7 @@ def show_usage(args: argparse.Namespace) -> int:
 
 def rotate_one(args: argparse.Namespace) -> int:
     """Give a tenant a new key and print it."""
-    key = _editor().rotate_key(_file(args), args.name, keep_old=args.keep_old)
-    _print_key(key, f"the key of {args.name}, shown only once:")
+    _editor().rotate_key(_file(args), args.name, keep_old=args.keep_old, show=_shown(args))
     return 0
 
 
@@ -225,6 +224,11 @@ def make_key(args: argparse.Namespace) -> int:
     _print_key(key, "a key, shown only once, and lines for the file of tenants:")
     print(f'\n[tenant.{args.name}]\nid = {args.id}\nkeys = ["{key_digest(key)}"]')
     return 0
+
+
+def _shown(args: argparse.Namespace) -> Callable[[str], None]:
+    """Prints the key of the tenant that is named."""
+    return partial(_print_key, what=f"the key of {args.name}, shown only once:")
 
 
 def _print_key(key: str, what: str) -> None:

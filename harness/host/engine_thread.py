@@ -102,6 +102,18 @@ class EngineThread(ContextManager):
             lambda: self.silence if self.turns.ending else None,
         )
 
+    def remove_all(self) -> None:
+        """End all requests and stop stepping any engine. Raises EngineStopped if the thread has
+        ended, or hangs: then it uses what the engines have."""
+        for driver in list(self._drivers.values()):
+            driver.abandon_steps()
+
+        def remove() -> None:
+            for driver in list(self._drivers.values()):
+                self._take_out(self._models, driver, self._words.closed)
+
+        self._call(remove, lambda: self.silence)
+
     def call(
         self, work: Callable[Concatenate[Models, P], T], /, *more: P.args, **named: P.kwargs
     ) -> T:

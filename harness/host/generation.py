@@ -11,6 +11,7 @@ from contract.types import FinishReason, Request, SamplingParams
 from harness.host.answer_text import NO_TOKENS, AnswerText, Piece
 from harness.host.driver import EngineDriver
 from harness.host.event_queue import TimedEvent
+from harness.host.prompt_progress import PromptProgress
 from harness.host.submissions import NO_MASKS
 from harness.progress import SILENT, Progress
 from reference.engine.sequence import LogitsSink
@@ -78,8 +79,7 @@ class TextGeneration(Iterator[Piece]):
             shown=NO_TOKENS if framed is None else framed.shown_tokens,
             masks=masks.get(request.id),
         )
-        self._read = 0
-        self._reading = False
+        self._reading: PromptProgress | None = None
         self._drafts_before = driver.engine.statistics.speculation
         logits = {} if on_logits is None else {request.id: on_logits}
         self._stream = driver.submit([request], logits, masks, output=output)
@@ -145,11 +145,11 @@ class TextGeneration(Iterator[Piece]):
         """Cancel the answer. Does nothing after its end."""
         if self.finish_reason is None:
             self._answer.finish_reason = FinishReason.CANCELLED
-            self._progress.close()
+            self._stop_reading()
             self._stream.cancel()
 
     def _run(self) -> Iterator[Piece]:
-        self._start_progress()
+        self._reading = PromptProgress(self._engine, self._request, self._progress)
         while self.finish_reason is None:
             for at, event in self._events():
                 piece = self._answer.receive(event, self._stream, at)
@@ -158,28 +158,22 @@ class TextGeneration(Iterator[Piece]):
                 if piece is not None and (piece.text or piece.token is not None):
                     yield piece
 
-    def _start_progress(self) -> None:
-        """Show the progress of a prompt that takes several steps."""
-        count = len(self._request.prompt)
-        self._reading = count > self._engine.chunk_tokens
-        if self._reading:
-            self._progress.start("reading the prompt", count, "token")
+    def _stop_reading(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+            self._reading = None
 
     def _events(self) -> list[TimedEvent]:
         """The events of a step. Before the first token, advances the progress of the prompt."""
         try:
             events = self._stream.take(0.0)
         except BaseException:
-            self._progress.close()
+            self._stop_reading()
             raise
-        if self._reading:
-            # With the first token the prompt is complete.
-            read = min(self._engine.progress(self._request.id), len(self._request.prompt))
-            self._progress.advance(max(0, read - self._read))
-            self._read = read
+        if self._reading is not None:
+            self._reading.look()
             if events:
-                self._progress.close()
-                self._reading = False
+                self._stop_reading()
         return events
 
 

@@ -13,7 +13,7 @@ from contract.tier import PROMPT_TOKENS, AbandonsSteps, Tier
 from harness.arranged_weights import needs_model_file
 from harness.host.drafting import Drafting, load_drafter, open_draft_model, plan_drafting
 from harness.host.options import Recording, SessionOptions, limits_at
-from harness.memory import budget_of, longest_context, pages_in, weight_bytes_of
+from harness.memory import budget_of, device_pages_in, longest_context, pages_in, weight_bytes_of
 from harness.progress import SILENT, Progress
 from harness.residency import Residency, plan_residency
 from harness.tiers import open_tier
@@ -95,14 +95,14 @@ class LoadedModel:
     def engine(self, *, observer: Observer, **more: Any) -> Engine:
         """An engine for the model; ``more`` are further arguments of ``Engine``."""
         options = self.options
-        cached = options.prefix_cache
+        cached, plan = options.prefix_cache, self.prepared.plan
         engine_options = EngineOptions(
             end_of_generation=self.prepared.model.tokenizer.eog_ids,
             chunk_tokens=options.chunk,
             chunk_while_decoding=PROMPT_TOKENS if options.chunk is None else None,
             queue_depth=options.queue_depth,
             prefix_cache=cached != 0,
-            cached_pages=None if cached is None else pages_in(self.runner, cached),
+            cached_pages=None if cached is None else device_pages_in(plan, cached),
             # Costs a page of memory and three lowered graphs: too much for a single sequence.
             copy_pages=cached != 0 and options.slots > 1,
             host_pages=pages_in(self.runner, options.host_cache),

@@ -18,6 +18,7 @@ from harness.host.driver import EngineDriver
 from harness.host.generation import TextGeneration
 from harness.host.open import chat_template_of, load_model
 from harness.host.options import Recording, SessionOptions
+from harness.host.prompt_progress import PromptProgress
 from harness.host.submissions import NO_MASKS, Submission
 from harness.named_adapters import Scales, default_scales
 from harness.progress import SILENT, Progress
@@ -149,7 +150,7 @@ class Session(ContextManager):
 
         return FramedAnswer.of(dialect_of(template.text, self.model.tokenizer, template.tool_text))
 
-    def logits(self, tokens: Sequence[int], out: Floats) -> None:
+    def logits(self, tokens: Sequence[int], out: Floats, progress: Progress = SILENT) -> None:
         """Write the logits of every position to ``out``, f32[len(tokens), vocab]. Needs the option
         ``all_logits``. Cancels an unfinished generation. Raises RequestError."""
         if self.runner.limits.step_rows < self.engine.chunk_tokens:
@@ -160,7 +161,16 @@ class Session(ContextManager):
 
         unpenalized = SamplingParams(repeat_last_n=0)
         request = Request(self.next_id(), tuple(tokens), 0, unpenalized, adapters=self.adapters)
-        self.driver.read(Submission([request], {request.id: store}, 0))
+        self.read(Submission([request], {request.id: store}, 0), progress)
+
+    def read(self, submission: Submission, progress: Progress = SILENT) -> None:
+        """As ``EngineDriver.read``, for one request; ``progress`` shows its prompt."""
+        (request,) = submission.requests
+        shown = PromptProgress(self.engine, request, progress)
+        try:
+            self.driver.read(submission, shown.look)
+        finally:
+            shown.close()
 
     def next_id(self) -> int:
         """The id of a new request. Cancels an unfinished generation."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -102,15 +102,18 @@ class Submits(Protocol[Stream]):
         if error is not None:
             raise error
 
-    def read(self, submission: Submission) -> None:
-        """Compute requests whose results go only to receivers, and wait for their end. Raises
-        RequestError, QueueFull, EngineStopped, and NonFiniteLogits if the model fails."""
+    def read(self, submission: Submission, look: Callable[[], None] = lambda: None) -> None:
+        """Compute requests whose results go only to receivers, and wait for their end. ``look`` is
+        called again and again meanwhile. Raises RequestError, QueueFull, EngineStopped, and
+        NonFiniteLogits if the model fails."""
         stream = self.open_stream()
         left = {request.id for request in submission.requests}
         try:
             self.begin(stream, submission)
             while left:
-                for _, event in stream.take(WAIT_SECONDS):
+                events = stream.take(WAIT_SECONDS)
+                look()
+                for _, event in events:
                     failure = failure_of(event)
                     if failure is not None:
                         raise failure

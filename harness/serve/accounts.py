@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from contract.errors import ConfigError, system_errors_as
+from contract.errors import ConfigError, ZincError, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
+from harness.host.faults import log_fault
 from harness.host.submissions import EngineStopped
 from harness.serve.errors import ApiError
 from harness.serve.keys import Keyring, presented_key
@@ -35,6 +36,7 @@ class HasTenants(Protocol):
         """See ``Engine``."""
 
 
+OnChange = Callable[[Collection[int]], None]
 CallEngine = Callable[[Callable[[HasTenants], None]], None]
 """Calls a function with the engine between two steps."""
 
@@ -56,8 +58,9 @@ class Accounts:
         self._path = path
         self._lock = threading.Lock()
         self._looked = time.monotonic()
-        self.on_change: list[Callable[[Collection[int]], None]] = []
-        """Called with the ids of all tenants after they changed."""
+        self.on_change: list[OnChange] = []
+        """Called with the ids of all tenants after they changed. One that fails is called again."""
+        self._untold: list[OnChange] = []
         self._file = (
             _TenantsFile({LOCAL_TENANT.id: LOCAL}, Keyring(), b"") if path is None else _read(path)
         )
@@ -131,6 +134,7 @@ class Accounts:
     def _reload(self, path: Path, call: CallEngine) -> None:
         try:
             if _digest(path) == self._file.digest:
+                self._tell(self._untold)
                 return
             fresh = _read(path)
             call(_replacing(fresh.accounts))
@@ -142,9 +146,24 @@ class Accounts:
             self._file = replace(self._file, digest=b"")
             raise
         self._file = fresh
-        for changed in self.on_change:
-            changed(fresh.accounts.keys())
+        self._tell(self.on_change)
         log.info("%d tenants, %d keys read from %s", len(fresh.accounts), len(fresh.keyring), path)
+
+    def _tell(self, listeners: Sequence[OnChange]) -> None:
+        """Call all ``listeners`` and remember those that fail; only a new failure is logged."""
+        failed = []
+        for changed in listeners:
+            try:
+                changed(self._file.accounts.keys())
+            except Exception as error:
+                failed.append(changed)
+                if changed in self._untold:
+                    continue
+                if isinstance(error, ZincError):
+                    log.error("tenants changed, and not all is done about it yet: %s", error)
+                else:
+                    log_fault("tenants changed, and not all is done about it yet", error)
+        self._untold = failed
 
 
 def _read(path: Path) -> _TenantsFile:

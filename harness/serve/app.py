@@ -97,12 +97,15 @@ class App:
         accounts, service = models.accounts, models.service
         slots, responses = service.slots, service.responses
 
-        def forget_others(_: object = None) -> None:
+        def forget_slots(_: object = None) -> None:
             slots.only(accounts.tenants)
+
+        def forget_responses(_: object = None) -> None:
             responses.forget_others(accounts.tenants, accounts.path)
 
-        forget_others()
-        accounts.on_change.append(forget_others)
+        for forget in (forget_slots, forget_responses):
+            forget()
+            accounts.on_change.append(forget)
 
     def __call__(
         self, environ: dict[str, Any], start_response: Callable[..., Any]

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from contract.errors import ConfigError, system_errors_as
+from contract.errors import ConfigError, TemplateUnavailable, system_errors_as
 from contract.types import LOCAL_TENANT, Tenant
 from harness.host.faults import log_fault
+from harness.host.structured.grammars import GrammarsUnavailable
 from harness.host.submissions import EngineStopped
 from harness.serve.answers import Json
 from harness.serve.caller import Caller
@@ -40,6 +41,8 @@ EXAMPLE = (
 )
 BUSY = ("queue_full", "overloaded")
 """Codes of errors that end as soon as other requests of the batch have."""
+START_TRIES = 30
+"""How often the system may refuse to start a process for a request, a second apart."""
 AHEAD = 2
 """Requests under way for each that is computed, so that no slot waits for the host."""
 
@@ -154,7 +157,8 @@ class Batch:
 
     def answer(self, request: BatchRequest) -> BatchAnswer | None:
         """The answer to a request; None if the batch was ended meanwhile. Raises EngineStopped if
-        the engine, or the server's disk, answers no request."""
+        the engine, or the server's disk, answers no request, and what the system refuses."""
+        refused = 0
         while True:
             try:
                 return _answered(request, self._computed(request))
@@ -166,6 +170,10 @@ class Batch:
             if refusal is None:
                 log_fault(f"{request.custom_id} failed", error)
                 refusal = internal_error()
+            if isinstance(error, TemplateUnavailable | GrammarsUnavailable):
+                refused += 1
+                if refused == START_TRIES:
+                    raise error
             if refusal.code not in BUSY:
                 break
             if self._stopped.wait(refusal.retry_after):

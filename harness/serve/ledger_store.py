@@ -49,8 +49,8 @@ OF_TENANT = (
 class LedgerStore(Database):
     """The ledger's file. Threads and processes may share it."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens or creates ``path``. Raises ConfigError if it cannot be used."""
+    def __init__(self, path: Path | None) -> None:
+        """Opens or creates ``path``; None is memory. Raises ConfigError if it cannot be used."""
         columns = ", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in NAMES)
         # ``usage`` is of older servers, which knew tenants by id alone.
         tables = (

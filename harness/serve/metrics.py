@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
@@ -28,6 +28,9 @@ from reference.engine import Engine, EngineStatistics
 from reference.memory.disk.statistics import DiskStatistics
 from reference.sched.tenants import Usage
 
+if TYPE_CHECKING:
+    from harness.serve.model import ServedModel
+
 Source = TypeVar("Source")
 NAMESPACE = "zinc_rt:"
 SECONDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -41,17 +44,13 @@ CLASSES = {qos: qos.value for qos in QosClass}
 """The classes' names, which the library looks for by two calls."""
 
 
-MemoryBytes = Callable[[], Mapping[str, int]]
-"""Returns the bytes of a model's memory by part, as ``ServedModel.memory``."""
-
-
 class Metrics:
     """The metrics of one server."""
 
-    def __init__(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self._registry = CollectorRegistry(auto_describe=False)
         self._engine = _EngineGauges()
-        self._engine.follow(model, driver, memory)
+        self._engine.follow(model)
         self._registry.register(self._engine)
         self._prompt = self._counter("prompt_tokens", "Prompt tokens of ended requests.", WHO)
         self._generated = self._counter(
@@ -69,12 +68,12 @@ class Metrics:
         self._whole = self._histogram("e2e_request_latency_seconds", "Arrival to last token.")
         self._step = self._histogram("engine_step_seconds", "What a step took.", STEP_SECONDS)
         self._tokens = self._histogram("iteration_tokens_total", "Tokens of a step.", STEP_TOKENS)
-        driver.listen(self)
+        model.driver.listen(self)
 
-    def follow(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
+    def follow(self, model: ServedModel) -> None:
         """Add the gauges and counters of a loaded model."""
-        self._engine.follow(model, driver, memory)
-        driver.listen(self)
+        self._engine.follow(model)
+        model.driver.listen(self)
 
     def leave(self, driver: SharedDriver) -> None:
         """Remove the gauges and counters of an unloaded model."""
@@ -250,23 +249,23 @@ class _EngineGauges(Collector):
     """Gauges of the engines, from the latest statistics of their drivers."""
 
     def __init__(self) -> None:
-        self._models: tuple[tuple[str, SharedDriver, MemoryBytes], ...] = ()
+        self._models: tuple[ServedModel, ...] = ()
         self._usages = _Usages()
 
-    def follow(self, model: str, driver: SharedDriver, memory: MemoryBytes) -> None:
-        """Add the gauges of one more driver."""
-        self._models = (*self._models, (model, driver, memory))
+    def follow(self, model: ServedModel) -> None:
+        """Add the gauges of one more model."""
+        self._models = (*self._models, model)
 
     def leave(self, driver: SharedDriver) -> None:
         """Remove the gauges of a driver."""
-        self._models = tuple(one for one in self._models if one[1] is not driver)
+        self._models = tuple(one for one in self._models if one.driver is not driver)
 
     def collect(self) -> Iterable[Metric]:
-        now = [(model, driver.statistics) for model, driver, _ in self._models]
-        states = [(model, one.memory_state) for model, one, _ in self._models]
+        now = [(model.name, model.driver.statistics) for model in self._models]
+        states = [(model.name, model.driver.memory_state) for model in self._models]
         memories = [(model, state) for model, state in states if state is not None]
         disks = [(model, here.disk) for model, here in now if here.disk is not None]
-        drivers = [(model, driver) for model, driver, _ in self._models]
+        drivers = [(model.name, model.driver) for model in self._models]
         yield from _families(GaugeMetricFamily, DRIVER_GAUGES, drivers)
         yield from _families(GaugeMetricFamily, GAUGES, now)
         pages = GaugeMetricFamily(
@@ -279,13 +278,19 @@ class _EngineGauges(Collector):
         yield pages
         taken = GaugeMetricFamily(
             NAMESPACE + "memory_bytes",
-            "What a model takes in memory by part, and its budget.",
+            "What a model takes in memory of each of its devices by part, and its budget.",
             labels=(*OF_MODEL, "part"),
         )
-        for model, _, memory in self._models:
-            for part, nbytes in memory().items():
-                taken.add_metric((model, part.removesuffix("_bytes")), nbytes)
-        yield taken
+        where = GaugeMetricFamily(
+            NAMESPACE + "model_device",
+            "1 for the tier of a model and its device, or all its devices.",
+            labels=(*OF_MODEL, "tier", "device"),
+        )
+        for one in self._models:
+            for part, nbytes in one.memory().items():
+                taken.add_metric((one.name, part.removesuffix("_bytes")), nbytes)
+            where.add_metric((one.name, one.tier, one.device), 1)
+        yield from (taken, where)
         yield from _families(CounterMetricFamily, COUNTERS, now)
         yield from _families(GaugeMetricFamily, MEMORY_GAUGES, memories)
         yield from _families(CounterMetricFamily, MEMORY_COUNTERS, memories)
@@ -298,7 +303,7 @@ class _EngineGauges(Collector):
             part: GaugeMetricFamily(f"{NAMESPACE}tenant_{part}", text, labels=WHO)
             for part, text in TENANT_GAUGES.items()
         }
-        for tenant, usage in self._usages.latest(self._models[0][1]):
+        for tenant, usage in self._usages.latest(self._models[0].driver):
             for part, family in families.items():
                 family.add_metric((tenant.name, tenant.qos.value), getattr(usage, part))
         return families.values()

@@ -107,7 +107,7 @@ class ServerModels:
         except BaseException:
             owned.close()
             raise
-        service = Service(model, accounts, ledger, Metrics(model.name, model.driver, model.memory))
+        service = Service(model, accounts, ledger, Metrics(model))
         service.receipts = receipts
         self._active = _LeasedModel(service, owned)
         self._in_memory = [self._active]
@@ -321,7 +321,7 @@ class ServerModels:
             raise
         # Tenants may have changed while the engine was loaded.
         self.accounts.send_to(self.change_tenants)
-        loaded.service.metrics.follow(model.name, model.driver, model.memory)
+        loaded.service.metrics.follow(model)
         refreeze_heap()
         return loaded
 

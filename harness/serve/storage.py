@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from contract.context_manager import ContextManager
 from contract.errors import ConfigError, ZincError, system_words
@@ -36,6 +37,26 @@ class StorageProblem(ZincError):
     def __init__(self, problem: str, full: bool) -> None:
         self.full = full
         super().__init__(problem)
+
+
+class _Connection(sqlite3.Connection):
+    """A connection that waits while another process restores the file, whose last user was killed:
+    nobody can read it meanwhile."""
+
+    def execute(self, *given: Any) -> sqlite3.Cursor:
+        late = time.monotonic() + BUSY_SECONDS
+        while True:
+            try:
+                return super().execute(*given)
+            except sqlite3.OperationalError as error:
+                restored = error.sqlite_errorcode == sqlite3.SQLITE_BUSY_RECOVERY
+                if not restored or time.monotonic() >= late:
+                    raise
+
+
+def _is_busy(error: sqlite3.Error) -> bool:
+    """Whether another process uses the file, for whatever it does."""
+    return error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 class Database(ContextManager):
@@ -85,7 +106,11 @@ class Database(ContextManager):
 
     def _connected(self, name: Path | str, locking: str = "NORMAL") -> sqlite3.Connection:
         file = sqlite3.connect(
-            name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False
+            name,
+            timeout=BUSY_SECONDS,
+            isolation_level=None,
+            check_same_thread=False,
+            factory=_Connection,
         )
         try:
             file.execute(f"PRAGMA locking_mode={locking}")
@@ -147,7 +172,7 @@ class Database(ContextManager):
                 self._file.execute("BEGIN IMMEDIATE")
                 break
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() >= late:
+                if not _is_busy(error) or time.monotonic() >= late:
                     raise
             self._lock.release()
             time.sleep(BUSY_MILLISECONDS / 1000)
@@ -206,7 +231,7 @@ class Database(ContextManager):
                 self._file.execute(*changes[0])
                 return
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY:
+                if not _is_busy(error):
                     raise
         with self._transaction():
             for text, values in changes:

@@ -10,10 +10,11 @@ import msgspec
 
 from contract.errors import ConfigError
 from contract.types import LOCAL_TENANT, MAX_INT32, Tenant
+from harness.progress import SILENT, Progress
 from harness.sampling_defaults import SamplingDefaults, sampling_defaults
 from harness.serve.caller import Caller
 from harness.serve.model import CONTEXT, WINDOW, ServedModel
-from harness.serve.receipts.verify import uncounted_service
+from harness.serve.receipts.verify import shown_steps, uncounted_service
 from harness.serve.routes import ROUTES
 from harness.serve.service import Answered, FailedWhileRunning, Service
 from harness.serve.strict_json import loads
@@ -39,11 +40,13 @@ NO_DEFAULTS = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "max_
 """OpenAI's sampling: no filter and no limit."""
 
 
-def first_difference(model: ServedModel, request: Json, response: Json) -> str | None:
+def first_difference(
+    model: ServedModel, request: Json, response: Json, progress: Progress = SILENT
+) -> str | None:
     """The first difference between ``response``, a whole answer of a server, and the answer of
-    ``model`` to ``request``; None if they are equal. The seed comes from the request or the
-    response. Raises ConfigError for a response that cannot be verified, and ApiError for a refused
-    request."""
+    ``model`` to ``request``; None if they are equal. ``progress`` counts computed tokens. The seed
+    comes from the request or the response. Raises ConfigError for a response that cannot be
+    verified, and ApiError for a refused request."""
     try:
         scales = model.adapters.found(_extra(response).get("lora") or ())
     except KeyError as missing:
@@ -69,7 +72,7 @@ def first_difference(model: ServedModel, request: Json, response: Json) -> str |
         model = replace(model, penalty_window=window)
     tenant = LOCAL_TENANT if not context else replace(LOCAL_TENANT, max_context=context)
     model.driver.call(Engine.replace_tenants, [tenant])
-    now = _comparable(_answer(model, fields, response, tenant))
+    now = _comparable(_answer(model, fields, response, tenant, progress))
     for name in now:
         if name == "usage" and tells_no_usage(response):
             continue
@@ -150,8 +153,10 @@ def _without_empty(choice: object) -> object:
     return choice
 
 
-def _answer(model: ServedModel, fields: Json, response: Json, tenant: Tenant) -> Json:
-    with uncounted_service(model) as service:
+def _answer(
+    model: ServedModel, fields: Json, response: Json, tenant: Tenant, progress: Progress
+) -> Json:
+    with uncounted_service(model) as service, shown_steps(model.driver, progress):
         try:
             answered = _ask(service, fields, response, tenant)
         except FailedWhileRunning as failed:

@@ -67,6 +67,11 @@ class Record:
     payload: memoryview
     offset: int
 
+    @property
+    def nbytes(self) -> int:
+        """Its bytes in the file."""
+        return int(FRAME.itemsize) + len(self.payload)
+
 
 class TraceWriter:
     """Appends records to a new file. A context manager; ``close`` marks the trace as complete.
@@ -152,7 +157,7 @@ class TraceWriter:
 class TraceReader(ContextManager):
     """An open trace file: its ``header``, and its records in order. A context manager.
 
-    ``whole`` becomes True when the closing record was read."""
+    ``nbytes`` is the size of the file. ``whole`` becomes True when the closing record was read."""
 
     def __init__(self, path: Path) -> None:
         """Raises TraceError when the file is not a trace of a version this build reads."""
@@ -160,7 +165,7 @@ class TraceReader(ContextManager):
         self.whole = False
         with system_errors_as(f"{path}: cannot be read", TraceError):
             self._file: BinaryIO = path.open("rb")
-        self._size = os.fstat(self._file.fileno()).st_size
+        self.nbytes = os.fstat(self._file.fileno()).st_size
         try:
             self.header = self._read_header()
         except BaseException:
@@ -189,14 +194,14 @@ class TraceReader(ContextManager):
         """Yield every whole record; an incomplete last record ends them. Raises TraceError, naming
         the offset, for bytes that changed since they were written."""
         offset = self._file.tell()
-        while offset + FRAME.itemsize <= self._size and not self.whole:
+        while offset + FRAME.itemsize <= self.nbytes and not self.whole:
             data = self._file.read(FRAME.itemsize)
             frame = np.frombuffer(data, FRAME)[0]
             kind, nbytes = int(frame["kind"]), int(frame["nbytes"])
             after = offset + FRAME.itemsize + nbytes
             if frame["crc"] != _frame_crc(data) or nbytes > RECORD_BYTES_MAX or kind not in KINDS:
                 raise self._damaged(offset)
-            if after > self._size:
+            if after > self.nbytes:
                 return
             payload = self._file.read(nbytes)
             if zlib.crc32(payload) != frame["payload_crc"]:
@@ -204,7 +209,7 @@ class TraceReader(ContextManager):
             self.whole = kind == RecordKind.END
             yield Record(RecordKind(kind), memoryview(payload), offset)
             offset = after
-        if self.whole and offset != self._size:
+        if self.whole and offset != self.nbytes:
             raise TraceError(f"{self.path}: bytes follow the end at byte {offset}; {REMEDY}")
 
     def _damaged(self, offset: int) -> TraceError:

@@ -17,6 +17,7 @@ from contract.ir.scratch import buffer_bytes
 from contract.records import QUERY_TOKEN
 from contract.shape_key import ShapeKey
 from contract.tier import Buffer, Fence, PacketBatch, Tier
+from harness.progress import SILENT, Progress
 from harness.trace import records
 from harness.trace.framing import Record, RecordKind, TraceError, TraceReader
 from reference.model.open import Model
@@ -86,23 +87,28 @@ class _ReplayedSubmission:
     step: str
 
 
-def play(reader: TraceReader, open_it: ModelOpener, tier: Tier) -> Replayed:
-    """Replay the trace up to the first difference.
+def play(
+    reader: TraceReader, open_it: ModelOpener, tier: Tier, progress: Progress = SILENT
+) -> Replayed:
+    """Replay the trace up to the first difference; ``progress`` counts its bytes.
 
     ``open_it`` opens the models of the trace; they must stay open until the tier is closed. Raises
     TraceError for a trace that is damaged or of another model or arithmetic, and what the tier
     raises. The tier stays open, and everything made on it is freed."""
     records.check_header(reader)
     player = _Player(open_it, tier)
+    progress.start("replaying", reader.nbytes, "B")
     try:
         for record in reader.records():
             player.play(record)
+            progress.advance(record.nbytes)
             if player.difference is not None:
                 break
         player.settle()
         missing = player.missing if reader.whole else "its end is missing"
         return Replayed(player.submissions, player.compared, player.difference, missing)
     finally:
+        progress.close()
         player.close()
 
 

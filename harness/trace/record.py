@@ -121,6 +121,13 @@ class TracedTier(ContextManager):
         return self._writer.problem
 
     @property
+    def _written_tier(self) -> Tier:
+        """The tier, whose methods may hang or end the process: all that was recorded is in the file
+        before."""
+        self._writer.flush()
+        return self._tier
+
+    @property
     def info(self) -> TierInfo:
         """As the traced tier does."""
         return self._tier.info
@@ -149,30 +156,30 @@ class TracedTier(ContextManager):
 
     def reserve(self, graph: Graph, largest: ShapeKey) -> None:
         """Record the call and make it."""
-        self._tier.reserve(graph, largest)
+        self._written_tier.reserve(graph, largest)
         self._writer.write(RecordKind.RESERVE, records.Reserve(self._graph(graph), largest).pack())
 
     def alloc(self, decl: BufferDecl, nbytes: int) -> Buffer:
         """Record the call and make it."""
         made = records.MadeBuffer(decl, nbytes, uploaded=False, model=self._model)
-        return self._note(self._tier.alloc(decl, nbytes), made)
+        return self._note(self._written_tier.alloc(decl, nbytes), made)
 
     def upload(self, decl: BufferDecl, data: Bytes) -> Buffer:
         """Record the call without the data, which the model has, and make it."""
         constant = decl.kind is BufferKind.CONSTANT
         known = records.digest(data, decl.dtype).hex() if constant else ""
         made = records.MadeBuffer(decl, data.nbytes, uploaded=True, model=self._model, digest=known)
-        return self._note(self._tier.upload(decl, data), made)
+        return self._note(self._written_tier.upload(decl, data), made)
 
     def free(self, buffer: Buffer) -> None:
         """Record the call and make it."""
         number, *_ = self._buffers.pop(id(buffer))
-        self._tier.free(buffer)
+        self._written_tier.free(buffer)
         self._writer.write(RecordKind.FREE, number.to_bytes(8, "little"))
 
     def read(self, buffer: Buffer, offset: int, nbytes: int) -> Bytes:
         """Make the call and record a digest of its result."""
-        data = self._tier.read(buffer, offset, nbytes)
+        data = self._written_tier.read(buffer, offset, nbytes)
         number, _, dtype = self._buffers[id(buffer)]
         access = records.Access(number, offset, nbytes, records.digest(data, dtype))
         self._writer.write(RecordKind.READ, *access.pack())
@@ -180,7 +187,7 @@ class TracedTier(ContextManager):
 
     def write(self, buffer: Buffer, offset: int, data: Bytes) -> None:
         """Record the call with its data and make it."""
-        self._tier.write(buffer, offset, data)
+        self._written_tier.write(buffer, offset, data)
         access = records.Access(self._number(buffer), offset, data.nbytes, data.tobytes())
         self._writer.write(RecordKind.WRITE, *access.pack())
 
@@ -192,7 +199,7 @@ class TracedTier(ContextManager):
         decls = graph.of_kind(BufferKind.OUTPUT)
         if len(decls) > records.OUTPUTS_MAX:
             raise ValueError(f"graph {graph.name} has more than {records.OUTPUTS_MAX} outputs")
-        batch: PacketBatch = self._tier.lower(graph, buffers, bucket, inputs)
+        batch: PacketBatch = self._written_tier.lower(graph, buffers, bucket, inputs)
         number = self._graph(graph)
         bound = {name: self._number(buffer) for name, buffer in buffers.items()}
         self._writer.write(
@@ -235,13 +242,13 @@ class TracedTier(ContextManager):
 
     def wait(self, fence: TracedFence, timeout: float | None = None) -> None:
         """Wait, and record digests of the outputs of this submission and of those before it."""
-        self._tier.wait(fence.inner, timeout)
+        self._written_tier.wait(fence.inner, timeout)
         if not any(entry.fence is fence for entry in self._in_flight):
             return
         last = None
         while last is not fence:
             last = self._settle()
-        self._writer.flush()
+            self._writer.flush()
 
     def _settle(self) -> TracedFence:
         """Wait for the oldest submission and record its outputs; nothing if it failed."""
@@ -258,10 +265,16 @@ class TracedTier(ContextManager):
     def close(self) -> None:
         """Close the tier, then the trace, which holds the result of every submission."""
         while self._in_flight:
+            self._flush_what_can_be()
             with suppress(ZincError):
                 self._settle()
+        self._flush_what_can_be()
         self._tier.close()
         self._writer.close()
+
+    def _flush_what_can_be(self) -> None:
+        with suppress(ZincError):  # Closing the file says it again.
+            self._writer.flush()
 
     def _graph(self, graph: Graph) -> int:
         """The number of a graph, recorded when it is new."""

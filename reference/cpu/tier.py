@@ -5,7 +5,6 @@ where ``reference.cpu.kernels`` has a faster function with the same bits."""
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -29,6 +28,7 @@ from contract.ir.prune_rows import prune_rows
 from contract.ir.scratch import ScratchPlan, buffer_bytes, concrete_shape, plan_scratch
 from contract.memory_limits import within_limits
 from contract.ops import TABLE
+from contract.processors import processor_name
 from contract.shape_key import ShapeKey
 from contract.spec import Access
 from contract.tier import AbandonsSteps, DeviceTier, TierInfo, check_bucket, check_range
@@ -116,7 +116,7 @@ class CpuTier(ContextManager):
         """The identity of this machine."""
         return TierInfo(
             name="cpu",
-            device=platform.processor() or platform.machine(),
+            device=processor_name(),
             driver=f"numpy {np.__version__}",
             arithmetic=f"exact-{ARITHMETIC_VERSION}",
             opcodes=frozenset(DEFINITIONS),

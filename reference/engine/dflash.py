@@ -10,7 +10,7 @@ import numpy as np
 
 from contract.arithmetic import PAGE_TOKENS
 from contract.records import QUERY_TOKEN
-from reference.engine.draft_block import block_limits
+from reference.engine.block_limits import block_limits
 from reference.engine.drafter import DraftRequest, Tokens, are_frequent, sound_drafts
 from reference.engine.sequence import Sequence
 from reference.limits import Limits, with_drafts

@@ -14,6 +14,7 @@ import numpy as np
 from contract.arithmetic import PAGE_TOKENS
 from contract.lazy_dataclass import dataclass
 from contract.records import LAST_TOKEN, QUERY_TOKEN, RECENT_TOKEN
+from reference.draft_shifts import Verification
 from reference.engine.drafter import (
     ChainedDrafts,
     ChainedStep,
@@ -24,42 +25,12 @@ from reference.engine.drafter import (
 )
 from reference.engine.sequence import Sequence
 from reference.hidden_rows import HiddenRows, Indices
-from reference.limits import RING_STEPS, Limits, with_drafts
 from reference.runner import ModelRunner, StepInput
 from reference.sched.planner import Chunk
 from reference.sched.slots import SlotTable
 
-MIN_RING = 128
-"""Fewest positions of a slot whose hidden states stay on the device. A sequence without drafts is
-read by the block once per ring."""
 NO_STEP = 1 << 30
 """A position beyond those of any sequence."""
-
-
-def drafting_limits(limits: Limits, drafts: int) -> Limits:
-    """``limits`` with room for the hidden states of a block that drafts at most ``drafts`` tokens
-    of a sequence at a time. The block records recent tokens late, by at most the ring and the steps
-    in flight, so twice as many are kept."""
-    rows = 2 * (drafts + 1 + RING_STEPS)
-    ring = max(MIN_RING, 1 << (rows - 1).bit_length())
-    recent = max(limits.recent_tokens, 2 * ring)
-    return replace(with_drafts(limits, drafts), hidden_rows=ring, recent_tokens=recent)
-
-
-def block_limits(target: Limits) -> Limits:
-    """The limits of the block's runner for a model with the limits ``target``: the same pages,
-    slots, recent tokens and hidden states, and a row for every slot."""
-    return replace(
-        target,
-        step_rows=target.slots,
-        saved_states=0,
-        draft_tokens=0,
-        masks=0,
-        biases=0,
-        top_log_probabilities=0,
-        hidden_states=False,
-        scores=False,
-    )
 
 
 @dataclass(slots=True)
@@ -88,12 +59,13 @@ class _Part(NamedTuple):
 
 
 class _Ahead(NamedTuple):
-    """The first ``limit`` drafts after ``known`` tokens of a sequence, submitted before its latest
-    tokens were read."""
+    """The first ``limit`` drafts after ``known`` tokens of a sequence, or at most ``rejected``
+    fewer, submitted before its latest tokens were read."""
 
     own: _BlockState
     known: int
     limit: int
+    rejected: int
 
 
 class _Again(NamedTuple):
@@ -225,24 +197,32 @@ class DraftBlock:
             self._runner.submit(step.inputs)
         return [placeholders(one.limit) for one in bounded]
 
-    def begin_ahead(self, sequences: Items[DraftRequest], steps: int) -> None:
+    def begin_ahead(
+        self, sequences: Items[DraftRequest], steps: int, behind: Verification | None = None
+    ) -> None:
         """Submit the first ``steps`` steps of ``begin``, those that were not, right after the step
         that computes the last tokens of each sequence; those still on the device are placeholders.
-        If the tokens or the numbers of drafts turn out different, ``begin`` drafts again, and
-        nothing of these steps is read."""
+        They follow the tokens that ``behind`` accepts, if given. If the tokens or the numbers of
+        drafts turn out different, ``begin`` drafts again, and nothing of these steps is read."""
         bounded = [self._bounded(one) for one in sequences]
         active = [replace(one, limit=min(one.limit, steps)) for one in bounded]
         if not all(one.limit for one in active):
             return
         states = [self._followed[one.key] for one in active]
         filled = [own.filled for own in states]
+        if behind is not None and not self._fits(active):
+            return
         for step in self._steps(active, self._ahead_of(active), unread=True):
-            self._runner.submit(step.inputs)
+            inputs = step.inputs
+            if behind is not None:
+                inputs = replace(inputs, behind=behind.of(step.rows))
+            self._runner.submit(inputs)
         for own, before in zip(states, filled, strict=True):
             own.filled = before
+        rejected = [0] * len(active) if behind is None else [count for _, count in behind.drafts]
         self._ahead = {
-            one.key: _Ahead(own, len(one.tokens), one.limit)
-            for one, own in zip(active, states, strict=True)
+            one.key: _Ahead(own, len(one.tokens), one.limit, most)
+            for one, own, most in zip(active, states, rejected, strict=True)
         }
 
     def _ahead_of(self, active: list[DraftRequest]) -> int:
@@ -255,7 +235,8 @@ class DraftBlock:
             found = ahead.get(one.key)
             if found is None or found.own is not self._followed[one.key]:
                 return 0
-            if found[1:] != (len(one.tokens), min(one.limit, steps)):
+            fewer = found.known - len(one.tokens)
+            if not 0 <= fewer <= found.rejected or found.limit != min(one.limit, steps):
                 return 0
         return steps
 
@@ -270,6 +251,11 @@ class DraftBlock:
         own, known = self._followed[one.key], len(one.tokens)
         return _Part(own, min(own.filled, known - 1), known, one.tokens)
 
+    def _fits(self, active: list[DraftRequest]) -> bool:
+        """Whether the tokens that the block has not read are one step."""
+        tokens = _tokens_of([self._part(one) for one in active])
+        return tokens <= self._runner.limits.step_tokens
+
     def _steps(
         self, active: list[DraftRequest], ahead: int = 0, *, unread: bool = False
     ) -> Iterator[ChainedStep]:
@@ -282,6 +268,9 @@ class DraftBlock:
             parts = [self._part(one) for one in active]
         for part in parts if ahead else ():
             part.own.filled = part.stop
+        most = max((one.limit for one in active), default=0)
+        if ahead >= most:
+            return
         frequent = are_frequent(active, self._runner.frequent_tokens)
         if active and not ahead:
             ends = np.array([*accumulate(part.stop - part.first for part in parts)], np.int32) - 1
@@ -291,7 +280,7 @@ class DraftBlock:
             first = self._input(query, hidden, active, 0, ends)
             first = replace(first, unread=unread, frequent=frequent)
             yield ChainedStep(first, list(range(len(active))))
-        for number in range(max(1, ahead), max((one.limit for one in active), default=0)):
+        for number in range(max(1, ahead), most):
             indices = [n for n, one in enumerate(active) if one.limit > number]
             left = [active[n] for n in indices]
             inputs = self._next_step(left, number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reference.engine import dflash, draft_block
+from reference.engine import block_limits, dflash
 from reference.engine.dflash import DFlashDrafter
 from reference.engine.draft_block import DraftBlock
 from reference.limits import Limits
@@ -16,14 +16,14 @@ def drafting_limits(limits: Limits, drafts: int, head: DraftHead | None) -> Limi
     a sequence."""
     if isinstance(head, DFlashHead):
         return dflash.drafting_limits(limits, drafts, head)
-    return draft_block.drafting_limits(limits, drafts)
+    return block_limits.drafting_limits(limits, drafts)
 
 
 def drafter_limits(target: Limits, head: DraftHead | None) -> Limits:
     """The limits of the drafter's runner for a model with the limits ``target``."""
     if isinstance(head, DFlashHead):
         return dflash.head_limits(target)
-    return draft_block.block_limits(target)
+    return block_limits.block_limits(target)
 
 
 def drafter_of(runner: ModelRunner) -> DraftBlock | DFlashDrafter:

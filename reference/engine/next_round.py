@@ -6,21 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from collections.abc import Sequence as Items
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
-from contract.tier import TierInfo
+from contract.draft_shift import ShiftsInputs
+from contract.records import EVENT_NUMBERS
+from contract.tier import Tier, TierInfo
+from reference.draft_shifts import Verification
 from reference.engine.draft_block import DraftBlock, placeholders
 from reference.engine.drafter import DraftRequest, Tokens
 from reference.engine.sequence import Sequence
-from reference.runner import StepOutput
+from reference.runner import StepOutput, Submission
+
+ALL = 1 << 30
+"""More steps than any draft has."""
 
 
-def draft_steps_ahead(info: TierInfo) -> int:
+def draft_steps_ahead(tier: Tier) -> int:
     """The number of steps of a draft block that the device computes while the host reads which
-    drafts were accepted. It is 0 if the device computes in the host's memory."""
-    return 2 if info.asynchronous and not info.host_unified else 0
+    drafts were accepted: all if it knows itself, else the first ones as if all were. It is 0 if the
+    device computes in the host's memory."""
+    if isinstance(tier, ShiftsInputs):
+        return ALL
+    return 2 if tier.info.asynchronous and not tier.info.host_unified else 0
 
 
 def drafts_early(info: TierInfo) -> bool:
@@ -43,10 +53,12 @@ class NextRound:
     """Submits to ``block`` the drafts behind a step that verifies drafts of every sequence that
     runs. ``ends`` are the tokens that end one."""
 
-    def __init__(self, block: DraftBlock, info: TierInfo, ends: Collection[int]) -> None:
+    def __init__(self, block: DraftBlock, tier: Tier, ends: Collection[int]) -> None:
         self._block, self._ends = block, ends
-        self._steps_ahead, self._early = draft_steps_ahead(info), drafts_early(info)
+        self._steps_ahead, self._early = draft_steps_ahead(tier), drafts_early(tier.info)
         self._verified: list[_Verified] = []
+        if isinstance(tier, ShiftsInputs):
+            tier.prepare_shifts()
 
     @property
     def expected(self) -> bool:
@@ -57,19 +69,27 @@ class NextRound:
         """Continue behind a step in which a sequence has no drafts."""
         self._verified = []
 
-    def after_step(self, sequences: Items[Sequence], drafted: list[int], drafts: list[int]) -> None:
-        """Note the step that verifies ``drafted`` drafts of each sequence, behind which at most
-        ``drafts`` are drafted. The first steps of a single sequence's round are submitted at once,
-        as if all were accepted; of several that is seldom so."""
+    def after_step(
+        self, step: Submission, sequences: Items[Sequence], drafted: list[int], drafts: list[int]
+    ) -> None:
+        """Note the ``step`` that verifies ``drafted`` drafts of each sequence, behind which at most
+        ``drafts`` are drafted. Steps of the next round are submitted at once: all, behind those
+        that are accepted; or the first ones of a single sequence, as if all were, which of several
+        is seldom so."""
         verified = [
             _Verified(sequence, sequence.admission, *counts)
             for sequence, *counts in zip(sequences, drafted, drafts, strict=True)
         ]
+        behind_any = self._steps_ahead == ALL
         # Steps ahead add tokens to the recent ones that penalties must not see.
-        alone = verified[0].sequence if len(verified) == 1 else None
-        if alone is not None and self._steps_ahead and not alone.request.sampling.penalizes:
-            tokens = alone.tokens[: alone.known], placeholders(drafted[0] + 1)
-            self._begin(verified, [np.concatenate(tokens)], self._steps_ahead)
+        penalized = any(one.request.sampling.penalizes for one in sequences)
+        if self._steps_ahead and (behind_any or len(verified) == 1) and not penalized:
+            tokens = [
+                np.concatenate((one.tokens[: one.known], placeholders(count + 1)))
+                for one, count in zip(sequences, drafted, strict=True)
+            ]
+            behind = _verification(step, drafted) if behind_any else None
+            self._begin(verified, tokens, self._steps_ahead, behind)
         self._verified = verified if self._early else []
 
     def expect(self, sequence: Sequence, drafts: int) -> None:
@@ -107,9 +127,15 @@ class NextRound:
         most = max(one.drafts for one in verified)
         return known if self._begin(verified, tokens, most) else []
 
-    def _begin(self, verified: list[_Verified], tokens: list[Tokens], steps: int) -> bool:
-        """Submit at most ``steps`` steps of a round that begins with these ``tokens``; whether
-        there is room for drafts of each sequence."""
+    def _begin(
+        self,
+        verified: list[_Verified],
+        tokens: list[Tokens],
+        steps: int,
+        behind: Verification | None = None,
+    ) -> bool:
+        """Submit at most ``steps`` steps of a round that begins with these ``tokens``, or with
+        those of them that ``behind`` accepts; whether there is room for drafts of each sequence."""
         round_ = [
             DraftRequest(
                 one.sequence.order,
@@ -121,5 +147,13 @@ class NextRound:
         ]
         if any(one.limit <= 0 for one in round_):
             return False
-        self._block.begin_ahead(round_, steps)
+        self._block.begin_ahead(round_, steps, behind)
         return True
+
+
+def _verification(step: Submission, drafted: Items[int]) -> Verification:
+    """The step that verifies so many drafts of each sequence, which have a row each behind that of
+    the known token."""
+    begins = accumulate((count + 1 for count in drafted), initial=step.first_event)
+    drafts = [(begin % EVENT_NUMBERS, count) for begin, count in zip(begins, drafted, strict=False)]
+    return Verification(step.fence, step.ring, drafts)

@@ -285,7 +285,7 @@ class Pipeline:
         with self._waiting():
             submission = self._runner.submit(inputs)
         if self._speculative is not None:
-            self._speculative.after_step(sequences, chunks)
+            self._speculative.after_step(submission, sequences, chunks)
         return submission, token
 
     def _note_submitted(

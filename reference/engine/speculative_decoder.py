@@ -25,7 +25,7 @@ from reference.engine.options import EngineOptions
 from reference.engine.sequence import Sequence
 from reference.engine.slot_manager import SlotManager
 from reference.limits import Limits, mask_words
-from reference.runner import ModelRunner, StepOutput
+from reference.runner import ModelRunner, StepOutput, Submission
 from reference.sched.cost import StepCost
 from reference.sched.draft_history import DraftHistory
 from reference.sched.drafts import FIRST_DRAFTS, DraftPolicy
@@ -73,7 +73,7 @@ class SpeculativeDecoder:
         self._lost: tuple[Sequence, DraftHistory] | None = None
         self.next_round: NextRound | None = None
         if self._block is not None:
-            self.next_round = NextRound(self._block, runner.tier.info, self._ends)
+            self.next_round = NextRound(self._block, runner.tier, self._ends)
         self._policy = DraftPolicy(cost)
         self._histories: dict[int, DraftHistory] = {}
 
@@ -174,8 +174,8 @@ class SpeculativeDecoder:
         their number; None if no block or head reads that step as well."""
         return None if self._follower is None else self._follower.before_step(sequences, chunks)
 
-    def after_step(self, sequences: list[Sequence], chunks: list[Chunk]) -> None:
-        """Continue after a step over ``chunks`` was submitted."""
+    def after_step(self, step: Submission, sequences: list[Sequence], chunks: list[Chunk]) -> None:
+        """Continue after a ``step`` over ``chunks`` was submitted."""
         if self._waited:
             seconds = self._clock() - self._waited
             self._policy.note_no_drafts(len(self._slot_manager.running), seconds)
@@ -184,10 +184,12 @@ class SpeculativeDecoder:
             prompts = self._block.after_step(sequences, chunks)
             self._policy.note_prompt(len(self._slot_manager.running), prompts)
             self.next_round.interrupt()
-            self._note_next_round(sequences, self.next_round)
+            self._note_next_round(step, sequences, self.next_round)
         self._settled_counts.clear()
 
-    def _note_next_round(self, sequences: list[Sequence], next_round: NextRound) -> None:
+    def _note_next_round(
+        self, step: Submission, sequences: list[Sequence], next_round: NextRound
+    ) -> None:
         """Let the next round begin early behind a step with drafts of every sequence that runs."""
         running, draft = len(self._slot_manager.running), self._slot_manager.table.draft
         drafted = [draft[s.slot] if s.running and not s.masked else 0 for s in sequences]
@@ -195,7 +197,7 @@ class SpeculativeDecoder:
             return
         counts = [self._count_of(sequence) for sequence in sequences]
         if running == 1 or sum(counts) <= self._step_room(running):
-            next_round.after_step(sequences, drafted, counts)
+            next_round.after_step(step, sequences, drafted, counts)
 
     def after_result(
         self, sequences: list[Sequence], admissions: list[int], output: StepOutput

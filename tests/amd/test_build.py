@@ -87,6 +87,7 @@ def test_a_kernel_that_does_not_compile_is_named(monkeypatch):
         make_kernel(RMS_NORM)
 
 
+@pytest.mark.long
 def test_contraction_makes_other_numbers(open_amd, monkeypatch):
     """Negative control: a kernel compiled with fused products differs from the definition."""
     need_program(COMPILER)

@@ -34,3 +34,12 @@ def test_everything_else_says_what_to_set(zinc, words):
     assert refused.err.startswith("error: ")
     assert refused.err.count("\n") == 1
     assert "no home folder; set the environment variable HOME" in refused.err
+
+
+def test_a_home_that_is_no_folder_has_no_configuration(zinc, tiny_model, monkeypatch):
+    """Such as /dev/null, as accounts of services have it; a file that is named must be there."""
+    monkeypatch.setenv("HOME", "/dev/null")
+    done = zinc("logits", "--tokens", "1", "--model", tiny_model, "--tier", "cpu")
+    assert done.code == 0, done.err
+    named = zinc("logits", "--tokens", "1", "--config", "/dev/null/a.toml", "--model", tiny_model)
+    assert (named.code, "/dev/null/a.toml: no such" in named.err) == (2, True)

@@ -75,7 +75,7 @@ def test_what_an_option_refuses_is_named(zinc, tmp_path):
         (("bench", "--rates", "٥"), "--rates: "),
         (("bench", "--rate", "-1"), "--rate: is for --server"),
         (("bench", "--serve", "--clients", "3"), "--clients: is for --server"),
-        (("score", "--prompt", "a", "--force-tokens", "٥"), "force_tokens: "),
+        (("score", "--prompt", "a", "--force-tokens", "٥"), "--force-tokens: "),
     ):
         assert len(refused(zinc(*words), said)) < 600
     assert not path.exists()

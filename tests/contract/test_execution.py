@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from contract import execution
 from contract.dtypes import F32
 from contract.errors import ExecutionError
 from contract.execution import ExecutableGraph
@@ -116,6 +117,16 @@ class TestForms:
         assert graph.recorded == (ONE, TWO)
         assert tier.steps == 5
 
+    def test_batches_of_more_kinds_than_are_remembered(self, monkeypatch):
+        monkeypatch.setattr(execution, "MAX_CHOSEN", 1)
+        tier, out = Watched(), memory("out")
+        graph = executable(tier, "g", 2.0, out)
+        for values in (ROW, ROWS, ROW, ROWS):
+            floats(out)[:] = 0
+            fence = graph.replay(inputs_of(graph, *values), ["out"])
+            assert fence.outputs["out"].view(np.float32).tolist() == [2 * x for x in values]
+        assert tier.lowered == [ONE, TWO]
+
     @pytest.mark.parametrize("step", [ShapeKey(3, 0), ShapeKey(1, 1)])
     def test_a_step_larger_than_the_largest(self, step):
         tier = Watched()
@@ -136,13 +147,13 @@ class TestPorts:
     def test_binding_another_buffer_drops_what_was_recorded(self):
         b, c = memory("b"), memory("c")
         graph = executable(Watched(), "g", 2.0, b)
-        graph.record(ONE)
+        graph.replay(inputs_of(graph, 2, 2, 2, 2))
         graph.bind("out", b)
         assert graph.recorded == (ONE,)
         graph.bind("out", c)
         assert graph.recorded == ()
         graph.replay(inputs_of(graph, 1, 1, 1, 1))
-        assert (floats(b).sum(), floats(c).sum()) == (0, 8)
+        assert (floats(b).sum(), floats(c).sum()) == (16, 8)
 
     def test_graphs_are_wired_by_sharing_a_buffer(self):
         tier, shared, out = Watched(), memory("shared"), memory("out")

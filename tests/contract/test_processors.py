@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from contract.processors import processor_name, processor_quota, processors
+from reference.cpu.tier import CpuTier
+from tests.named_tiers import quick_tier
+from tests.paths import ROOT
+from tests.structure.source_tree import PRODUCT, python_files, relative
 
 
 def _group(tmp_path: Path, quotas: dict[str, str]) -> tuple[Path, Path]:
@@ -85,3 +89,12 @@ def test_without_groups_every_allowed_processor_counts(tmp_path):
 def test_the_processor_has_a_name():
     """As far as any has."""
     assert processor_name()
+
+
+def test_every_tier_on_the_processor_calls_it_by_that_name():
+    """And nothing else asks the system for one, which knows less."""
+    with CpuTier() as cpu, quick_tier() as native:
+        assert cpu.info.device == native.info.device == processor_name()
+    product = [path for path in python_files() if path.relative_to(ROOT).parts[0] in PRODUCT]
+    asking = [path for path in product if "platform.processor" in path.read_text(encoding="utf-8")]
+    assert [relative(path) for path in asking] == ["contract/processors.py"]

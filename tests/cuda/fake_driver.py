@@ -64,6 +64,7 @@ class FakeDriver:
         self.version = version
         self.attributes = {**ATTRIBUTES, **attributes}
         self.devices = 1
+        self.device_name = b"Fake device"
         self._thread = Thread()
         self.calls: list[str] = []
         self.launched: list[tuple[str, list[Any]]] = []
@@ -112,7 +113,7 @@ class FakeDriver:
         return SUCCESS, ordinal
 
     def cuDeviceGetName(self, length: int, device: int) -> tuple[Any, ...]:
-        return SUCCESS, b"Fake device\0"
+        return SUCCESS, self.device_name + b"\0"
 
     def cuDeviceTotalMem(self, device: int) -> tuple[Any, ...]:
         return SUCCESS, self.memory_bytes

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from accel.cuda.input_shift import NO_QUERY, THREADS, packed
 from accel.kernels.device_probe import RESULTS, Samples
 from accel.packets.ops import NUMBERS, TABLE
 from accel.packets.packet import INPUT_MEMORY, PACKET, SCRATCH_MEMORY
+from contract.draft_shift import SequenceShift, shift_inputs
+from contract.records import OUTPUT_EVENT
 from tests.cuda.fake_context import CUresult, floats, words
 
+SHIFTS_BYTES = packed([]).nbytes
 OFFSET_MASK = (1 << 56) - 1
 PLAIN = (8, 8, PACKET.itemsize)
 """Sizes of the arguments of a plain kernel, in bytes."""
@@ -78,12 +82,23 @@ def _find_broken(driver: Any, stored: int, found: int, *numbers: int) -> None:
             words(found, 1)[0] = 1
 
 
+def _shift_inputs(driver: Any, inputs: int, ring: int, events: int, *given: int) -> None:
+    count, argument = given
+    own = np.frombuffer(argument.to_bytes(SHIFTS_BYTES, "little"), np.uint32).reshape(THREADS, -1)
+    rows = own[:count].tolist()
+    sequences = [SequenceShift(*row[:4], None if row[4] == NO_QUERY else row[4]) for row in rows]
+    nbytes = 4 + 4 * max(word for one in sequences for word in one[2:] if word is not None)
+    block = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(inputs))
+    shift_inputs(block, words(ring, events * OUTPUT_EVENT.itemsize // 4).view(np.uint8), sequences)
+
+
 KERNELS: dict[str, tuple[tuple[int, ...], Callable[..., None]]] = {
     "launch_self_test": (PLAIN, _self_test),
     "launch_add": (PLAIN, add),
     "launch_scale": (PLAIN, scale),
     "launch_arrange": (PLAIN, lambda driver, *arguments: None),
     "find_broken": ((8, 8, 4, 4, 4, 4, 4, 4), _find_broken),
+    "shift_inputs": ((8, 8, 4, 4, SHIFTS_BYTES), _shift_inputs),
     "arrange_units": ((8, 8, 4, 4, 4, 4), lambda driver, *arguments: None),
 }
 """Sizes of a kernel's arguments, and what it does."""

@@ -1,5 +1,5 @@
 """Several devices as one tier, on the double of the driver: real kernels block by block, one device
-far ahead of the other, devices that are lost, and what is said where they cannot be one tier."""
+far ahead of the other, and devices that are lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from accel.cuda.device import device_lines
 from accel.cuda.multi_device import MultiDeviceTier, ShardedBuffer, open_cuda
 from accel.cuda.program import Compiler
 from accel.cuda.runtime import Choices
@@ -18,17 +17,14 @@ from accel.cuda.tier import CudaTier
 from accel.packets.rules import ROW_PARTS, lower_graph
 from accel.packets.shares import Share, divided_weights, share_step
 from accel.packets.step import Tensor
-from contract.dtypes import F32, I12, Q8_0
-from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
+from contract.dtypes import F32, I12
+from contract.errors import DeviceLost, OutOfMemory
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
 from contract.tier import Tier
-from harness.cli import findings, inspect_command
-from harness.cli.model_facts import RequestedSizes, memory_facts
 from harness.synth.sizes import sized_spec
 from harness.synth.write import write_synthetic
-from harness.tiers import TierOptions
 from reference.cpu.tier import CpuTier
 from reference.limits import Limits
 from reference.model.open import Model, open_model
@@ -321,71 +317,3 @@ def test_memory_that_one_lacks_is_given_back_on_the_others() -> None:
         buffer: ShardedBuffer = tier.upload(decl, np.ones((4, 16), np.uint8))
         assert (tier.map(buffer) == 1).all()
         tier.free(buffer)
-
-
-def apart() -> FakeDevices:
-    driver = FakeDevices()
-    driver.apart.add((1, 0))
-    return driver
-
-
-def unequal() -> FakeDevices:
-    driver = FakeDevices()
-    driver.of_device["COMPUTE_CAPABILITY_MAJOR", 1] = 8
-    return driver
-
-
-@pytest.mark.parametrize(
-    ("driver", "device", "match"),
-    [
-        (FakeDevices(), "0,0", r"device Fake device \(0\) is named twice"),
-        (FakeDevices(), "fake,device", r"named twice; name devices by their numbers"),
-        (FakeDevices(), "0,5", "no CUDA device matches '5'; there is Fake device .0., Fake"),
-        (FakeDevices(), "0,", "a device has no name"),
-        (apart(), "0,1", r"Fake device \(1\) cannot reach the memory of Fake device \(0\)"),
-        (unequal(), "0,1", r"Fake device \(0\) is sm_90a and Fake device \(1\) sm_80"),
-    ],
-)
-def test_what_cannot_be_one_tier_is_said(driver: FakeDevices, device: str, match: str) -> None:
-    with pytest.raises(TierUnavailable, match=match):
-        opened(driver, device)
-    assert contexts(driver) == []
-
-
-def test_devices_are_listed() -> None:
-    """With their numbers, and which of them can be one tier."""
-    driver = FakeDevices(3)
-    driver.apart |= {(2, 0), (2, 1)}
-    driver.of_device["COMPUTE_CAPABILITY_MAJOR", 1] = 7
-    assert device_lines(driver) == (
-        "0 Fake device: sm_90a, 256 MiB; reaches 1, 2",
-        "1 Fake device: sm_70, 256 MiB; too old",
-        "2 Fake device: sm_90a, 256 MiB",
-    )
-
-
-def test_check_and_inspect_say_so(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether the devices open, and that figures are those of each."""
-
-    def open_tier(name: str, options: TierOptions) -> Tier:
-        tier: Tier = opened(FakeDevices(), options.device)
-        return tier
-
-    monkeypatch.setattr(findings, "open_tier", open_tier)
-    found = findings.tier_finding("cuda", "0,1")
-    assert (found.ok, found.detail) == (True, "cuda on Fake device (0) + Fake device (1)")
-    twice = findings.tier_finding("cuda", "1,1")
-    assert (twice.ok, twice.detail) == (False, "cuda: device Fake device (1) is named twice")
-    with opened(FakeDevices()) as tier:
-        requested = RequestedSizes(32, "i12", 16, 1 << 28, tier=tier)
-        facts = memory_facts(model_of("llama", folder), requested, 32)
-    assert facts["devices"] == 2
-    assert "on cuda, each of 2 devices" in inspect_command._memory(facts)
-
-
-def test_a_device_is_found_by_its_number() -> None:
-    driver = FakeDevices()
-    with opened(driver, "1") as tier:
-        assert [one.device for one in contexts(driver)] == [1]
-        weight = BufferDecl("w", BufferKind.WEIGHT, Q8_0, (16, 256), "w")
-        tier.free(tier.upload(weight, np.zeros((16, Q8_0.row_bytes(256)), np.uint8)))

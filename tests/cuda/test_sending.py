@@ -11,11 +11,10 @@ import numpy as np
 import pytest
 
 from accel.cuda import planning
-from accel.cuda.attention import divides_heads
 from accel.cuda.gathers import RESULTS
 from accel.cuda.runs import OPERANDS_OF_A_PACKET
 from accel.packets.rules import ROW_PARTS, lower_graph
-from accel.packets.shares import ALL_GATHER, ATTENTION_SHARE, Share, divided_weights, share_step
+from accel.packets.shares import ALL_GATHER, Share, divided_weights, share_step
 from contract.dtypes import I12
 from contract.records import QUERY_TOKEN, SAMPLING
 from contract.shape_key import ShapeKey
@@ -36,9 +35,13 @@ FAMILIES = {
     "mixture": test_experts.MODELS["shared"],
     "shared": {**MODELS["mixed"], "layers": 1, "heads": 4, "kv_heads": 2, "head_dim": 64},
     "broad": {**MODELS["mixed"], "hidden": 1280, "feed_forward": 1536},
+    "heads": {**MODELS["mixed"], "layers": 2, "heads": 8, "kv_heads": 2, "head_dim": 64},
     "deep": {**MODELS["mixed"], "feed_forward": 4096},
     "normed": {**MODELS["gemma3"], "hidden": 1280, "feed_forward": 1536},
 }
+
+
+OF_ATTENTION = {"attention_groups"}
 
 
 def model_of(name: str, folder: Path) -> Model:
@@ -60,6 +63,9 @@ def model_of(name: str, folder: Path) -> Model:
             marks=pytest.mark.long,
         ),
         ("shared", 70, "1,0", {"unit_groups", "unit_product", "attention_groups"}),
+        ("heads", 20, "0,1", {"unit_groups", "unit_product", "attention_tokens"}),
+        ("shared", 20, "1,0", {"unit_groups", "unit_product", "attention_tokens"}),
+        ("heads", 3, "1,0", {"unit_product", "attention_clusters"}),
         ("deep", 20, "0,1", {"unit_groups", "unit_fold", "unit_product"}),
         ("broad", 20, "0,1", {"unit_groups", "unit_product", "gated_pack"}),
         pytest.param(
@@ -77,7 +83,7 @@ def test_products_of_many_tokens_send(
     """By warp groups, whose blocks share rows where there are multiprocessors for it."""
     model = model_of(name, folder)
     driver = EmulatedDevices(folder, 3, MULTIPROCESSOR_COUNT=132)
-    limits = Limits(1, 96, 6, I12, step_tokens=tokens, step_rows=1)
+    limits = limits_of(tokens)
     query = np.zeros(tokens, QUERY_TOKEN)
     query["token"] = query["position"] = np.arange(tokens)
     row, pages = np.array([tokens - 1], np.int32), np.arange(6, dtype=np.int32)[None]
@@ -88,32 +94,36 @@ def test_products_of_many_tokens_send(
             found.append(runner.step(step).logits.tobytes())
     assert found[0] == found[1]
     launched = {name for name, _ in driver.launched}
-    assert launched & {*RESULTS, "gated_pack", "attention_groups"} == kernels
+    assert launched & {*RESULTS, *OF_ATTENTION, "gated_pack"} == kernels
     assert driver.sent
 
 
-@pytest.mark.parametrize(("count", "heads"), [(2, 2), (3, 4)])
-def test_heads_are_divided_where_they_divide_evenly(count: int, heads: int, folder: Path) -> None:
-    """Queries, their norms and rotations with them; keys and values are whole."""
-    limits = Limits(1, 96, 6, I12, step_tokens=70, step_rows=1)
-    graph = model_of("shared", folder).graph(limits)
+@pytest.mark.parametrize(("count", "heads", "kv_heads"), [(2, 2, 1), (3, 4, 2)])
+def test_heads_are_divided_where_they_divide_evenly(
+    count: int, heads: int, kv_heads: int, folder: Path
+) -> None:
+    """Of prompts, too: queries, keys, their norms and rotations, and the pages."""
+    limits = limits_of(70)
+    graph, share = model_of("shared", folder).graph(limits), Share(count - 1, count)
     step = lower_graph(graph, ShapeKey(70, 1), ROW_PARTS, "cuda")
-    shared = share_step(
-        step, Share(count - 1, count), (), lambda op: divides_heads(op, DEVICE)
-    ).step
-    found = [op for op in shared.ops if op.name == "flash_attn_batched"]
-    assert {op.max_sizes()["heads"] for op in found} == {heads}
-    assert all((op.device is ATTENTION_SHARE) == (count == 2) for op in found)
-    assert {op.max_sizes()["heads"] for op in shared.ops if op.name == "rope"} == {heads, 2}
+    divided = planning.divided_buffers(graph, [step], share)
+    ops = planning.planned_bucket(step, DEVICE, share=share, divided=divided).step.ops
+    found = [op.max_sizes() for op in ops if op.name == "flash_attn_batched"]
+    assert {(sizes["heads"], sizes["kv_heads"]) for sizes in found} == {(heads, kv_heads)}
+    assert {op.max_sizes()["heads"] for op in ops if op.name == "rope"} == {heads, kv_heads}
+
+
+def limits_of(tokens: int) -> Limits:
+    return Limits(1, 96, 6, I12, step_tokens=tokens, step_rows=1)
 
 
 def overlaps_of_sends(model: Model, tokens: int) -> list[tuple[str, str]]:
     """Pairs of a buffer that other devices may write already and of one that shares its memory and
     is in use on this device."""
-    graph = model.graph(Limits(1, 96, 6, I12, step_tokens=tokens, step_rows=1))
+    graph = model.graph(limits_of(tokens))
     step, share = lower_graph(graph, ShapeKey(tokens, 1), ROW_PARTS, "cuda"), Share(0, 2)
     device = replace(DEVICE, multiprocessors=132)
-    divided = divided_weights([step], share)
+    divided = planning.divided_buffers(graph, [step], share)
     bucket = planning.planned_bucket(step, device, share=share, divided=divided)
     lives: dict[str, tuple[int, int]] = {}
     for op, level in zip(bucket.step.ops, bucket.plan.levels, strict=True):
@@ -169,7 +179,7 @@ def test_few_tokens_of_a_mixture_divide_experts_alone(folder: Path) -> None:
     all products."""
     path = folder / "sending-mixture.gguf"
     write_synthetic(path, sized_spec("tiny", quant="q4_k_m", **MODELS["qwen3moe"]))
-    graph = open_model(path).graph(Limits(1, 96, 6, I12, step_tokens=32, step_rows=1))
+    graph = open_model(path).graph(limits_of(32))
     found = []
     for tokens in (1, 32):
         step = lower_graph(graph, ShapeKey(tokens, 1), ROW_PARTS, "cuda")

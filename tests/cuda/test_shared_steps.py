@@ -15,7 +15,15 @@ from accel.cuda import phases
 from accel.cuda.device import Device
 from accel.cuda.plan import PlannedLaunch
 from accel.cuda.step_choice import Block
-from accel.cuda.step_table import HEAD, HEAD_BYTES, PEER_DEVICES, PRODUCT_RECORD, PeerWorkspaces
+from accel.cuda.step_table import (
+    ATTENTION_KIND,
+    ATTENTION_RECORD,
+    HEAD,
+    HEAD_BYTES,
+    PEER_DEVICES,
+    PRODUCT_RECORD,
+    PeerWorkspaces,
+)
 from accel.packets.shares import Share
 from contract.dtypes import I4R, I12, DType
 from contract.ir.inputs import pack_inputs
@@ -35,7 +43,8 @@ from tests.cuda.test_persistent import FOUR_WARPS, MODELS, fill_evenly, recorded
 class SharedSteps:
     """``count`` devices that execute steps of ``recorded`` in the form of ``bucket`` together.
 
-    ``changed`` is what becomes of the table of device n; ``peers_of`` of its peers."""
+    ``changed`` is what becomes of the table of device n; ``own_heads`` whether it has pages of its
+    own heads."""
 
     recorded: RecordedModel
     bucket: ShapeKey
@@ -44,6 +53,7 @@ class SharedSteps:
     folder: Path
     count: int
     changed: Callable[[int, Bytes], Bytes] = lambda _, table: table
+    own_heads: bool = False
     members: list[PersistentSteps] = field(init=False)
     units: dict[str, Bytes] = field(default_factory=dict)
     calls: list[list[tuple[Bytes, Bytes]]] = field(default_factory=list)
@@ -55,13 +65,14 @@ class SharedSteps:
             PersistentSteps(
                 self.recorded, self.bucket, self.device, self.blocks, self.folder,
                 Share(n, self.count), self.units, changed=lambda table, n=n: self.changed(n, table),
+                own_heads=self.own_heads,
             )
             for n in range(self.count)
         ]  # fmt: skip
         self.before = {name: self.recorded.raw[name].copy() for name in self.members[0].states}
         for member in self.members:
             for name, state in self.before.items():
-                member.states[name][:] = state
+                member.states[name][:] = member.part_of(name, state)
 
     def launch_of(self, member: PersistentSteps) -> PlannedLaunch:
         """The only launch of a step that is shared."""
@@ -149,6 +160,29 @@ def test_devices_have_the_bits_of_one(count: int, steps: int, rows: int, folder:
     shared.compare()
 
 
+def long_context(
+    folder: Path,
+    count: int,
+    first: int,
+    dtype: DType,
+    *,
+    kv_heads: int = 2,
+    own_heads: bool = False,
+    changed: Callable[[int, Bytes], Bytes] = lambda _, table: table,
+) -> SharedSteps:
+    """Two steps of ``count`` devices behind a past of ``first`` positions."""
+    path = folder / f"{kv_heads}-heads.gguf"
+    sizes = {**MODELS["llama"], "kv_heads": kv_heads}
+    write_synthetic(path, sized_spec("tiny", quant="q8_0", **sizes))
+    limits = Limits(2, 192, 24, dtype, step_tokens=4, step_rows=4)
+    model = RecordedModel(open_model(path), limits, ONE)
+    fill_evenly(model)
+    shared = SharedSteps(model, ONE, DEVICE, FOUR_WARPS, folder, count, changed, own_heads)
+    for position in (first, first + 1):
+        shared.record(model.inputs([5], [position], [0]))
+    return shared
+
+
 @pytest.mark.parametrize(
     ("count", "first", "divided", "dtype"),
     [(2, 126, 127, I12), (3, 189, 0, I12), (2, 126, 127, I4R)],
@@ -165,16 +199,49 @@ def test_devices_divide_the_heads_of_a_long_context(
     """From the second step on, or by devices of which one has no heads; blocks share contexts, and
     pages are whole on every device."""
     monkeypatch.setattr(phases, "DIVIDED_FROM", divided)
-    path = folder / "pairs.gguf"
-    write_synthetic(path, sized_spec("tiny", quant="q8_0", **{**MODELS["llama"], "kv_heads": 2}))
-    limits = Limits(2, 192, 24, dtype, step_tokens=4, step_rows=4)
-    model = RecordedModel(open_model(path), limits, ONE)
-    fill_evenly(model)
-    shared = SharedSteps(model, ONE, DEVICE, FOUR_WARPS, folder, count)
-    for position in (first, first + 1):
-        shared.record(model.inputs([5], [position], [0]))
+    shared = long_context(folder, count, first, dtype)
     assert shared.run(seed=1)
     shared.compare()
+
+
+@pytest.mark.parametrize(
+    ("count", "kv_heads", "first", "dtype"),
+    [(2, 2, 1, I12), (2, 2, 189, I12), (3, 3, 126, I12), (2, 6, 126, I12), (2, 2, 126, I4R)],
+    ids=str,
+)
+def test_devices_have_pages_of_their_own_heads(
+    count: int, kv_heads: int, first: int, dtype: DType, folder: Path
+) -> None:
+    """Of short contexts and of those that blocks share; what is not a device's own it has not."""
+    shared = long_context(folder, count, first, dtype, kv_heads=kv_heads, own_heads=True)
+    assert shared.run(seed=1)
+    shared.compare()
+
+
+@pytest.mark.parametrize("field", ["k", "v", "kv"])
+def test_heads_of_another_device_are_noticed(field: str, folder: Path) -> None:
+    """The negative control: device 1 takes the first of two heads, or writes a page away."""
+
+    def changed(device: int, table: Bytes) -> Bytes:
+        if device == 1:
+            at = HEAD_BYTES + PRODUCT_RECORD.itemsize
+            record = table[at : at + ATTENTION_RECORD.itemsize].view(ATTENTION_RECORD)
+            assert record["kind"] == ATTENTION_KIND
+            assert record["own_heads"] == 1
+            record[field] -= 64 * 4 if field != "kv" else I12.row_bytes(64)
+        return table
+
+    shared = long_context(folder, 2, 1, I12, own_heads=True, changed=changed)
+    assert not shared.run(seed=1, turns=TURNS) or is_wrong(shared)
+
+
+def is_wrong(shared: SharedSteps) -> bool:
+    """Whether a device has other bits than the definitions."""
+    try:
+        shared.compare()
+    except AssertionError:
+        return True
+    return False
 
 
 def with_two_banks(device: int, table: Bytes) -> Bytes:
@@ -187,11 +254,7 @@ def is_noticed(folder: Path, seed: int) -> bool:
     """Whether a bank that is cleared too early changes a result, in the order of ``seed``."""
     shared = steps_of(folder, 2, 5, with_two_banks, rows=0)
     assert shared.run(seed=seed)
-    try:
-        shared.compare()
-    except AssertionError:
-        return True
-    return False
+    return is_wrong(shared)
 
 
 def test_a_bank_that_is_cleared_too_early_is_noticed(folder: Path) -> None:

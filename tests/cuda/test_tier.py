@@ -16,10 +16,12 @@ from accel.cuda.tier import CudaTier
 from accel.cuda.tuned import KernelLaunch, Replacement
 from accel.packets.packet import PACKET
 from accel.packets.step import Op
-from contract.dtypes import F32, Q8_0
+from contract.draft_shift import WORD_BYTES, DraftShift, SequenceShift
+from contract.dtypes import F32, I32, Q8_0
 from contract.errors import DeviceLost, OutOfMemory, TierUnavailable
 from contract.ir.graph import BufferDecl, BufferKind
 from contract.ir.inputs import input_layout
+from contract.records import OUTPUT_EVENT
 from contract.shape_key import ShapeKey
 from contract.tier import Fence
 from tests.cuda.conftest import OpenTier
@@ -150,6 +152,30 @@ def test_steps_that_nobody_waits_for_are_computed(
         for fence, _ in fences:
             tier.wait(fence)
     assert len(slots) <= 8
+
+
+def test_inputs_change_by_what_a_step_in_front_accepted(driver: FakeDriver, tier: CudaTier) -> None:
+    """On the device, once that step has ended; the host's own inputs do not."""
+    lowered = Lowered(tier)
+    ring = tier.alloc(BufferDecl("ring", BufferKind.OUTPUT, I32, (4, 8)), 4 * OUTPUT_EVENT.itemsize)
+    tier.prepare_shifts()
+    lowered.run()
+    values, x = values_of(3, 1), LAYOUT.offsets["x"] // WORD_BYTES
+    block = block_of(values)
+    driver.current.late = True
+    lowered.submit(block_of(values_of(3, 2)))
+    fence = tier.submit_shifted(
+        lowered.batch, block, None, DraftShift(ring, (SequenceShift(7, 3, x, x + 2, None),))
+    )
+    # What the step in front writes: neither has run so far.
+    events = words(ring.allocation.address, 32).view(OUTPUT_EVENT)
+    events["flags"] = [9, 9, 9, 1]
+    tier.wait(fence)
+    changed = values.copy()
+    changed.reshape(-1).view(np.int32)[[0, 2]] -= 2
+    y = floats(lowered.y.allocations[0].address, 3 * WIDTH)
+    assert np.array_equal(y.reshape(3, WIDTH), doubled(changed))
+    assert np.array_equal(block, block_of(values))
 
 
 def test_submitting_waits_for_nothing(driver: FakeDriver, tier: CudaTier) -> None:

@@ -13,7 +13,7 @@ from accel.cuda.expert_groups import FOUR_ROWS_TOKENS
 from accel.cuda.expert_prompts import SINGLE_WARP_TOKENS
 from accel.cuda.packed_tiles import UNITS
 from accel.cuda.plan import PlannedLaunch, plan_launches
-from accel.cuda.planning import planned_bucket
+from accel.cuda.planning import divided_buffers, planned_bucket
 from accel.cuda.program import OPTIONS, Compiler, Source, tuned_source
 from accel.cuda.step_choice import BLOCKS, StepChoice
 from accel.cuda.unpacked_pages import unpack_rotated
@@ -21,8 +21,11 @@ from accel.packets.rules import lower_graph
 from accel.packets.shares import Share
 from contract import dtypes
 from contract.errors import TierUnavailable
+from contract.ir.graph import BufferKind
+from contract.ir.scratch import buffer_bytes
 from contract.shape_key import ShapeKey
-from tests.cuda import test_delta_net, test_experts, test_selective_scan
+from reference.memory.row_copies import ONE_ROW, End, copying
+from tests.cuda import test_delta_net, test_experts, test_selective_scan, test_sending
 from tests.cuda.emulated_step import DEVICE, OLDER
 from tests.cuda.product_cases import layer, one_product, spans
 from tests.cuda.test_attention import PARTS, Heads, attention
@@ -70,7 +73,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
         (heads_and_attention(4, 1, 64, dtype=dtypes.I3R), (1, 9)),
     ]
     found = [tuned_source(UNITS.file, {"DTYPE": dtypes.Q4_K.ggml_id})]
-    found.append(tuned_source("find_broken.cu", {}))
+    found += [tuned_source(name, {}) for name in ("find_broken.cu", "shift_inputs.cu")]
     for graph, counts in graphs:
         for tokens in counts:
             key = ShapeKey(tokens, 0)
@@ -80,7 +83,7 @@ def sources(device: Device, folder: Path) -> list[Source]:
     step = lower_graph(sampling_graph(40), ShapeKey(0, 3), PARTS, "cuda")
     found += [launch.source for launch in plan_launches(step.ops, device).launches]
     found += [launch.source for launch in persistent_launches(device, folder)]
-    found += [launch.source for launch in gathers(device)]
+    found += [launch.source for launch in gathers(device, folder)]
     found += [launch.source for launch in experts_and_delta_nets(device, folder)]
     tuned = (source for source in found if source.name.endswith(".cu"))
     return list({unnumbered(source): source for source in tuned}.values())
@@ -92,11 +95,27 @@ def unnumbered(source: Source) -> Source:
     return replace(source, macros=tuple(macros))
 
 
-def gathers(device: Device) -> list[PlannedLaunch]:
-    """Of a layer divided among three devices."""
+def gathers(device: Device, folder: Path) -> list[PlannedLaunch]:
+    """Of a layer divided among three devices; of attention of a device's own heads, of some tokens
+    and of few, and of copies of its pages."""
     step = lower_graph(layer(1, dtypes.Q6_K).graph, ShapeKey(1, 0), PARTS, "cuda")
-    plan = planned_bucket(step, device, share=Share(1, 3)).plan
-    return [launch for launch in plan.launches if launch.gathers]
+    plans = [planned_bucket(step, device, share=Share(1, 3)).plan]
+    graph = test_sending.model_of("heads", folder).graph(test_sending.limits_of(20))
+    for tokens in (4, 20):
+        step = lower_graph(graph, ShapeKey(tokens, 1), PARTS, "cuda")
+        divided = divided_buffers(graph, [step], Share(1, 2))
+        plans.append(planned_bucket(step, device, share=Share(1, 2), divided=divided).plan)
+    pool = next(decl for decl in divided.values() if decl.kind is BufferKind.STATE)
+    width = buffer_bytes(pool, ONE_ROW) // int(pool.shape[0]) // dtypes.F32.block_bytes
+    ends: tuple[End, End] = (str, int(pool.shape[0])), (lambda name: "saved", 1)
+    step = lower_graph(copying("save", {pool.name: width}, *ends), ONE_ROW, PARTS, "cuda")
+    plans.append(planned_bucket(step, device, share=Share(1, 2), divided={pool.name: pool}).plan)
+    return [
+        launch
+        for plan in plans
+        for launch in plan.launches
+        if launch.gathers or launch.entry == "copy_heads"
+    ]
 
 
 def experts_and_delta_nets(device: Device, folder: Path) -> list[PlannedLaunch]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from accel.cuda.driver import open_driver
 from accel.cuda.launcher import Recording
 from accel.cuda.multi_device import MultiDeviceTier, open_cuda
 from accel.cuda.runtime import Choices
-from contract.dtypes import I12
+from contract.dtypes import F16, I3R, I4R, I12, DType
 from contract.errors import DeviceLost
 from contract.tier import Tier
 from contract.types import Request, SamplingParams
@@ -27,6 +27,7 @@ from reference.model.open import open_model
 from reference.runner import ModelRunner
 from tests.conftest import SyntheticModel
 from tests.cuda import test_experts_on_device as experts
+from tests.cuda import test_own_heads as own_heads
 from tests.cuda.test_persistent import MODELS
 from tests.cuda.test_persistent_on_device import LONG, model_of, one_token
 from tests.families_table import FAMILIES
@@ -58,6 +59,34 @@ def test_models_have_the_bits_of_the_cpu(name: str, folder: Path, open_tier: Ope
     expected = generate(model, CpuTier(), REQUESTS, I12)
     assert_same(expected, generate(model, open_tier("0,1"), REQUESTS, I12))
     assert_same(expected, generate(model, open_tier("1"), REQUESTS, I12))
+
+
+HEADS = {"heads": 8, "kv_heads": 2, "hidden": 256, "layers": 2}
+OWN_HEADS: Mapping[str, Mapping[str, Any]] = {
+    "packed": {**MODELS["mixed"], **HEADS},
+    "wide": {**MODELS["heads256"], **HEADS},
+    "windows": {**MODELS["gemma3"], **HEADS},
+    "biased": {**MODELS["llama"], **HEADS, "heads": 6},
+    "experts": {**MODELS["qwen3moe"], **HEADS},
+    "gates": {**MODELS["qwen35"], **HEADS},
+}
+
+
+@pytest.mark.parametrize("way", [{}, {"step": ""}], ids=str)
+@pytest.mark.parametrize("dtype", [I12, F16, I4R, I3R], ids=str)
+@pytest.mark.parametrize("name", OWN_HEADS)
+def test_own_heads_have_the_bits_of_the_cpu(
+    name: str, dtype: DType, way: dict[str, Any], folder: Path, open_tier: OpenTier
+) -> None:
+    """Every device has pages of its own KV heads, and what copies of pages save are those of one
+    device."""
+    path = folder / f"own-heads-{name}.gguf"
+    write_synthetic(path, sized_spec("tiny", quant="q4_k_m", **OWN_HEADS[name]))
+    model, tier = open_model(path), open_tier("0,1", **way)
+    assert_same(generate(model, CpuTier(), REQUESTS, dtype), generate(model, tier, REQUESTS, dtype))
+    assert own_heads.divided_among(tier, model, dtype) == {2}
+    expected = own_heads.outcomes(model, CpuTier(), dtype)
+    assert own_heads.outcomes(model, tier, dtype) == expected
 
 
 @pytest.mark.parametrize("quant", ["q4_k_m", "q8_0"])

@@ -92,7 +92,7 @@ def test_another_request_is_computed_as_if_alone(any_runner, number):
     expected = [tokens_of(engine_on(any_runner), request) for request in (stays, leaves)]
     engine = engine_on(any_runner)
     for lowered in any_runner._lowerings:
-        lowered._batches.clear()
+        lowered._forget()
     engine.submit(leaves)
     with said_within(any_runner, number, lambda: engine.will_cancel([leaves.id])):
         events = [event for _ in range(5) for event in engine.step()]

@@ -11,9 +11,11 @@ import pytest
 
 from contract.tier import Tier
 from contract.types import Request, SamplingParams, TokenEvent
+from reference import draft_shifts
 from reference.engine import next_round, pipeline
 from reference.engine.draft_block import DraftBlock
 from reference.engine.drafter import DraftRequest, SpeculationStatistics
+from reference.engine.next_round import ALL
 from reference.engine.output_processor import OutputProcessor
 from reference.engine.speculative_decoder import SpeculativeDecoder
 from reference.runner import ModelRunner, StepInput, Submission
@@ -36,7 +38,7 @@ from tests.named_tiers import quick_tier
 pytestmark = pytest.mark.usefixtures("unmeasured_steps")
 SyntheticModel = Callable[..., Path]
 STEPS = (1, 2, 5)
-WAYS = [*((steps, False) for steps in STEPS), (0, True), (2, True)]
+WAYS = [*((steps, False) for steps in STEPS), (0, True), (2, True), (ALL, False), (ALL, True)]
 """Steps ahead of the result in front, and whether drafts are submitted before its tokens are
 taken."""
 GREEDY = [
@@ -91,7 +93,7 @@ def set_steps(patch: pytest.MonkeyPatch, steps: int, early: bool = False) -> Non
     """Have every device compute so many steps ahead, and drafts before tokens are taken if
     ``early``."""
 
-    def chosen(info: object) -> int:
+    def chosen(tier: object) -> int:
         return steps
 
     def chosen_early(info: object) -> bool:
@@ -129,7 +131,8 @@ def test_drafts_ahead_are_those_that_follow(runners, monkeypatch, steps, early):
     counted = Counted(monkeypatch)
     assert alone(runner, block, GREEDY) == (expected, waiting)
     assert counted.used > 3
-    assert (counted.unused > 3) == (steps > 0)
+    # What follows the drafts that are accepted is used whatever these are.
+    assert (counted.unused > 3) == (0 < steps < ALL)
     assert waiting.accepted > 10
 
 
@@ -228,7 +231,7 @@ def test_no_event_is_lost_or_doubled(runners, monkeypatch, seed):
     assert interrupted_steps(runners[:2], monkeypatch, seed, requests, joining=0.04) > 3
 
 
-@pytest.mark.parametrize(("roomy", "seed"), [(c, n + 3) for c, n in SEEDS], indirect=["roomy"])
+@pytest.mark.parametrize(("roomy", "seed"), [(c, n + 8) for c, n in SEEDS], indirect=["roomy"])
 def test_no_event_of_several_sequences_is_lost_or_doubled(roomy, monkeypatch, seed):
     """The same where they begin together, so that most rounds are those of several."""
     counted = Counted(monkeypatch)
@@ -244,7 +247,7 @@ def interrupted_steps(
     runner, block = both
     random, submit = Random(seed), ModelRunner.submit
     expected = dict(item for one in alone(runner, None, requests)[0] for item in one.items())
-    set_steps(monkeypatch, random.choice((0, 1, 2)), early=True)
+    set_steps(monkeypatch, random.choice((0, 1, 2, ALL)), early=True)
     engine = engine_of(runner, block, steps_ahead=1, prefix_cache=seed % 2 == 0, chunk_tokens=20)
     interrupted = 0
 
@@ -304,6 +307,8 @@ def test_the_device_does_not_wait_for_the_host(synthetic_model, monkeypatch):
             (2, False): "VddrtdV",
             (0, True): "VrdddVt",
             (2, True): "VddrdVddt",
+            (ALL, False): "VdddrtV",
+            (ALL, True): "VdddrVdddt",
         }
         for way, pattern in patterns.items():
             set_steps(monkeypatch, *way)
@@ -347,10 +352,11 @@ def test_nothing_is_kept_of_a_cancelled_sequence(synthetic_model, monkeypatch):
         assert not engine._speculative._histories
 
 
-def test_a_penalty_sees_no_draft_ahead(runners, monkeypatch):
+@pytest.mark.parametrize("steps", [2, ALL])
+def test_a_penalty_sees_no_draft_ahead(runners, monkeypatch, steps):
     """Nothing is noted for a sequence whose penalties look at recent tokens."""
     runner, block, expected = runners
-    set_steps(monkeypatch, 2)
+    set_steps(monkeypatch, steps)
     counted = Counted(monkeypatch)
     answers, _ = alone(runner, block, [REQUESTS[2]])
     assert answers == [{2: expected[2]}]
@@ -373,3 +379,15 @@ def test_stale_drafts_are_caught(synthetic_model, monkeypatch):
         answers, counts = alone(runner, block, GREEDY)
         assert answers == expected
         assert counts != sound
+
+
+def test_drafts_behind_others_are_caught(synthetic_model, monkeypatch):
+    """The control: steps that follow all drafts, whatever is accepted, make fewer drafts right."""
+    path = drafting_model(synthetic_model, "qwen35")
+    set_steps(monkeypatch, ALL)
+    with quick_tier() as tier, drafting(path, tier) as (runner, block):
+        expected, sound = alone(runner, block, GREEDY)
+        monkeypatch.setattr(draft_shifts, "shift_inputs", lambda *_: None)
+        answers, counts = alone(runner, block, GREEDY)
+        assert answers == expected
+        assert counts.accepted < sound.accepted

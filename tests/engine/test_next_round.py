@@ -1,16 +1,19 @@
 """When the drafts of a next round are submitted before the tokens in front of them are taken."""
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from reference.draft_shifts import Verification
 from reference.engine.draft_block import DraftRequest
 from reference.engine.next_round import NextRound
+from reference.runner import Submission
 
 END = 7
-INFO: Any = SimpleNamespace(asynchronous=True, host_unified=True)
+TIER: Any = SimpleNamespace(info=SimpleNamespace(asynchronous=True, host_unified=True))
+STEP: Any = None
 Drafts = list[tuple[list[int], int]]
 
 
@@ -37,12 +40,13 @@ def of_two(
     meanwhile."""
     found: Drafts = []
 
-    def begin_ahead(sequences: list[DraftRequest], steps: int) -> None:
+    def begin_ahead(sequences: list[DraftRequest], steps: int, behind: object) -> None:
+        assert behind is None
         found.extend((one.tokens.tolist(), min(one.limit, steps)) for one in sequences)
 
     first, second = sequence(0), sequence(1, ignore_end)
-    rounds = NextRound(SimpleNamespace(begin_ahead=begin_ahead), INFO, [END])  # type: ignore[arg-type]
-    rounds.after_step([first, second], [2, 1], [2, 2])
+    rounds = NextRound(SimpleNamespace(begin_ahead=begin_ahead), TIER, [END])  # type: ignore[arg-type]
+    rounds.after_step(STEP, [first, second], [2, 1], [2, 2])
     rounds.expect(second, drafts)
     read = [first, changed.pop("read", second)]
     second.__dict__.update(changed)
@@ -79,3 +83,33 @@ GO_ON = [8, 0, 0, 3, 4]
 def test_nothing_follows_sequences_of_which_one_does_not_go_on(tokens, how):
     """It ended, lost its slot or its pause, is full, or another one was read."""
     assert of_two(tokens, **how) == ([], [])
+
+
+class Shifts(NamedTuple):
+    """A tier that changes inputs behind the step in front."""
+
+    info: Any = TIER.info
+
+    def prepare_shifts(self) -> None:
+        pass
+
+    def submit_shifted(self, *_: object) -> None:
+        raise AssertionError("the block is a double")
+
+
+@pytest.mark.parametrize("first", [0, (1 << 32) - 6, (1 << 32) - 1])
+def test_events_are_numbered_anew_behind_the_last_number(first):
+    """As those of a server that has run for days."""
+    found: list[Verification] = []
+
+    def begin_ahead(sequences: list[DraftRequest], steps: int, behind: Verification) -> None:
+        found.append(behind)
+
+    tier: Any = Shifts()
+    rounds = NextRound(SimpleNamespace(begin_ahead=begin_ahead), tier, [END])  # type: ignore[arg-type]
+    step = Submission(SimpleNamespace(), 9, first, SimpleNamespace())  # type: ignore[arg-type]
+    rounds.after_step(step, [sequence(n) for n in range(3)], [3, 1, 2], [2, 2, 2])
+    begins = [first, first + 4, first + 6]
+    assert [one.drafts for one in found] == [
+        [(begin % (1 << 32), drafts) for begin, drafts in zip(begins, [3, 1, 2], strict=True)]
+    ]

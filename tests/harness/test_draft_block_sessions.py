@@ -183,7 +183,7 @@ def test_the_benchmark_counts_equal_answers(model, monkeypatch):
     monkeypatch.setattr(drafts, "SEQUENCES", (1,))
     head = head_of(model)
     plan = DraftsPlan(model, ("native",), 1, decode_tokens=24, repeat=1, draft_model=head)
-    (result,) = run_drafts(plan, lambda line: None)["results"]
+    (result,) = run_drafts(plan)["results"]
     assert result["drafter"] == ("draft block" if head is None else head.name)
     assert result["equal"] == result["answers"] == 2
     assert result["tokens_a_step"] > 1
@@ -194,7 +194,7 @@ def test_the_benchmark_counts_equal_answers(model, monkeypatch):
         return take(self, part, tokens, replace(output, accepted=accepted))
 
     monkeypatch.setattr(OutputProcessor, "_take_drafted", accepting)
-    report = run_drafts(plan, lambda line: None)
+    report = run_drafts(plan)
     assert report["results"][0]["equal"] < 2
     assert "of 2 answers equal" in render_drafts(report)
 
@@ -207,7 +207,7 @@ def test_the_benchmark_measures_the_peer_too(synthetic_model):
 
     path = synthetic_model(architecture="qwen3", quant="q4_k_m")
     plan = DraftsPlan(path, ("llama.cpp",), 1, decode_tokens=16, repeat=1, draft=3)
-    report = run_drafts(plan, lambda line: None)
+    report = run_drafts(plan)
     # The binding leaves both open for good, of which the interpreter would complain at its end.
     for file in (llama_cpp._utils.outnull_file, llama_cpp._utils.errnull_file):
         atexit.register(file.close)

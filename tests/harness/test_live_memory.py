@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,7 +84,8 @@ def test_a_hosted_model_gives_memory_back(device, tmp_path, caplog):
         wait_until(lambda: memory.given_back == 0 and memory.changes >= 2)
         assert answer(take) == before
         wait_until(lambda: memory.given_back > 0)
-        metrics = Metrics("tiny", driver, dict)
+        measured: Any = SimpleNamespace(name="tiny", driver=driver, tier="", device="", memory=dict)
+        metrics = Metrics(measured)
 
         def told() -> bool:
             """Whether they say what is, which may change meanwhile."""

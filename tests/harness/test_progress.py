@@ -1,16 +1,22 @@
 """Progress goes to its stream only, and lines are spare."""
 
+import errno
 import io
+import os
 from contextlib import ExitStack
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from contract.amounts import format_bytes
-from contract.types import SamplingParams
+from contract.types import Request, SamplingParams
+from harness import console
 from harness import progress as progress_module
 from harness.host.open import load_model
 from harness.host.options import SessionOptions
+from harness.host.prompt_progress import PromptProgress
 from harness.host.session import Session
 from harness.progress import BarProgress, LineProgress, NullProgress, format_amount, progress_on
 from tests.engine.headed_models import block_model, head_of, headed_model
@@ -54,6 +60,50 @@ def test_every_display_takes_the_same_calls(progress, capsys):
     progress.close()
     progress.close()
     assert capsys.readouterr().out == ""
+
+
+class Gone(io.StringIO):
+    """A terminal or a pipe that nobody reads any more."""
+
+    def __init__(self, terminal: bool) -> None:
+        super().__init__()
+        self.terminal = terminal
+
+    def isatty(self) -> bool:
+        return self.terminal
+
+    def write(self, _: str) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def flush(self) -> None:
+        raise BrokenPipeError
+
+
+def closed() -> io.StringIO:
+    stream = io.StringIO()
+    stream.close()
+    return stream
+
+
+@pytest.mark.parametrize(
+    "stream",
+    [None, closed(), Gone(terminal=True), Gone(terminal=False)],
+    ids=["none", "closed", "terminal", "pipe"],
+)
+def test_no_work_fails_because_nobody_reads_of_it(stream, monkeypatch, capsys):
+    """Standard error that was closed before the process began is None in Python."""
+    monkeypatch.setattr(progress_module, "LINE_SECONDS", -1.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    for transient in (False, True):
+        progress = progress_on(transient=transient)
+        progress.start("first", None, "token")
+        progress.start("second", 10, "B")
+        progress.advance(3)
+        progress.close()
+    console.note("a note")
+    console.complain("a problem")
+    monkeypatch.undo()
+    assert capsys.readouterr() == ("", "")
 
 
 def test_quick_work_prints_no_lines():
@@ -148,3 +198,15 @@ def test_loading_ends_at_its_total(synthetic_model, made):
         load_model(path, options, owned, Shown())
     assert len(jobs) == (2 if made else 1)
     assert [total for total, _ in jobs] == [sum(read) for _, read in jobs]
+
+
+def test_a_prompt_that_begins_again_counts_no_token_twice():
+    """As behind a preemption, or a step that failed."""
+    done = iter((16, 48, 0, 32, 64, 16, 64))
+    engine: Any = SimpleNamespace(chunk_tokens=16, progress=lambda _: next(done))
+    shown: list[int] = []
+    display: Any = SimpleNamespace(start=lambda *_: None, advance=shown.append, close=lambda: None)
+    reading = PromptProgress(engine, Request(1, (5,) * 64, 1), display)
+    for _ in range(7):
+        reading.look()
+    assert shown == [16, 32, 0, 0, 16, 0, 0]

@@ -1,5 +1,7 @@
 """Changing a file of tenants: one change at a time, whole, with the comments that were there."""
 
+import errno
+import io
 import json
 import os
 import stat
@@ -11,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from contract.cached_files import PARTIAL
 from contract.errors import ConfigError
 from contract.types import QosClass, Tenant
 from harness import tenants_file
@@ -129,6 +132,26 @@ def test_a_write_that_fails_leaves_the_file(path, monkeypatch):
         rotate_key(path, "alice")
     assert path.read_text() == WRITTEN
     assert len(os.listdir(path.parent)) == 2
+
+
+@pytest.mark.parametrize("words", [("add", "bob"), ("rotate", "alice")], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("number", "code"), [(errno.EPIPE, 141), (errno.ENOSPC, 1), (errno.EBADF, 1)]
+)
+def test_a_key_that_cannot_be_shown_is_not_in_the_file(path, monkeypatch, words, number, code):
+    """It would be lost, and with ``rotate`` the old one, too."""
+
+    class Unwritable(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as changed:
+        changed.setattr("sys.stdout", Unwritable())
+        assert main(["tenants", *words, "--tenants", str(path)]) == code
+    assert path.read_text() == WRITTEN
+    assert not [name for name in os.listdir(path.parent) if name.endswith(PARTIAL)]
+    assert main(["tenants", *words, "--tenants", str(path)]) == 0
+    assert path.read_text() != WRITTEN
 
 
 def test_what_a_killed_writer_left_goes_with_the_next_change(path):

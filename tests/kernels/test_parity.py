@@ -67,7 +67,8 @@ def chosen(most: str) -> list[Case]:
 
 def each_somewhere(cases: list[Case]) -> list[Case]:
     """Every opcode and every format, but each format only where it is multiplied by: other opcodes
-    that read weights have F32 and a fifth of the others, in turn. Vulkan has every pair."""
+    that read weights have F32 and a fifth of the others, in turn. Vulkan has a third in every run
+    and every pair by ``--all``."""
     dtypes: dict[Opcode, dict[object, int]] = defaultdict(dict)
     for case in cases:
         dtypes[case.opcode].setdefault(case.dtype, len(dtypes) + len(dtypes[case.opcode]))
@@ -84,7 +85,7 @@ def each_somewhere(cases: list[Case]) -> list[Case]:
 def one_or_two() -> list[Case]:
     """Two of each storage type, in the first of which one token reads weights, in the second many;
     one of the two, in turn, where there are formats of all sorts. A processor's compiler takes
-    seconds for each pair of a format and a kernel, and Vulkan has every pair."""
+    seconds for each pair of a format and a kernel, and by ``--all`` Vulkan has every pair."""
     groups: dict[Opcode, list[list[Case]]] = defaultdict(list)
     for case in chosen("2"):
         pairs = groups[case.opcode]
@@ -160,7 +161,7 @@ REPRESENTATIVE = {
     )
     for name, cases in CASES.items()
 }
-"""Vulkan compares every opcode in every storage type from the same texts of kernels."""
+"""Vulkan compares every opcode and every storage type from the same texts of kernels."""
 INTEGERS = Traits(divide=False, root=False, half=False)
 
 

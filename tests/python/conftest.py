@@ -10,9 +10,10 @@ from zinc_rt import LLM
 CONTEXT = 128
 
 
-def engine_threads() -> int:
-    """Threads of engines that are alive."""
-    return sum(thread.name == "engine" for thread in threading.enumerate())
+def engine_threads() -> set[threading.Thread]:
+    """Threads of engines that are alive. Those of earlier tests may end at any time: who wants to
+    know of its own leaves them out."""
+    return {thread for thread in threading.enumerate() if thread.name == "engine"}
 
 
 @pytest.fixture(scope="module", autouse=True)

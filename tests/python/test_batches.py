@@ -223,7 +223,7 @@ def test_no_object_is_kept_for_each_token(llm, monkeypatch, listed):
 
     monkeypatch.setattr(Pending, "output", counted)
     asked = SamplingParams(max_tokens=count, ignore_end=True, log_probabilities=listed)
-    gc.collect()
-    before = sum(type(one) is TokenEvent for one in gc.get_objects())
+    # The engine's thread may have some of an earlier answer still: those are kept here.
+    before = [one for one in gc.get_objects() if type(one) is TokenEvent]
     assert len(llm.generate("one", asked)[0].tokens) == count
-    assert (kept[0] - before >= count) is (listed is not None)
+    assert (kept[0] - len(before) >= count) is (listed is not None)

@@ -62,10 +62,10 @@ def test_a_conversation_that_is_none(llm):
 def test_closing_ends_the_engine_and_a_second_time_does_nothing(tiny_model_path):
     before = engine_threads()
     llm = LLM(tiny_model_path, tier="cpu", context=32, progress=False)
-    assert engine_threads() == before + 1
+    assert len(engine_threads() - before) == 1
     llm.close()
     llm.close()
-    assert engine_threads() == before
+    assert engine_threads() <= before
 
 
 def test_a_program_that_does_not_close_ends_well(tiny_model_path):
@@ -152,7 +152,7 @@ def test_a_model_that_its_own_engine_finds_to_be_garbage_is_closed(tiny_model_pa
     collecting.join(PATIENCE_SECONDS)
     assert not collecting.is_alive()
     assert not closed.alive
-    wait_until(lambda: engine_threads() == before)
+    wait_until(lambda: engine_threads() <= before)
 
 
 def test_tokens_are_guessed_ahead_where_it_is_asked_for(tiny_model_path, monkeypatch):

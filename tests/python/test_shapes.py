@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -337,10 +338,14 @@ def test_errors_speak_of_what_a_program_has(tiny_model_path):
     assert "larger context" in str(long.error)
     llm.close()
     assert repr(llm).endswith(", closed)")
-    for call in (llm.generate, llm.score, llm.chat, llm.logits, llm.embed):
+    formed = partial(llm.chat, response_format={"type": "json_object"})
+    calls = (llm.generate, llm.score, llm.logits, llm.embed, llm.chat, llm.encode_chat, formed)
+    for call in calls:
         with pytest.raises(EngineStopped, match="the LLM was closed, as it is") as stopped:
             call("one")
         assert isinstance(stopped.value, ZincError)
+    # A process for the template or for a grammar would stay.
+    assert llm._hosted.template._worker.child is llm._grammars._worker.child is None
     for words in (str(long.error), str(stopped.value)):
         assert not any(word in words for word in ("server", "--", "route", "HTTP"))
 

@@ -64,6 +64,18 @@ def test_what_is_remembered_is_bounded():
     assert len(affinity._replicas_of) == 4
 
 
+def test_replicas_that_are_gone_are_forgotten():
+    """Others still have the pages that they had, too."""
+    affinity = PrefixAffinity()
+    affinity.sent(1, PROMPT, "a")
+    affinity.sent(1, PROMPT[: 2 * PAGE_TOKENS], "b")
+    affinity.keep(["b"])
+    affinity.ended("a")
+    assert dict(affinity._load) == {"b": 1}
+    assert list(affinity._replicas_of.values()) == [{"b"}] * 2
+    assert affinity.rank(1, PROMPT, NAMES)[0] == "b"
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(NAMES)), max_size=40))
 def test_all_replicas_are_ranked_once(sent):
     affinity = PrefixAffinity()
@@ -116,9 +128,11 @@ def test_refusals_arrive_as_they_were():
     ]
     errors += [TenantQueueFull(3, 2.0, rate) for rate in (False, True)]
     for error in errors:
-        again = pickle.loads(pickle.dumps(Refusal(error))).error
+        refusal = pickle.loads(pickle.dumps(Refusal(error, "first")))
+        again = refusal.error
         assert type(again) is type(error)
         assert (str(again), vars(again)) == (str(error), vars(error))
+        assert refusal.replica == "first"
 
 
 @dataclass(frozen=True)

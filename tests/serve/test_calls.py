@@ -22,7 +22,8 @@ from tests.serve.test_sent_at_once import CHAT, COMPLETIONS, MESSAGES, step_when
 
 WARM = 30
 """Requests until everything is compiled and cached that is made once."""
-COUNTED = 5
+COUNTED, LONG = 5, 4
+"""Requests of one token, and of ``TOKENS``."""
 TOKENS = 8
 COMPLETED = {"prompt": [*range(97, 113)], "ignore_eos": True, "seed": 5}
 CHATTED = {"messages": MESSAGES, "ignore_eos": True, "seed": 5}
@@ -89,13 +90,16 @@ def calls(null_server, monkeypatch) -> Callable[[str, dict[str, Any]], Counts]:
                 patch.setattr(owner, name, counting(getattr(owner, name), counts[name]))
             for _ in range(COUNTED):
                 assert http.post(path, {**body, "max_tokens": 1}).status == 200
-            # The engine's thread may count an answer's last event after the client has the answer.
-            counts[GIVEN] = of_tokens = []
-            patch.setattr(EventQueue, GIVEN, counting(give, of_tokens))
             step_when_all_wait(null_server, patch)
-            assert http.post(path, {**body, "max_tokens": TOKENS}).status == 200
-            wait_until(lambda: len(of_tokens) >= TOKENS)
-        assert len(of_tokens) == TOKENS
+            # A wait that ends early is one more, of five calls: the fewest of some answers count.
+            for _ in range(LONG):
+                of_tokens: list[int] = []
+                counts[GIVEN] = of_tokens
+                patch.setattr(EventQueue, GIVEN, counting(give, of_tokens))
+                assert http.post(path, {**body, "max_tokens": TOKENS}).status == 200
+                # The engine's thread may count the last event after the client has the answer.
+                wait_until(lambda found=of_tokens: len(found) >= TOKENS)
+                assert len(of_tokens) == TOKENS
         return counts
 
     return of
@@ -106,8 +110,8 @@ def calls(null_server, monkeypatch) -> Callable[[str, dict[str, Any]], Counts]:
     [
         (COMPLETIONS, {**COMPLETED, "stream": True}, (70, 520, 145, 48)),
         (COMPLETIONS, COMPLETED, (70, 515, 145, 32)),
-        (CHAT, {**CHATTED, "stream": True}, (70, 860, 145, 56)),
-        (CHAT, CHATTED, (70, 840, 145, 36)),
+        (CHAT, {**CHATTED, "stream": True}, (70, 870, 145, 56)),
+        (CHAT, CHATTED, (70, 850, 145, 36)),
         ("/v1/messages", {**MESSAGE, "stream": True}, (70, 980, 145, 58)),
         ("/v1/messages", MESSAGE, (70, 885, 145, 36)),
     ],
@@ -116,7 +120,7 @@ def test_a_request_and_a_token_take_few_calls(calls, path, body, most):
     """The bounds are a little above what was counted: of reading, answering, beginning, giving."""
     counts = calls(path, body)
     taken = (
-        sum(counts[READ]) / (COUNTED + 1),
+        sum(counts[READ]) / (COUNTED + LONG),
         min(counts[ANSWERED]),
         min(counts[BEGUN]),
         median(counts[GIVEN]),

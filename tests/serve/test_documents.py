@@ -104,6 +104,9 @@ def test_state_of_the_server(server, http):
         labels = f'model_name="{health["model"]}",part="{part.removesuffix("_bytes")}"'
         (line,) = (one for one in told.splitlines() if f"memory_bytes{{{labels}}}" in one)
         assert float(line.split()[-1]) == nbytes
+    model = server.service.model
+    labels = f'device="{model.device}",model_name="{model.name}",tier="{model.tier}"'
+    assert f"zinc_rt:model_device{{{labels}}} 1.0" in told.splitlines()
     assert context["slots"] == limits.slots
     assert context["tokens_per_slot"] == limits.context
     assert context["reserved_tokens"] == limits.pages * PAGE_TOKENS

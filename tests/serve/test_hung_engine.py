@@ -20,6 +20,7 @@ from tests.patience import PATIENCE_SECONDS, wait_for_end, wait_until
 from tests.serve.conftest import Serve
 from tests.serve.http import Http
 from tests.serve.test_engine_process import BODY, COMPLETIONS, told
+from tests.serve.test_hung_step import hanging
 from tests.stopped import stopped
 
 
@@ -29,6 +30,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "WATCH_SECONDS", 0.05)
     monkeypatch.setattr(process, "SILENT_SECONDS", PATIENCE_SECONDS)
     monkeypatch.setattr(process, "END_SECONDS", 0.5)
+    monkeypatch.setattr(process, "KILL_SECONDS", PATIENCE_SECONDS)
 
 
 def child_of(server: Running) -> ChildProcess:
@@ -84,6 +86,37 @@ def test_of_a_child_that_hangs_the_server_tells_what_it_knows(
             return [line for line in all_said if "the engine's process" in line]
 
         wait_until(lambda: said()[:2] == [line % pid for line in wanted])
+
+
+@contextmanager
+def reading_hangs(server: Running, _: Path) -> Iterator[None]:
+    with hung(child_of(server)):
+        yield
+
+
+@contextmanager
+def step_hangs(server: Running, folder: Path) -> Iterator[None]:
+    with hanging(server, folder / "hangs"), ThreadPoolExecutor(1) as clients:
+        asked = clients.submit(Http(server.url).post, COMPLETIONS, BODY)
+        yield
+        assert asked.result().status == 503
+
+
+@pytest.mark.parametrize("hangs", [reading_hangs, step_hangs])
+def test_a_child_that_goes_on_to_hang_is_replaced(
+    serve: Serve, impatient: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hangs: Any
+) -> None:
+    with serve(engine_process=True) as server:
+        http, child = Http(server.url), child_of(server)
+        before = http.post(COMPLETIONS, BODY).answer
+        with hangs(server, tmp_path):
+            wait_until(lambda: http.get("/health").status == 503)
+            assert not child.ended
+            monkeypatch.setattr(process, "KILL_SECONDS", 0.5)
+            wait_until(lambda: child.ended and server.service.model.driver.failure is not None)
+        monkeypatch.setattr(process, "KILL_SECONDS", PATIENCE_SECONDS)
+        assert told(http.post(COMPLETIONS, BODY).answer) == told(before)
+        assert child_of(server).pid != child.pid
 
 
 def test_the_server_ends_though_its_child_hangs(

@@ -49,6 +49,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(turn_watch, name, getattr(turn_watch, name))
     be_watchful()
     monkeypatch.setattr(process, "WATCH_SECONDS", turn_watch.WATCH_SECONDS)
+    monkeypatch.setattr(process, "KILL_SECONDS", PATIENCE_SECONDS)
 
 
 @contextmanager

@@ -14,9 +14,11 @@ import pytest
 from harness.cli.batch_command import _Written
 from harness.cli.main import main
 from harness.progress import Progress
+from harness.serve import batch_lines
 from harness.serve.batch_lines import Batch, BatchAnswer, BatchRequest, read_batch
 from harness.serve.verify import CACHE_READ, CACHE_WRITTEN, FROM_CACHE
 from tests.full_disk import largest_file
+from tests.refused_processes import refuse_processes
 
 Json = dict[str, Any]
 GREEDY = {"temperature": 0, "max_tokens": 6}
@@ -133,6 +135,21 @@ def test_refused_lines_have_a_file_of_their_own(batch):
     Path("in.jsonl").write_text("\n".join([line("a"), line("b"), line("c")]))
     assert batch("--error-file", "errors.jsonl", "--resume")[0] == 0
     assert (ids(), ids("errors.jsonl")) == (["a", "b", "c"], [])
+
+
+def test_where_no_process_starts_it_ends_and_says_why(batch, monkeypatch):
+    """After some tries, since processes of others may end; what was answered is kept."""
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"enum": [1]}}}
+    chat = line("b", "/v1/chat/completions", {"messages": HELLO, "response_format": form, **GREEDY})
+    Path("in.jsonl").write_text("\n".join([line("a"), chat]))
+    refused = refuse_processes(monkeypatch, "grammar_worker.py")
+    monkeypatch.setattr(batch_lines, "START_TRIES", 2)
+    code, said = batch("--slots", "1")
+    assert code == 2
+    assert "its process cannot be started (" in said.splitlines()[-1]
+    assert ids() == ["a"]
+    assert "1 of 2 answers are written; --resume goes on" in said
+    assert len(refused) >= 2
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,14 @@ process holds."""
 
 import shutil
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -204,6 +208,40 @@ def test_what_is_read_waits_for_no_change(kind, tmp_path, monkeypatch):
         other.close()
         changing.join(PATIENCE_SECONDS)
         assert not changing.is_alive()
+
+
+RESTORE = """
+import fcntl, os, sys
+index = os.open(sys.argv[1], os.O_RDWR)
+fcntl.lockf(index, fcntl.LOCK_EX, 8, 120)
+os.pwrite(index, bytes(96), 0)
+print("restores", flush=True)
+sys.stdin.readline()
+"""
+"""Holds the locks and clears the header of the index that processes share, as SQLite does while it
+reads the log of a file whose last user was killed."""
+
+
+@kinds
+@pytest.mark.parametrize("use", ["read", "put"])
+def test_the_end_of_a_restoration_is_waited_for(kind, use, tmp_path, monkeypatch):
+    """By who reads and by who writes; SQLite has an error number of its own for it."""
+    monkeypatch.setattr("harness.serve.storage.BUSY_SECONDS", 2 * PATIENCE_SECONDS)
+    with kind.make(tmp_path) as store, ThreadPoolExecutor(1) as users:
+        kind.put(store)
+        before = kind.read(store)
+        said: list[str] = []
+        store._file.set_trace_callback(said.append)
+        line = [sys.executable, "-c", RESTORE, tmp_path / f"{kind.name}-shm"]
+        with subprocess.Popen(line, stdin=PIPE, stdout=PIPE) as other:
+            assert other.stdout is not None
+            assert other.stdout.readline() == b"restores\n"
+            used = users.submit(getattr(kind, use), store)
+            # It has asked again, or it has failed.
+            wait_until(lambda: used.done() or len(said) > 2)
+            assert not used.done(), used.exception()
+            other.communicate(b"\n")
+        assert used.result() == (before if use == "read" else None)
 
 
 def test_servers_of_different_tenants_forget_their_own(tmp_path):

@@ -4,6 +4,7 @@ import json
 import random
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import numpy as np
@@ -328,3 +329,23 @@ def test_nobody_waits_for_a_late_mask(model, grammars):
                 assert tokens_of(waiting) == alone[1:]
             finally:
                 gate.set()
+
+
+def test_ctrl_c_just_behind_the_lock_stops_no_later_grammar(model):
+    """Neither one of the same thread nor, then, one of another."""
+    limits = GrammarLimits(wall_seconds=PATIENCE_SECONDS / 10)
+    with closing(Grammars(model.tokenizer, model.config.vocab, limits)) as grammars:
+        lock = grammars._compiling
+
+        class Interrupted:
+            def acquire(self, timeout: float) -> bool:
+                lock.acquire(timeout=timeout)
+                raise KeyboardInterrupt
+
+        grammars._compiling = Interrupted()
+        with pytest.raises(KeyboardInterrupt):
+            grammars.masks('start: "a"', 1)
+        grammars._compiling = lock
+        assert len(grammars.masks('start: "b"', 1)) == 1
+        with ThreadPoolExecutor(1) as others:
+            assert len(others.submit(grammars.masks, 'start: "c"', 1).result()) == 1

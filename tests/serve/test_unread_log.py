@@ -62,10 +62,9 @@ def test_a_server_works_though_nobody_reads_its_log(
             assert http.post(COMPLETIONS, BODY).status == 200
             for _ in range(LINES):
                 http.get("/health")
-            assert set(read(reading)) == set(b"0")
+            # A client has its answer before the line is written: the last one may find room.
+            told = bytearray(read(reading))
             assert http.post(COMPLETIONS, BODY).status == 200
-            # The client has its answer before the line is written.
-            told = bytearray()
 
             def logged() -> bool:
                 told.extend(read(reading))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from contract.processors import processor_name
 from harness.cli.main import main
 from harness.replay import main as replay
 from harness.trace.framing import RecordKind, TraceReader, TraceWriter
@@ -29,7 +30,7 @@ def test_a_recorded_answer_is_identical(recorded, capsys, tier):
     assert replay([str(recorded[0]), "--tier", tier]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("identical: ")
-    assert f"recorded on cpu (x86_64), replayed on {tier} " in said.out
+    assert f"recorded on cpu ({processor_name()}), replayed on {tier} " in said.out
     assert "cut off" not in said.err
 
 

@@ -11,6 +11,7 @@ import select
 import struct
 import subprocess
 import termios
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,12 @@ DEVICES = re.compile(r"--tier (?:cuda|vulkan|opencl|metal|t1|t2)|^(?:pm4-test|ca
 ONE_LINE = re.compile(r"(?:[^\n]*\n)*error: [^\n]+\n")
 
 
+@cache
+def root_parser() -> Parser:
+    """That of all commands, which parsing does not change."""
+    return build_parser()
+
+
 def parser_of(words: tuple[str, ...]) -> tuple[argparse.ArgumentParser, list[str]]:
     """The parser of a command, and the words behind its name."""
     name = words[1] if words[0] == "zinc-rt" else words[2]
@@ -47,7 +54,7 @@ def parser_of(words: tuple[str, ...]) -> tuple[argparse.ArgumentParser, list[str
         if not hasattr(tool, "build_parser"):
             return argparse.ArgumentParser(), []
         return tool.build_parser(), list(words[2 if words[0] == "zinc-rt" else 3 :])
-    return build_parser(), list(words[1:])
+    return root_parser(), list(words[1:])
 
 
 def understood(words: tuple[str, ...]) -> str | None:
@@ -57,7 +64,7 @@ def understood(words: tuple[str, ...]) -> str | None:
     parser, rest = parser_of(words)
     try:
         command = named_parser(parser, rest)[0]
-        refuse_foreign_flags(command, rest, build_parser)
+        refuse_foreign_flags(command, rest, root_parser)
         args, unknown = parser.parse_known_args(rest)
         unknown = take_model(command, args, unknown)
     except (ConfigError, SystemExit) as error:
@@ -87,7 +94,7 @@ def test_a_command_that_is_not_understood_would_be_found():
 
 
 def test_every_example_of_the_help_is_understood():
-    root = build_parser()
+    root = root_parser()
     texts = [
         parser.epilog or "" for parser in (root, *commands(root)) if isinstance(parser, Parser)
     ]
@@ -108,7 +115,7 @@ def runnable() -> list[tuple[str, ...]]:
             continue
         if name in ("asm", "logits") and len(words) == 2:
             continue
-        if name == "run" and build_parser(["run"]).parse_args(words[1:]).prompt is None:
+        if name == "run" and root_parser().parse_args(words[1:]).prompt is None:
             continue
         found.append(words)
     return list(dict.fromkeys(found))

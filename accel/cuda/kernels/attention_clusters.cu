@@ -14,6 +14,7 @@
 #define RESULTS GROUPS
 
 #include "attention_group.h"
+#include "sending.h"
 #include "step_rows.h"
 
 #define CLUSTER (SPAN_TILES / GROUPS)
@@ -211,6 +212,9 @@ DEVICE SOFTMAX merged_spans(const float *part, unsigned spans, unsigned channel,
 struct SPAN_RESULTS {
     float *y, *parts;
     unsigned slots, begin, end, *counter;
+    SENT sent;
+
+    __device__ __forceinline__ void store(unsigned i, float value) const { sent.store(y + i, value); }
 };
 
 // All channels, of tiles that are the block's own.
@@ -229,7 +233,7 @@ DEVICE void merge_own(const BLOCK_WORK &work, const SPAN_RESULTS &results,
                 channel.add_tile(softmax_at(group_top(memory, group, i)),
                                  *group_sum(memory, group, i));
         if (broken_query(memory, i / HEAD_DIM)) channel.span.total = nan_value();
-        results.y[i] = attention_output(channel.part, channel.span.total);
+        results.store(i, attention_output(channel.part, channel.span.total));
     }
 }
 
@@ -243,7 +247,7 @@ DEVICE void merge_block(const BLOCK_WORK &work, const SPAN_RESULTS &results,
     float sum;
     const SOFTMAX all = merged_groups(work, memory, head, channel, sum);
     if (results.end == results.begin + 1) {
-        results.y[i] = attention_output(sum, all.total);
+        results.store(i, attention_output(sum, all.total));
         return;
     }
     float *part = results.parts +
@@ -269,7 +273,7 @@ DEVICE void merge_later_spans(const BLOCK_WORK &work, const SPAN_RESULTS &result
         const float *part = results.parts + (size_t)head * results.slots * PART_FLOATS;
         float sum;
         const SOFTMAX all = merged_spans(part, spans, i % HEAD_DIM, sum);
-        results.y[i] = attention_output(sum, all.total);
+        results.store(i, attention_output(sum, all.total));
     }
     if (threadIdx.x == 0) *counter = 0;
 }
@@ -363,6 +367,7 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
         work.pages = (const unsigned *)operand_at(launch, PAGES_AT) +
                      (work.token ? query[QUERY_SLOT] : slot) * stride_at(launch, PAGES_AT);
         SPAN_RESULTS results;
+        results.sent.open(launch, TO_Y_AT);
         results.slots = slots;
         results.begin = work.first / (KV_TILE * SPAN_TILES);
         results.end = work.position / (KV_TILE * SPAN_TILES) + 1;
@@ -387,4 +392,5 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __launch_bounds__(WAR
     }
     // A launch that follows this one also follows the launch before this one.
     if (blockIdx.x == 0) PRECEDING_DONE;
+    meet_others(launch);
 }

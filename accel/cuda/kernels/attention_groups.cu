@@ -220,7 +220,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             PAGE_LIST pages;
             pages.read(token, own_positions(), 0, threadIdx.x % WARP_LANES);
             begin_page(token, pages, 0, 0, shared, threadIdx.x % WARP_LANES);
-            attend_token(token, pages, operands.scale, shared, y);
+            attend_token(token, pages, operands.scale, shared, y, SENT());
         });
     });
 }

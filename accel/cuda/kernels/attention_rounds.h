@@ -9,6 +9,7 @@
 #define RESULTS GROUPS
 
 #include "attention_group.h"
+#include "sending.h"
 
 // Of the warps that take the token.
 #ifndef TOKEN_BARRIER
@@ -77,10 +78,10 @@ DEVICE void add_tiles(const unsigned char *memory, unsigned tile, unsigned end, 
     }
 }
 
-// The pages of the first round are being copied; `y` are the rows of the group's heads. All threads
-// of the block must call this.
+// The pages of the first round are being copied; `y` are the rows of the group's heads, which are also
+// `sent`. All threads of the block must call this.
 DEVICE void attend_token(const SPAN_WORK &work, PAGE_LIST &pages, float scale, unsigned char *memory,
-                         float *y) {
+                         float *y, const SENT &sent) {
     const int warp = threadIdx.x / WARP_LANES, lane = threadIdx.x % WARP_LANES;
     const unsigned group = warp / TILE_WARPS, page = warp % TILE_WARPS;
     const unsigned begin = work.first / KV_TILE, end = work.position / KV_TILE + 1;
@@ -111,7 +112,7 @@ DEVICE void attend_token(const SPAN_WORK &work, PAGE_LIST &pages, float scale, u
         if (i >= work.heads * HEAD_DIM) break;
         channel[n].end_span();
         if (broken_query(memory, i / HEAD_DIM)) channel[n].all.total = nan_value();
-        y[i] = attention_output(channel[n].sum, channel[n].all.total);
+        sent.store(y + i, attention_output(channel[n].sum, channel[n].all.total));
     }
     TOKEN_BARRIER;
 }

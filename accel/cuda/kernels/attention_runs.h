@@ -14,7 +14,7 @@ struct BLOCK_WORK {
     const unsigned *pages, *query;
     size_t query_stride;
     U64 kv;
-    unsigned begin, count, first, last, sharing, kv_heads, kv_head, page_heads, part;
+    unsigned begin, count, first, last, sharing, kv_heads, kv_head, part;
 
     __device__ __forceinline__ unsigned rows() const { return count * sharing; }
     __device__ __forceinline__ unsigned position(unsigned token) const {
@@ -128,7 +128,7 @@ DEVICE void for_heads_of_token(const BLOCK_WORK &work, const HEAD_ROWS &operands
                                const ATTEND &attend) {
     SPAN_WORK token;
     token.pages = work.pages, token.kv = work.kv, token.token = work.begin;
-    token.kv_heads = work.page_heads, token.kv_head = work.kv_head;
+    token.kv_heads = work.kv_heads, token.kv_head = work.kv_head;
     token.position = work.last, token.first = work.first;
     for (unsigned first = 0; first < work.sharing; first += HEADS) {
         token.head = work.kv_head * work.sharing + first;
@@ -145,13 +145,7 @@ DEVICE unsigned open_work(const LAUNCH &launch, const PACKET *packet, unsigned b
     const unsigned tokens = count_of(launch, packet);
     work.kv_heads = packet->size[FLASH_ATTN_BATCHED_KV_HEADS];
     work.sharing = packet->size[FLASH_ATTN_BATCHED_HEADS] / work.kv_heads;
-    work.page_heads = work.kv_heads;
     work.kv = (U64)operand_at(launch, KV_AT);
-#if OF_PAGE >= 0
-    // The heads of a page, and the first of those that the op reads.
-    work.page_heads = (unsigned)packet->size[OF_PAGE] >> 16;
-    work.kv += (U64)(packet->size[OF_PAGE] & 0xFFFF) * RECORD;
-#endif
     work.query = (const unsigned *)operand_at(launch, QUERY_AT);
     work.query_stride = stride_at(launch, QUERY_AT);
     operands.q = (const float *)operand_at(launch, Q_AT);

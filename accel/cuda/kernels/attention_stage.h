@@ -31,7 +31,7 @@ DEVICE void begin_tile(const BLOCK_WORK &work, unsigned char *stage, unsigned ti
         const unsigned page = i / PIECES, piece = i % PIECES, row = piece / (HEAD_DIM / 16);
         const unsigned number = work.pages[min(tile * TILE_PAGES + page, work.last / PAGE_TOKENS)];
         const unsigned char *record = (const unsigned char *)i12_record(
-            work.kv, number, work.page_heads, work.kv_head, HEAD_DIM);
+            work.kv, number, work.kv_heads, work.kv_head, HEAD_DIM);
         const unsigned to_piece = row < PAGE_TOKENS ? key_piece(row, piece) : piece;
         begin_part(stage + page * RECORD + to_piece * 16, record + piece * 16);
     }

@@ -126,7 +126,7 @@ DEVICE void copy_tile(const BLOCK_WORK &work, const TILE_RING &ring, unsigned nu
     __syncwarp();
     if (lane < TILE_PAGES)
         copy_to_stage(barrier, ring.records(number) + lane * RECORD_STRIDE,
-                      (const unsigned char *)i12_record(work.kv, page, work.page_heads,
+                      (const unsigned char *)i12_record(work.kv, page, work.kv_heads,
                                                         work.kv_head, HEAD_DIM),
                       RECORD);
     __syncwarp();

@@ -63,7 +63,6 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const LAUNCH launch = {scratch, inputs, (U64)&packets, 0u};
     const PACKET *product = packet_of(launch, PRODUCT), *quantize = packet_of(launch, QUANTIZE);
     const unsigned tokens = count_of(launch, quantize), rows = product->size[MATMUL_ROWS];
-    const unsigned units = quantize->size[QUANTIZE_ACTIVATION_COLUMNS] / UNIT_COLUMNS;
     const unsigned first = packet_of(launch, GATHER)->size[GATHER_FIRST] / UNIT_COLUMNS;
     const unsigned own = rows / UNIT_COLUMNS, unit = blockIdx.x % own, eight = blockIdx.x / own;
     const unsigned lane = threadIdx.x % WARP_LANES, warp = threadIdx.x / WARP_LANES;
@@ -79,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const uint activation = packet_of(launch, GATE)->size[SWIGLU_ACTIVATION];
         quantize_unit(x, 0, lane, gated_columns(gates, gates + SPANS * apart, apart, activation));
         __syncthreads();
-        send_unit(launch, shared, (size_t)eight * units + first + unit);
+        send_unit(launch, shared, (size_t)eight * ROW_UNITS + first + unit);
     }
     meet_others(launch);
 }

@@ -9,8 +9,9 @@
 // all parts and resets the words it has read to 0. Phases use two areas for parts in turn. GROUPS
 // tiles are computed at the same time.
 //
-// Several devices divide the groups of heads of a long context. Pages are whole on every device, so
-// each also writes the new keys and values of heads to which it does not attend.
+// Several devices have pages of their own KV heads, or whole pages. Then they divide the groups of
+// heads of a long context, and each also writes the new keys and values of heads to which it does not
+// attend.
 
 #ifndef STEP_ATTENTION_H
 #define STEP_ATTENTION_H

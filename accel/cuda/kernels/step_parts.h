@@ -16,7 +16,8 @@
 
 // The groups of heads to which this device attends, `count` from `first` on, their heads, `head` to
 // end_head - 1, and how many blocks share the context of a group: of all groups or, of a context
-// that devices divide, of a share. All devices decide alike.
+// that devices divide, of a share. All devices decide alike. If it has its own heads only, they are
+// `count` groups from 0 on.
 struct OWN_GROUPS {
     unsigned first, count, head, end_head, blocks;
     bool divided;
@@ -34,7 +35,8 @@ struct OWN_GROUPS {
                                           const unsigned *query, const PEER_DEVICES &peers)
         : OWN_GROUPS(phase, of_kv_head) {
         const unsigned position = query[QUERY_POSITION];
-        if (position - first_visible(position, phase.window) < phase.divided_from) return;
+        divided = phase.own_heads != 0;
+        if (divided || position - first_visible(position, phase.window) < phase.divided_from) return;
         const unsigned index = peers.index, devices = peers.count + 1;
         const unsigned end = count * (index + 1) / devices, sharing = phase.heads / phase.kv_heads;
         first = count * index / devices, count = end - first, divided = true;

@@ -41,8 +41,9 @@ struct PRODUCT_PHASE {
     unsigned reserved[9];
 };
 
-// Norm and rotation of heads, keys and values into their pages, and attention. Several devices
-// divide the heads of a token that sees more than `divided_from` positions.
+// Norm and rotation of heads, keys and values into their pages, and attention. Several devices have
+// `own_heads`, or all heads: then they divide those of a token that sees more than `divided_from`
+// positions.
 struct ATTENTION_PHASE {
     unsigned kind, multiplier, counted, heads;
     U64 q, k, v, q_weight, k_weight, rope_table, query, pages, kv, parts, y, also, none[4];
@@ -50,8 +51,8 @@ struct ATTENTION_PHASE {
     unsigned pages_stride, y_stride, also_stride, rotary_pairs, neox, q_norm, k_norm;
     float scale, q_eps, k_eps;
     unsigned other_window;  // than the attention before it
-    unsigned divided_from;
-    unsigned reserved[9];
+    unsigned divided_from, own_heads;
+    unsigned reserved[8];
 };
 
 // The ops that use the logits of one row. If `arriving` is given, the logits come from all devices

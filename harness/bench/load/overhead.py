@@ -42,7 +42,7 @@ def server_here(setup: ServerSetup, engine_process: bool = False) -> Iterator[Ru
 
     session = SessionOptions(
         tier=setup.tier,
-        tier_options=TierOptions(threads=setup.threads),
+        tier_options=TierOptions(setup.threads, setup.device),
         context=setup.context,
         slots=setup.slots,
         biases=MAX_BIASES,

@@ -40,6 +40,7 @@ class ServerSetup:
     slots: int
     tenants: int = 1
     context: int = MIX_CONTEXT
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def own_server(setup: ServerSetup) -> Iterator[Started]:
             words += ["--tenants", str(file)]
         words += ["--model", str(setup.model.resolve()), "--tier", setup.tier, "--port", "0"]
         words += ["--quiet", "--threads", str(setup.threads), "--slots", str(setup.slots)]
-        words += ["--context", str(setup.context)]
+        words += ["--context", str(setup.context), "--device", setup.device]
         began = time.perf_counter()
         with attended("harness", ["serve", *words]) as process:
             assert process.stderr is not None

@@ -50,6 +50,9 @@ SILENT_SECONDS = 20.0
 may be held for seconds; a long step holds it for none."""
 LOADING_SECONDS = 600.0
 """The same while it starts or loads a model, which may hold its interpreter for minutes."""
+KILL_SECONDS = 60.0
+"""How long a child may go on to hang until it is killed, so that the next request starts another.
+Its requests ended when it was taken to hang."""
 WORDS = EndMessages(remedy="send the request again", changed="send the request again")
 log = logging.getLogger("zinc_rt.serve")
 
@@ -295,8 +298,9 @@ class ChildProcess:
                 self._opening -= 1
 
     def _watch(self) -> None:
-        """Ask again and again whether the child answers, and tell all who wait if it does not."""
-        told, unheard = False, UnheardTime(WATCH_SECONDS)
+        """Ask again and again whether the child answers, and tell all who wait if it does not. In
+        the end it is killed."""
+        told, unheard, hung = False, UnheardTime(WATCH_SECONDS), UnheardTime(WATCH_SECONDS)
         while not self._gone.is_set():
             if self._heard:
                 self._heard, self._ping = False, self.next_number()
@@ -313,6 +317,11 @@ class ChildProcess:
             elif told and not silence:
                 log.warning("the engine's process %d answers again", self.pid)
             told = silence is not None
+            hung.look(not told)
+            if hung.seconds >= KILL_SECONDS and self.end_by == math.inf:
+                log.error("the engine's process %d is killed; a request starts another", self.pid)
+                self._process.kill()
+                return
 
     def close(self) -> None:
         """End the process. All drivers are closed before."""

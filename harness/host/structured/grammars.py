@@ -198,7 +198,7 @@ class Grammars:
         self._vocab = vocab
         self._limits = limits or GrammarLimits()
         self._lock = threading.Lock()
-        self._compiling = threading.Lock()
+        self._compiling = threading.RLock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._worker = WorkerProcess(
             Path(__file__).with_name("grammar_worker.py"),
@@ -222,7 +222,9 @@ class Grammars:
             try:
                 matcher = self._matcher_of(whole) if checked else self._compile(whole)
             finally:
-                self._compiling.release()
+                # Also what Ctrl-C left of an earlier call, just before its block.
+                while self._compiling._is_owned():  # type: ignore[attr-defined]
+                    self._compiling.release()
         with self._lock:
             self._compiled[whole] = matcher
             self._compiled.move_to_end(whole)

@@ -15,7 +15,7 @@ from contract.errors import NonFiniteLogits, RequestError, ZincError
 from contract.types import Request
 from harness.conversations import Conversations, fields_of
 from harness.host.pooling import Pool, pooling_of, tokens_to_embed
-from harness.host.submissions import NO_MASKS, Submission
+from harness.host.submissions import NO_MASKS, EngineStopped, Submission
 from harness.host.thinking import thinking_arguments
 from harness.named_adapters import scales_by_name
 from reference.model.chat_template import ChatTemplate, encode_chat, encode_rendered
@@ -295,6 +295,7 @@ class LLM(OpenModel):
 
     @property
     def _template(self) -> ChatTemplate:
+        self._check_open()
         if self._hosted.template is None:
             raise RequestError("messages", f"{self.model.config.name} has no chat template")
         return self._hosted.template
@@ -332,6 +333,7 @@ class LLM(OpenModel):
         fields: Mapping[str, Any],
     ) -> Pending:
         """A conversation to be answered."""
+        self._check_open()
         if fields.keys() <= {"enable_thinking"} and not self._planner.dialect.framed:
             tokens = self.encode_chat(messages, thinking=fields.get("enable_thinking"))
             plan, masks = None, NO_MASKS
@@ -358,6 +360,8 @@ class LLM(OpenModel):
         def job(index: int, prompt: Any, chosen: SamplingParams) -> Pending | Finished[Output]:
             try:
                 return prepare(index, prompt, chosen)
+            except EngineStopped:
+                raise
             except ZincError as error:
                 text = prompt if isinstance(prompt, str) else None
                 return Finished(Output(index, (), error=error, prompt=text))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn, Self, TypeVar, Unpack
 from contract.context_manager import ContextManager
 from contract.errors import RequestError
 from contract.types import MAX_INT32
+from harness.console import complain
 from harness.file_digests import adapted_fingerprint, system_fingerprint
 from harness.host.engine_thread import EngineThread
 from harness.host.hosted import host_model
@@ -45,9 +46,16 @@ OPEN: weakref.WeakSet[OpenModel] = weakref.WeakSet()
 """Every open model of this process."""
 
 
+LEFT: list[ExitStack] = []
+"""What engines that hang use, up to the end of the process."""
+
+
 def _close_all() -> None:
     for llm in list(OPEN):
-        llm.close()
+        try:
+            llm.close()
+        except EngineStopped as error:
+            complain(f"error: {error}")
 
 
 # ``atexit`` would be too late: thread pools, in which a step may compute, end before it. Functions
@@ -67,11 +75,21 @@ if hasattr(os, "register_at_fork"):
 
 def _close(owned: ExitStack, engine_thread: EngineThread) -> None:
     """Free a model's resources. Closing waits for the engine's thread; if the garbage collector
-    calls this on that very thread, another thread frees them."""
+    calls this on that very thread, another thread frees them. Raises EngineStopped if it hangs:
+    then what it uses is not freed."""
     if engine_thread.is_current:
         threading.Thread(target=owned.close, name="close", daemon=True).start()
-    else:
+        return
+    try:
+        engine_thread.remove_all()
+    except EngineStopped as error:
+        if engine_thread.hangs:
+            LEFT.append(owned)
+            raise EngineStopped(f"{error}; its memory is not freed") from None
+    except BaseException:  # An interrupt, which comes after the rest as out of ``owned``.
         owned.close()
+        raise
+    owned.close()
 
 
 def _warn_of_a_second_run() -> None:
@@ -198,7 +216,8 @@ class OpenModel(ContextManager):
         self._close.detach()
 
     def close(self) -> None:
-        """Cancel all requests and free everything. A second call does nothing."""
+        """Cancel all requests and free everything. A second call does nothing. Raises EngineStopped
+        if a step hangs, whose memory cannot be freed."""
         OPEN.discard(self)
         self._close()
 

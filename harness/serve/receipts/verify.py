@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from threading import Lock
 
 from msgspec.structs import asdict
 
+from harness.host.stream_driver import SharedDriver
+from harness.progress import SILENT, Progress
 from harness.serve.accounts import Accounts
 from harness.serve.ledger_store import LedgerStore
 from harness.serve.metrics import Metrics
@@ -75,10 +76,13 @@ class ReceiptVerdict:
 
 
 def verify_receipts(
-    receipts: Sequence[Receipt], model: ServedModel, demands: ReceiptDemands
+    receipts: Sequence[Receipt],
+    model: ServedModel,
+    demands: ReceiptDemands,
+    progress: Progress = SILENT,
 ) -> Iterator[ReceiptVerdict]:
-    """The verdict on each receipt."""
-    with uncounted_service(model) as service:
+    """The verdict on each receipt; ``progress`` counts computed tokens."""
+    with uncounted_service(model) as service, shown_steps(model.driver, progress):
         for receipt in receipts:
             yield _verdict(receipt, service, demands)
 
@@ -128,10 +132,36 @@ def _broken(problems: Sequence[str]) -> bool:
 @contextmanager
 def uncounted_service(model: ServedModel) -> Iterator[Service]:
     """A service for verification, with a local tenant whose counts are discarded."""
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        LedgerStore(Path(folder) / "ledger.sqlite") as ledger,
-    ):
-        yield Service(
-            model, Accounts(None), ledger, Metrics(model.name, model.driver, model.memory)
-        )
+    with LedgerStore(None) as ledger:
+        yield Service(model, Accounts(None), ledger, Metrics(model))
+
+
+@contextmanager
+def shown_steps(driver: SharedDriver, progress: Progress) -> Iterator[None]:
+    """Show on ``progress`` how many tokens are computed, instead of counting them."""
+    shown = _ShownSteps(progress)
+    progress.start("computing it again", 0, "token")
+    driver.listen(shown)
+    try:
+        yield
+    finally:
+        shown.close()
+
+
+class _ShownSteps:
+    """Shows the tokens of steps, until its end."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress: Progress = progress
+        self._lock = Lock()
+
+    def stepped(self, seconds: float, tokens: int) -> None:
+        """A step was computed."""
+        with self._lock:
+            self._progress.advance(tokens)
+
+    def close(self) -> None:
+        """Show nothing more."""
+        with self._lock:
+            self._progress.close()
+            self._progress = SILENT

@@ -49,7 +49,17 @@ class PrefixAffinity:
 
     def ended(self, replica: str) -> None:
         """Record that a request of a replica ended."""
-        self._load[replica] = max(0, self._load[replica] - 1)
+        if self._load[replica]:  # It may be forgotten before its last request ends.
+            self._load[replica] -= 1
+
+    def keep(self, replicas: Collection[str]) -> None:
+        """Forget all replicas but these, whose pages and requests went with them."""
+        for name in self._load.keys() - set(replicas):
+            del self._load[name]
+        for page, names in list(self._replicas_of.items()):
+            names.intersection_update(replicas)
+            if not names:
+                del self._replicas_of[page]
 
     def _cached(self, pages: Sequence[int], replica: str) -> int:
         """How many of the first pages a replica has cached."""

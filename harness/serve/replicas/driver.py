@@ -25,7 +25,7 @@ from harness.host.memory_state import MemoryState
 from harness.host.remote.receivers import Receivers
 from harness.host.submissions import EngineStopped, Submission, Submits
 from harness.host.watch import Listener, RequestFacts
-from harness.serve.replicas.router import PrefixRouter
+from harness.serve.replicas.router import PrefixRouter, stopped_lately
 from harness.serve.replicas.sums import summed
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
 from reference.engine import Engine
@@ -58,6 +58,8 @@ class _Pump:
         self._used: int | None = None
         self._ended = False
         self._response: Any = None
+        self._stopped: EngineStopped | None = None
+        """Why the engine of the last replica stopped, if that is why it was left."""
         self.events = EventQueue()
 
     def run(self) -> None:
@@ -67,7 +69,8 @@ class _Pump:
                 if self._follow():
                     return
                 time.sleep(MOVE_SECONDS)
-            self._fail(EngineStopped("no replica lives long enough; look at the server's log"))
+            lost = EngineStopped("no replica lives long enough; look at the server's log")
+            self._fail(self._stopped or lost)
         except (TaskCancelledError, RayServeException):
             self._fail(EngineStopped("the server is shutting down"))
         except Exception as error:
@@ -108,7 +111,7 @@ class _Pump:
                     self._end_answer()
                     return True
                 if isinstance(update, Refusal):
-                    return self._refused(update.error)
+                    return self._refused(update)
                 self._receive(update)
         except RayActorError:
             log.warning(
@@ -135,9 +138,14 @@ class _Pump:
             self._ended = self._ended or event.finish_reason is not None
         self.events.give([TimedEvent(now, event) for event in batch.events])
 
-    def _refused(self, error: ZincError) -> bool:
-        """Handle a refusal. A request that began on another replica waits for room in a queue; any
-        other one fails."""
+    def _refused(self, refusal: Refusal) -> bool:
+        """Handle a refusal. A request that began on another replica waits for room in a queue, and
+        one whose engine stopped goes on elsewhere; any other one fails."""
+        error = refusal.error
+        if isinstance(error, EngineStopped):
+            self._stopped = error
+            self._driver.left(refusal.replica, error)
+            return False
         if self.taken.done() and isinstance(error, QueueFull):
             time.sleep(error.retry_after)
             return False
@@ -187,8 +195,6 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
     """One driver for the replicas behind a deployment handle. Thread-safe."""
 
     failure: str | None = None
-    silence: str | None = None
-    """Nothing notices a replica that hangs."""
     memory_state: MemoryState | None = None
     """Each replica watches its own memory."""
 
@@ -210,6 +216,22 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
             stands = [one for name, one in self._stands.items() if name in live]
             total: EngineStatistics = summed(stands or list(self._stands.values()))
             return total
+
+    @property
+    def silence(self) -> str | None:
+        """What to say while all replicas have stopped; Ray Serve replaces them. A request asks them
+        again after a while, since who is told so sends none."""
+        running = PrefixRouter.running
+        stopped = bool(running) and running <= stopped_lately()
+        return "the engines of all replicas hang; send the request again" if stopped else None
+
+    def left(self, replica: str, error: EngineStopped) -> None:
+        """Send a replica no requests for a while, since its engine stopped."""
+        if replica not in stopped_lately():
+            log.error("replica %s answers no more: %s", replica, error)
+        running = PrefixRouter.running
+        if replica in running or not running:  # It may be gone before its last words are heard.
+            PrefixRouter.stopped[replica] = time.monotonic()
 
     def listen(self, listener: Listener) -> None:
         """Does nothing: replicas do not report steps, since they are too many to send."""
@@ -276,11 +298,14 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
                 answers.append((name, self._ask(question)))
             except (RayActorError, TimeoutError):
                 log.warning("replica %s does not answer", name or "(any)")
+            except EngineStopped as error:
+                self.left(name, error)
+            else:
+                PrefixRouter.stopped.pop(name, None)
         if not answers:
-            raise EngineStopped("no replica answers")
-        with self._lock:
-            for name, (_, statistics) in answers:
-                self._stands[name] = statistics
+            raise EngineStopped(self.silence or "no replica answers")
+        for name, (_, statistics) in answers:
+            self._note(name, statistics)
         total: T = summed([answer for _, (answer, _) in answers])
         return total
 
@@ -299,8 +324,17 @@ class ReplicatedDriver(Submits[ReplicatedStream]):
 
     def heard(self, batch: RequestUpdate) -> None:
         """Take a replica's counts from its update."""
+        PrefixRouter.stopped.pop(batch.replica, None)
+        self._note(batch.replica, batch.statistics)
+
+    def _note(self, replica: str, statistics: EngineStatistics) -> None:
+        """Keep a replica's counts, and drop those of replicas that are gone."""
         with self._lock:
-            self._stands[batch.replica] = batch.statistics
+            self._stands[replica] = statistics
+            live = PrefixRouter.running
+            if live and len(self._stands) > len(live):
+                stands = self._stands.items()
+                self._stands = {name: one for name, one in stands if name in {*live, replica}}
 
     def end_answer(self, end: AnswerEnd) -> None:
         """Tell a replica the length of an answer, without waiting."""

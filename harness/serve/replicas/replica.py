@@ -17,12 +17,14 @@ from harness.host.disk import forgetting
 from harness.host.engine_thread import EngineThread
 from harness.host.remote.work import Job, Work, submission_of
 from harness.host.stream_driver import EventStream
+from harness.host.submissions import EndMessages, EngineStopped
 from harness.serve.accounts import Accounts
 from harness.serve.model import ModelOptions, open_model
 from harness.serve.replicas.work import AnswerEnd, Question, Refusal, RequestUpdate
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.5
+WORDS = EndMessages(remedy="send the request again")
 MAX_STREAMS = 4096
 """Most streams that are kept until the server reports how many of their tokens the answers use."""
 
@@ -37,7 +39,7 @@ class Replica:
         self._owned = ExitStack()
         accounts = Accounts(tenants)
         forget = forgetting(options.session.disk_cache)
-        thread = self._owned.enter_context(EngineThread(accounts.tenants, forget=forget))
+        thread = self._owned.enter_context(EngineThread(accounts.tenants, WORDS, forget))
         self._model = open_model(path, options, thread, self._owned)
         self._driver = self._model.driver
         at_once = options.session.slots + options.session.queue_depth
@@ -57,7 +59,7 @@ class Replica:
             submission = submission_of([job])
             (error,) = await self._blocking(self._driver.submit_to, stream, [submission])
             if error is not None:
-                yield Refusal(error)
+                yield Refusal(error, self._name)
                 return
             yield self._batch(stream, job, (), ended=False)
             ended = False
@@ -71,9 +73,15 @@ class Replica:
                 sent += sum(event.token >= 0 for event in events)
                 yield self._batch(stream, job, events, ended)
         except ZincError as error:
-            yield Refusal(error)
+            yield Refusal(error, self._name)
         finally:
             stream.cancel(work.request.id, sent)
+
+    async def check_health(self) -> None:
+        """Called by Ray Serve, which replaces a replica whose engine has ended or hangs."""
+        problem = self._driver.failure or self._driver.silence
+        if problem is not None:
+            raise EngineStopped(problem)
 
     async def end_answer(self, end: AnswerEnd) -> None:
         """Count the tokens of an answer only, also when its request has ended already."""

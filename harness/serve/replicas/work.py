@@ -50,6 +50,7 @@ class RequestUpdate:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An error of the engine, instead of an update."""
+    """An error of the engine of a replica, instead of an update."""
 
     error: ZincError
+    replica: str
