@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from accel.native import weight_cache
-from accel.native.weight_cache import PARTIAL, SYNCED
+from accel.native.weight_cache import PARTIAL, SYNCED, UNSYNCED
 from contract.errors import ModelFileError
 from reference.model.open import open_model
 from reference.runner import ModelRunner
@@ -142,7 +142,9 @@ def test_two_processes_arrange_once(model_path, kernel_cache, folder, expected):
     assert [process.returncode for process in started] == [0, 0]
     assert [found[-1] for found in lines] == [str(expected[0])] * 2
     assert sum(line == "arranged" for found in lines for line in found) == 1
-    assert len(entries(folder)) == 1
+    # A process may end before its entry is on disk: then the entry keeps its first name.
+    (entry,) = (path for path in folder.iterdir() if path.suffix != ".lock")
+    assert entry.suffix in (SYNCED, UNSYNCED)
 
 
 def test_a_killed_process_leaves_no_entry(model_path, kernel_cache, open_one, folder, expected):
