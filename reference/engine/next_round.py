@@ -100,12 +100,13 @@ class NextRound:
         ]
 
     def after_result(
-        self, sequences: Items[Sequence], admissions: Items[int], output: StepOutput
+        self, sequences: Items[Sequence], admissions: Items[int], output: StepOutput, follows: bool
     ) -> list[int]:
         """Submit the drafts behind the step of ``sequences``, computed under ``admissions``, that
         was just read. If one ends or does not draft again, nothing of their steps is read. Returns
         how many tokens each will have, written behind the known ones; none if nothing was
-        submitted."""
+        submitted. If the step that verifies them ``follows`` at once, what was not submitted behind
+        the step in front is left to that."""
         verified, self._verified = self._verified, []
         read = list(zip(sequences, admissions, strict=True))
         if not verified or [one[:2] for one in verified] != read:
@@ -123,6 +124,11 @@ class NextRound:
             # Nothing else reads what lies behind the known tokens.
             sequence.tokens[sequence.known : known[-1]] = taken
             row += one.drafted + 1
+        if follows and self._steps_ahead == ALL:
+            room = [
+                one.sequence.last_position - end for one, end in zip(verified, known, strict=True)
+            ]
+            return known if min(map(min, room, [one.drafts for one in verified])) > 0 else []
         tokens = [one.sequence.tokens[:end] for one, end in zip(verified, known, strict=True)]
         most = max(one.drafts for one in verified)
         return known if self._begin(verified, tokens, most) else []

@@ -23,7 +23,7 @@ from reference.observer import Observer, StepObservation
 from reference.runner import ModelRunner, StepInput, StepOutput, Submission
 from reference.sched.cost import Load, StepCost
 from reference.sched.planner import Chunk
-from reference.sched.slots import SteadyDecode
+from reference.sched.slots import SteadyDecode, SteadyRound
 from reference.sched.tenants import Tenants
 
 UNCANCELLED = nullcontext()
@@ -70,6 +70,7 @@ class Pipeline:
         self._in_flight: deque[Step] = deque()
         self._latest: Step | None = None
         self._steady: SteadyDecode | None = None
+        self._round: SteadyRound | None = None
         self._read_at = 0.0
         self._read: int | None = None
 
@@ -83,7 +84,7 @@ class Pipeline:
         for step in self._unread:
             step.token.cancel()
         self._in_flight.clear()
-        self._latest = self._steady = self._starting = None
+        self._latest = self._steady = self._round = self._starting = None
 
     def leave(self, request_ids: Iterable[int]) -> bool:
         """Abandon steps that only compute for requests that leave; returns whether the tier can.
@@ -180,11 +181,12 @@ class Pipeline:
         sequences, manager = step.sequences, self._slot_manager
         if any(one.stalled for one in sequences):
             return
-        known = speculative.after_result(sequences, step.admissions, output)
-        if not known or self._in_flight or self._scheduler.waiting or manager.disk is not None:
-            return
-        pages = min(manager.memory.available(one.tenant) for one in sequences)
-        if pages < ROUND_PAGES * len(sequences):
+        follows = not self._in_flight and not self._scheduler.waiting and manager.disk is None
+        if follows:
+            pages = min([manager.memory.available(one.tenant) for one in sequences])
+            follows = pages >= ROUND_PAGES * len(sequences)
+        known = speculative.after_result(sequences, step.admissions, output, follows)
+        if not known or not follows:
             return
         taken = [one.known for one in sequences]
         for one, count in zip(sequences, known, strict=True):
@@ -258,10 +260,14 @@ class Pipeline:
         table, running = self._slot_manager.table, self._slot_manager.running
         rows = table.rows_of(chunks)
         sequences = [running[slot] for slot, _, _ in chunks]
-        inputs = table.step_input(chunks, rows, [sequence.tokens for sequence in sequences])
-        inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
-        if any(sequence.on_experts is not None for sequence in sequences):
-            inputs = replace(inputs, requested=inputs.requested + self._runner.expert_outputs)
+        admitted = [(sequence.order, sequence.admission) for sequence in sequences]
+        tokens, before = [sequence.tokens for sequence in sequences], self._round
+        inputs = None if before is None else before.next(admitted, chunks, rows, tokens)
+        if inputs is None:
+            inputs = table.step_input(chunks, rows, tokens)
+            inputs = with_masks(inputs, sequences, chunks, rows, self._mask_words)
+            if any(sequence.on_experts is not None for sequence in sequences):
+                inputs = replace(inputs, requested=inputs.requested + self._runner.expert_outputs)
         submission = self._submit(inputs, sequences, chunks, rows)
         for slot, start, count in chunks:
             table.computed[slot] = start + count
@@ -269,6 +275,9 @@ class Pipeline:
         self._note_submitted(submission, sequences, chunks, rows, attended)
         self._publish(chunks, sequences)
         self._steady = SteadyDecode.after(table, chunks, rows, inputs)
+        masked = any(sequence.masked for sequence in sequences)
+        after = None if masked else SteadyRound.after(table, admitted, chunks, rows, inputs)
+        self._round = after
         return True
 
     def _submit(

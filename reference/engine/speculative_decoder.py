@@ -200,14 +200,16 @@ class SpeculativeDecoder:
             next_round.after_step(step, sequences, drafted, counts)
 
     def after_result(
-        self, sequences: list[Sequence], admissions: list[int], output: StepOutput
+        self, sequences: list[Sequence], admissions: list[int], output: StepOutput, follows: bool
     ) -> list[int]:
         """See ``NextRound.after_result``. The first round of a sequence is settled first, since it
         counts differently."""
         if self.next_round is None or not self.next_round.expected:
             return []
         first = any(not self._history_of(one).rounds for one in sequences)
-        return [] if first else self.next_round.after_result(sequences, admissions, output)
+        if first:
+            return []
+        return self.next_round.after_result(sequences, admissions, output, follows)
 
     def drop_wrong(self, sequence: Sequence, start: int) -> None:
         """Drop the wrong drafts of a step from position ``start`` on that was read and whose tokens

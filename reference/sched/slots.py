@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import repeat
+from typing import NamedTuple
 
 import numpy as np
 
@@ -311,6 +312,54 @@ class SteadyDecode:
         computed = self.table.computed
         for slot, start, _ in self.chunks:
             computed[slot] = start + 1
+        return self.inputs
+
+
+class SteadyRound(NamedTuple):
+    """The inputs of the latest step, which verified drafts: those of a step with as many drafts of
+    the same sequences, with other positions and tokens. ``admitted`` are the order and the
+    admission of each sequence."""
+
+    admitted: list[tuple[int, int]]
+    chunks: list[Chunk]
+    rows: Sequence[int]
+    inputs: StepInput
+
+    @classmethod
+    def after(
+        cls,
+        table: SlotTable,
+        admitted: list[tuple[int, int]],
+        chunks: list[Chunk],
+        rows: Sequence[int],
+        inputs: StepInput,
+    ) -> SteadyRound | None:
+        """What a step leaves to the next one; None if it differs in more than that."""
+        drafts = all(table.draft[slot] for slot, _, _ in chunks)
+        return cls(admitted, chunks, rows, inputs) if drafts else None
+
+    def next(
+        self,
+        admitted: list[tuple[int, int]],
+        chunks: list[Chunk],
+        rows: Sequence[int],
+        tokens: Sequence[Ints],
+    ) -> StepInput | None:
+        """The inputs of the next step, see ``SlotTable.step_input``; None if it has others."""
+        if rows != self.rows or admitted != self.admitted:
+            return None
+        counts = [count for _, _, count in chunks]
+        if counts != rows or counts != [count for _, _, count in self.chunks]:
+            return None
+        query, sampling, end = self.inputs.query, self.inputs.sampling, 0
+        token, position, sampled = query["token"], query["position"], sampling["position"]
+        for (_, start, count), (_, before, _), known in zip(
+            chunks, self.chunks, tokens, strict=True
+        ):
+            begin, end = end, end + count
+            token[begin:end] = known[start : start + count]
+            position[begin:end] += start - before
+            sampled[begin:end] += start - before
         return self.inputs
 
 

@@ -53,7 +53,7 @@ def of_two(
     output: Any = SimpleNamespace(
         accepted=np.array([0, 9, 9, 1, 9]), token=np.array(tokens, np.int32)
     )
-    return rounds.after_result(read, [3, 3], output), found
+    return rounds.after_result(read, [3, 3], output, False), found
 
 
 @pytest.mark.parametrize(
