@@ -1,15 +1,23 @@
-"""The kernel that changes a step's inputs by the drafts that a step in front accepted."""
+"""Inputs of steps that change by the drafts that a step in front accepted."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from accel.cuda import launcher
 from accel.cuda.input_shift import THREADS, packed
 from accel.cuda.program import tuned_source
-from contract.draft_shift import SequenceShift, shift_inputs
+from contract.draft_shift import DraftShift, SequenceShift, shift_inputs
+from contract.dtypes import I32
+from contract.ir.graph import BufferDecl, BufferKind
 from contract.records import OUTPUT_EVENT
+from tests.cuda.conftest import OpenTier
 from tests.cuda.emulator import emulate
+from tests.cuda.fake_context import floats
+from tests.cuda.fake_driver import FakeDriver
+from tests.cuda.test_tier import LARGEST, Lowered, block_of, values_of
+from tests.doubling import WIDTH, doubled
 
 EVENTS, DRAFTS, SEQUENCES = 96, 5, 11
 QUERY_WORDS, OTHER_WORDS = 4 * (DRAFTS + 1), 2
@@ -41,3 +49,42 @@ def test_the_kernel_does_what_is_defined(first: int, queries: bool, folder: Path
     numbers = EVENTS, SEQUENCES, argument.ctypes.data
     kernel.run("shift_inputs", (1, 1, 1), THREADS, *addresses, *numbers)
     assert inputs.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("max_brief", [0, 16])
+@pytest.mark.parametrize("changed", [1, 2, 3, 4, 5])
+def test_steps_with_changed_inputs_keep_their_inputs(
+    driver: FakeDriver,
+    open_cuda: OpenTier,
+    late: bool,
+    max_brief: int,
+    changed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many follow each other, behind and in front of others. Each step has fewer tokens
+    than the one in front, whose results stay behind its own."""
+    monkeypatch.setattr(launcher, "MAX_BRIEF_LAUNCHES", max_brief)
+    lowered = Lowered(open_cuda())
+    tier, y = lowered.tier, lowered.y.allocations[0].address
+    ring = tier.alloc(BufferDecl("ring", BufferKind.OUTPUT, I32, (4, 8)), 4 * OUTPUT_EVENT.itemsize)
+    tier.prepare_shifts()
+    lowered.run()
+    driver.current.late = late
+    shift = DraftShift(ring, (SequenceShift(0, 0, 0, 0, None),))
+    for first in range(0, 60, 20):
+        expected = np.zeros((LARGEST.tokens, WIDTH), np.float32)
+        for number in range(changed + 3):
+            values = values_of(LARGEST.tokens - 5 * number, first + number)
+            block = block_of(values)
+            if number == 0 or number == changed + 2:
+                fence = lowered.submit(block)
+            elif number == changed + 1:
+                fence = tier.submit_unread(lowered.batch, block)
+            else:
+                fence = tier.submit_shifted(lowered.batch, block, None, shift)
+            block[:] = 0xFF
+            expected[: len(values)] = doubled(values)
+        tier.wait(fence)
+        found = floats(y, expected.size).reshape(expected.shape)
+        assert np.array_equal(found, expected)
