@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from harness import progress
+from harness.bench.machine import stream_bandwidth
 from harness.cli.main import COMMANDS
 from harness.cli.tools_command import TOOLS
 
@@ -77,7 +79,10 @@ def test_a_command_says_how_far_it_is(zinc, tiny_model_path, folder, command):
 
 
 @pytest.mark.parametrize("words", BENCHES, ids=" ".join)
-def test_a_benchmark_says_how_far_it_is(zinc, tiny_model_path, folder, words):
+def test_a_benchmark_says_how_far_it_is(zinc, tiny_model_path, folder, monkeypatch, words):
+    # The arrays of usual size would be most of what a process of tests has.
+    short = partial(stream_bandwidth, nbytes=1 << 22)
+    monkeypatch.setattr("harness.bench.measure.stream_bandwidth", short)
     sizes = ("--prompt-tokens", "20", "--decode-tokens", "2", "--repeat", "1")
     done = zinc("bench", *words, *sizes, "--model", tiny_model_path, "--tiers", "cpu")
     assert done.code == 0, done.err
