@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 """Exit code of a process that Ctrl-C ended, as shells have it."""
+BROKEN_PIPE = 141
+"""The same of one whose output nobody reads any more."""
 
 _raises = False
 """Whether Ctrl-C raised KeyboardInterrupt when this process began; a job in the background may

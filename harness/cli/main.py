@@ -29,7 +29,7 @@ from harness.cli.suggestions import refuse_arguments, refuse_command, translated
 from harness.cli.tools_command import TOOLS, run_named_tool
 from harness.console import DISK_ERRORS, complain, note, silence
 from harness.extras import missing_module
-from harness.interrupts import INTERRUPTED, is_interrupt
+from harness.interrupts import BROKEN_PIPE, INTERRUPTED, is_interrupt
 from harness.settings import misspelt_variables
 from harness.startup import finish_process, prepare_process
 
@@ -67,7 +67,6 @@ NO_THREAD = "can't start new thread"
 THREADS_REMEDY = "raise the limit of threads (ulimit -u, or the container's pids.max)"
 NO_TEMPORARY_FOLDER = "No usable temporary directory found"
 """Python's words."""
-BROKEN_PIPE = 141
 
 EXAMPLES = """\
 examples:

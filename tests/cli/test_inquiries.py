@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from contract.dtypes import WEIGHT_DTYPES
 from contract.ir.codec import graph_digest
 from contract.spec import KV
 from harness.digest import logits_digest
+from harness.interrupts import BROKEN_PIPE
 from harness.settings import SETTINGS
 from harness.synth.spec import SynthSpec
 from harness.synth.write import write_synthetic
@@ -18,6 +21,8 @@ from reference.limits import Limits
 from reference.model.families import FAMILIES
 from reference.model.open import open_model
 from tests.cli.conftest import Result, script_process, zinc_process
+from tests.paths import ROOT
+from tests.patience import PROCESS_SECONDS
 
 
 def json_of(result: Result) -> Any:
@@ -304,3 +309,22 @@ def test_module_is_the_console_script():
     result = zinc_process("--version")
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith("zinc-rt ")
+
+
+@pytest.mark.parametrize("module", ["harness", "harness.conformance"])
+def test_a_reader_that_leaves_ends_a_list_without_a_word(module):
+    """It is more than a pipe holds. The exit code is what shells have."""
+    words = ("conformance", "--list") if module == "harness" else ("--list",)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *words],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait(PROCESS_SECONDS) == BROKEN_PIPE
