@@ -20,6 +20,9 @@ LIMIT_GIGABYTES = 1.5
 """Most memory that a process of tests should have: a machine with 8 GB runs several of them."""
 GROWTH_GIGABYTES = 0.1
 """How much a process may grow until what it freed is given back to the system."""
+RISE_GIGABYTES = 0.1
+"""A test that raises the most memory of its process by so much is named."""
+FILES_SHOWN = 25
 MIN_TESTS = 500
 """A smaller run prints no costs."""
 
@@ -36,10 +39,20 @@ class Folder:
 
 @dataclass
 class Costs:
-    """Costs by folder, and the largest memory of each process, in GB."""
+    """Costs by folder, processor seconds by file, and the largest memory of each process, in GB,
+    with the tests that raised it."""
 
     folders: dict[str, Folder] = field(default_factory=lambda: defaultdict(Folder))
+    files: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     processes: dict[str, float] = field(default_factory=dict)
+    raised: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def note_memory(self, process: str, memory: float, test: str) -> None:
+        """Note the most memory that a process had up to the end of a test."""
+        before = self.processes.get(process, 0.0)
+        if memory >= before + RISE_GIGABYTES:
+            self.raised[process].append(f"{memory:.2f} GB since {test}")
+        self.processes[process] = max(before, memory)
 
 
 START = pytest.StashKey[float]()
@@ -120,10 +133,12 @@ class CostsOfTests:
         folder.tests += 1
         folder.processor_seconds += seconds
         folder.memory = max(folder.memory, memory)
-        self._costs.processes[worker] = max(self._costs.processes.get(worker, 0.0), memory)
+        self._costs.files[report.nodeid.partition("::")[0]] += seconds
+        self._costs.note_memory(worker, memory, report.nodeid)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Prints a line a folder, the longest first, and the memory of each process."""
+        """Prints a line a folder, the longest first, the files that take most, and the memory of
+        each process."""
         folders = self._costs.folders
         if sum(one.tests for one in folders.values()) < MIN_TESTS:
             return
@@ -135,6 +150,12 @@ class CostsOfTests:
         for worker, memory in sorted(self._costs.processes.items()):
             note = f", more than {LIMIT_GIGABYTES}" if memory > LIMIT_GIGABYTES else ""
             terminalreporter.write_line(f"process {worker}: at most {memory:.2f} GB{note}")
+            if note:
+                terminalreporter.write_line("  " + "\n  ".join(self._costs.raised[worker]))
+        terminalreporter.write_line("processor seconds  file")
+        dearest = sorted(self._costs.files.items(), key=lambda pair: -pair[1])[:FILES_SHOWN]
+        for name, seconds in dearest:
+            terminalreporter.write_line(f"{seconds:17.1f}  {name}")
 
 
 def empty_caches(prefix: str) -> None:

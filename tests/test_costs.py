@@ -8,13 +8,28 @@ from types import ModuleType
 
 import numpy as np
 
-from tests.costs import GROWTH_GIGABYTES, FreedMemory, empty_caches, folder_of
+from tests.costs import GROWTH_GIGABYTES, Costs, FreedMemory, empty_caches, folder_of
 
 
 def test_a_test_belongs_to_its_folder():
     """Or to its file, where there is none."""
     assert folder_of("tests/cuda/test_plan.py::test_one[a/b::c]") == "cuda"
     assert folder_of("tests/test_needs.py::test_two") == "test_needs.py"
+
+
+def test_who_raised_the_memory_of_a_process_is_named():
+    """Of each process, but for what every test adds."""
+    costs = Costs()
+    for process, memory, test in (
+        ("gw0", 0.2, "a"),
+        ("gw1", 0.9, "b"),
+        ("gw0", 0.25, "c"),
+        ("gw0", 0.7, "d"),
+        ("gw0", 0.7, "e"),
+    ):
+        costs.note_memory(process, memory, test)
+    assert costs.processes == {"gw0": 0.7, "gw1": 0.9}
+    assert costs.raised["gw0"] == ["0.20 GB since a", "0.70 GB since d"]
 
 
 def test_what_a_folder_cached_goes_with_it(monkeypatch):
