@@ -24,7 +24,7 @@ CONTEXT, INTERVAL = 256, 32
 PROMPT = tuple(np.random.default_rng(3).integers(0, 256, 200).tolist())
 
 
-@pytest.fixture(params=["qwen35", "lfm2", "granitehybrid"])
+@pytest.fixture(params=["qwen35", "lfm2", "granitehybrid", "kimi-linear-experts"])
 def path(request, synthetic_model) -> Path:
     return synthetic_model(**HYBRIDS[request.param] | {"quant": "q8_0"})
 

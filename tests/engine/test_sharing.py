@@ -24,11 +24,12 @@ LIMITS = Limits(slots=3, context=112, pages=12, step_tokens=32, step_rows=32, sa
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"}, "qwen35": dict(HYBRIDS["qwen35"]),
     "lfm2": dict(HYBRIDS["lfm2"]), "granitehybrid": dict(HYBRIDS["granitehybrid"]),
+    "kimi-linear": dict(HYBRIDS["kimi-linear-experts"]),
 }  # fmt: skip
 RUNS = [
     *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
     pytest.param(("qwen35", "quick"), marks=pytest.mark.soak), ("qwen35", "late"),
-    ("lfm2", "native"), ("granitehybrid", "native"),
+    ("lfm2", "native"), ("granitehybrid", "native"), ("kimi-linear", "native"),
 ]  # fmt: skip
 """Late is the CPU, later. Schedules on every tier, Vulkan too, are in tests/invariance."""
 SEEDED = SamplingParams(temperature=0.8, seed=11)

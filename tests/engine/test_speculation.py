@@ -33,6 +33,7 @@ LIMITS = Limits(
 MODELS: dict[str, dict[str, Any]] = {
     "qwen3": {"architecture": "qwen3", "quant": "q4_k_m"}, "qwen35": dict(HYBRIDS["qwen35"]),
     "lfm2": dict(HYBRIDS["lfm2"]), "granitehybrid": dict(HYBRIDS["granitehybrid"]),
+    "kimi-linear": dict(HYBRIDS["kimi-linear-experts"]),
 }  # fmt: skip
 
 
@@ -67,7 +68,7 @@ class Told(Drafter):
     params=[
         *(("qwen3", tier) for tier in TIERS if tier != "vulkan"),
         ("qwen35", "quick"),
-        *((name, "native") for name in ("qwen35", "lfm2", "granitehybrid")),
+        *((name, "native") for name in ("qwen35", "lfm2", "granitehybrid", "kimi-linear")),
         ("qwen35", "opencl"),
     ],
     ids=" on ".join,
@@ -125,7 +126,7 @@ def test_no_guess_changes_a_token(runner, data):
     assert tokens_of(engine, *requests) == expected
 
 
-@pytest.mark.parametrize(("name", "wrong"), [*zip(MODELS, (8, 4, 1, 4), strict=True)])
+@pytest.mark.parametrize(("name", "wrong"), [*zip(MODELS, (8, 4, 1, 4, 2), strict=True)])
 def test_a_scored_prompt_and_guesses(synthetic_model, name, wrong):
     """Tokens that a recurrent model computes again after wrong guesses are told once."""
     limits = replace(LIMITS, top_log_probabilities=1, scores=True)

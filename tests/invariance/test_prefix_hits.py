@@ -34,6 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "attention-i3r": {"fields": {"architecture": "qwen3", "quant": "q4_k_m"}, "kv_dtype": I3R},
     "hybrid": {"fields": HYBRIDS["qwen35"], "kv_dtype": I12},
     "mamba": {"fields": HYBRIDS["granitehybrid"], "kv_dtype": I12},
+    "latent-and-decays": {"fields": HYBRIDS["kimi-linear-experts"], "kv_dtype": I12},
     "short-convolutions": {"fields": HYBRIDS["lfm2"], "kv_dtype": I12},
 }
 SHORT = ("attention-i12", "hybrid")
