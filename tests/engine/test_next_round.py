@@ -13,7 +13,7 @@ from reference.runner import Submission
 
 END = 7
 TIER: Any = SimpleNamespace(info=SimpleNamespace(asynchronous=True, host_unified=True))
-STEP: Any = None
+STEP = Submission(SimpleNamespace(), 9, 0, SimpleNamespace())  # type: ignore[arg-type]
 Drafts = list[tuple[list[int], int]]
 
 
@@ -32,28 +32,47 @@ def sequence(order: int, ignore_end: bool = False) -> Any:
     )  # fmt: skip
 
 
+class Shifts(NamedTuple):
+    """A tier that changes inputs behind the step in front."""
+
+    info: Any = TIER.info
+
+    def prepare_shifts(self) -> None:
+        pass
+
+    def submit_shifted(self, *_: object) -> None:
+        raise AssertionError("the block is a double")
+
+
 def of_two(
-    tokens: list[int], drafts: int = 2, ignore_end: bool = False, **changed: Any
+    tokens: list[int],
+    drafts: int = 2,
+    ignore_end: bool = False,
+    follows: bool = False,
+    **changed: Any,
 ) -> tuple[list[int], Drafts]:
     """What follows a step that verifies two drafts of a sequence, of which none is right, and one
     of a second, which is right. Then ``drafts`` of the second are to follow, which is ``changed``
-    meanwhile."""
+    meanwhile. If the next verification ``follows``, on a tier that changes inputs."""
     found: Drafts = []
 
     def begin_ahead(sequences: list[DraftRequest], steps: int, behind: object) -> None:
-        assert behind is None
+        assert (behind is not None) == follows
         found.extend((one.tokens.tolist(), min(one.limit, steps)) for one in sequences)
 
     first, second = sequence(0), sequence(1, ignore_end)
-    rounds = NextRound(SimpleNamespace(begin_ahead=begin_ahead), TIER, [END])  # type: ignore[arg-type]
+    block: Any = SimpleNamespace(begin_ahead=begin_ahead)
+    rounds = NextRound(block, Shifts() if follows else TIER, [END])
     rounds.after_step(STEP, [first, second], [2, 1], [2, 2])
+    assert bool(found) == follows
+    found.clear()
     rounds.expect(second, drafts)
     read = [first, changed.pop("read", second)]
     second.__dict__.update(changed)
     output: Any = SimpleNamespace(
         accepted=np.array([0, 9, 9, 1, 9]), token=np.array(tokens, np.int32)
     )
-    return rounds.after_result(read, [3, 3], output, False), found
+    return rounds.after_result(read, [3, 3], output, follows), found
 
 
 @pytest.mark.parametrize(
@@ -67,6 +86,7 @@ def of_two(
 )
 def test_drafts_follow_the_accepted_tokens_of_each(tokens, how, last):
     assert of_two(tokens, **how) == ([3, 4], [([5, 6, 8], 2), ([5, 6, *tokens[3:]], last)])
+    assert of_two(tokens, follows=True, **how) == ([3, 4], [])
 
 
 GO_ON = [8, 0, 0, 3, 4]
@@ -82,19 +102,8 @@ GO_ON = [8, 0, 0, 3, 4]
 )
 def test_nothing_follows_sequences_of_which_one_does_not_go_on(tokens, how):
     """It ended, lost its slot or its pause, is full, or another one was read."""
-    assert of_two(tokens, **how) == ([], [])
-
-
-class Shifts(NamedTuple):
-    """A tier that changes inputs behind the step in front."""
-
-    info: Any = TIER.info
-
-    def prepare_shifts(self) -> None:
-        pass
-
-    def submit_shifted(self, *_: object) -> None:
-        raise AssertionError("the block is a double")
+    for follows in (False, True):
+        assert of_two(tokens, follows=follows, **how) == ([], [])
 
 
 @pytest.mark.parametrize("first", [0, (1 << 32) - 6, (1 << 32) - 1])
