@@ -15,9 +15,8 @@
 
 MATMUL_TARGET_BEGIN
 
-// The activation of one token, a dword of `first` and one of `second` for four columns as in FOURS,
-// side by side, and sums of its columns. The sums also keep the tokens of a tile from falling on the
-// same lines of the cache.
+// The activation of one token as fours, and sums of its columns. The sums also keep the tokens of a
+// tile from falling on the same lines of the cache.
 typedef struct {
     uint fours[FEW_COLUMNS / 2];
     uint sums[FEW_COLUMNS / 32];
@@ -82,15 +81,6 @@ INLINE void few_blocks(uint dtype, int tile, const GLOBAL uchar *header, const G
         header += UNIT_BYTES(dtype);
         body += BLOCK_VECTORS(dtype) * VECTOR_BYTES;
     }
-}
-
-// What the offset of the integers takes from a block, as the factors of its two sums.
-INLINE uint16 offset_pair(uint dtype, const SUB_SCALES *scales, int b) {
-    if (!HAS_HALF_BLOCKS(dtype))
-        return twice(-OFFSET(dtype) * sub_block_number(dtype, scales->scale, b));
-    const int16 low = -OFFSET(dtype) * sub_block_number(dtype, scales->scale, 2 * b);
-    const int16 high = -OFFSET(dtype) * sub_block_number(dtype, scales->scale, 2 * b + 1);
-    return (as_uint16(low) & 0xFFFFu) | as_uint16(high) << 16;
 }
 
 // One super-block for 16 rows, before the activations' scales.
@@ -207,7 +197,8 @@ INLINE void few_rows(uint dtype, const MATMUL *p, uint begin_row, uint end_row) 
         const uint end = min(p->columns, begin + FEW_COLUMNS);
         for (uint token = 0; token < arranged; token++) {
             const ulong source = source_row(p, min(token, p->tokens - 1));
-            arrange_fours(p->m + source * p->m_stride + begin, end - begin, few[token].fours);
+            arrange_fours(DOT_VNNI, p->m + source * p->m_stride + begin, end - begin,
+                          few[token].fours);
             const GLOBAL uint *sums = p->sums + source * p->sums_stride + begin / 32;
             for (uint b = 0; b < (end - begin) / 32; b++) few[token].sums[b] = sums[b];
         }

@@ -14,6 +14,15 @@
      : (dtype) == Q8_0 || (dtype) == IQ4_NL || (dtype) == IQ4_XS ? 128        \
                                                                : 0)
 
+// The largest integer plus OFFSET.
+#define MAX_INTEGER(dtype)                                                    \
+    ((dtype) == MXFP4                     ? 24                                \
+     : HAS_TABLE(dtype)                   ? 241                               \
+     : (dtype) == Q8_0                    ? 255                               \
+                                          : (1 << (LOWER_BITS(dtype) + UPPER_BITS(dtype))) - 1)
+// Sums of two products of such an integer and a signed byte are 16-bit numbers.
+#define MULTIPLIES_BYTES(dtype) (BYTE_PRODUCTS && MAX_INTEGER(dtype) <= 63)
+
 // The sixteen values of a table plus OFFSET, as bytes.
 INLINE uint4 table_bytes(uint dtype) {
     return dtype == MXFP4 ? make_uint4(0x0F0E0D0Cu, 0x18141210u, 0x090A0B0Cu, 0x00040608u)
@@ -108,6 +117,15 @@ INLINE uint16 minimum_pair(uint dtype, const SUB_SCALES *scales, int b) {
     if (!HAS_HALF_BLOCKS(dtype)) return twice(sub_block_number(dtype, scales->minimum, b));
     uint16 bytes = scales->minimum[b / 2] >> (uint)(16 * (b & 1));
     return (bytes & 0xFFu) | (bytes & 0xFF00u) << 8;
+}
+
+// What the offset of the integers takes from a block, as the factors of its two sums.
+INLINE uint16 offset_pair(uint dtype, const SUB_SCALES *scales, int b) {
+    if (!HAS_HALF_BLOCKS(dtype))
+        return twice(-OFFSET(dtype) * sub_block_number(dtype, scales->scale, b));
+    const int16 low = -OFFSET(dtype) * sub_block_number(dtype, scales->scale, 2 * b);
+    const int16 high = -OFFSET(dtype) * sub_block_number(dtype, scales->scale, 2 * b + 1);
+    return (as_uint16(low) & 0xFFFFu) | as_uint16(high) << 16;
 }
 
 MATMUL_TARGET_END

@@ -32,6 +32,14 @@
 #define MATMUL_TARGET_END
 #endif
 
+// Whether unsigned bytes of weights are multiplied with signed bytes of activations, and pairs of
+// products are added to 16-bit numbers, which is faster than products of 16-bit numbers.
+#if !DOT_VNNI && defined(__SSSE3__)
+#define BYTE_PRODUCTS 1
+#else
+#define BYTE_PRODUCTS 0
+#endif
+
 #if defined(__AVX512BW__)
 typedef int NATIVE_INT16 __attribute__((__vector_size__(64)));
 typedef short NATIVE_SHORT32 __attribute__((__vector_size__(64)));
@@ -65,6 +73,18 @@ INLINE int16 dot_bytes(int16 acc, uint16 a, uint16 b) {
                             int16);
 }
 #elif defined(__AVX512BW__)
+INLINE uint16 byte_products(uint16 a, uint16 b) {
+    return __builtin_astype(__builtin_ia32_pmaddubsw512(__builtin_astype(a, NATIVE_CHAR64),
+                                                        __builtin_astype(b, NATIVE_CHAR64)),
+                            uint16);
+}
+
+INLINE uint16 add_pairs(uint16 a, uint16 b) {
+    return __builtin_astype(__builtin_astype(a, NATIVE_SHORT32) +
+                                __builtin_astype(b, NATIVE_SHORT32),
+                            uint16);
+}
+
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
     return acc + __builtin_astype(__builtin_ia32_pmaddwd512(__builtin_astype(a, NATIVE_SHORT32),
                                                             __builtin_astype(b, NATIVE_SHORT32)),
@@ -80,6 +100,27 @@ INLINE int8 pair_products(uint8 a, uint8 b) {
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
     return make_int16(acc.lo + pair_products(a.lo, b.lo), acc.hi + pair_products(a.hi, b.hi));
 }
+
+INLINE uint8 byte_products_half(uint8 a, uint8 b) {
+    return __builtin_astype(__builtin_ia32_pmaddubsw256(__builtin_astype(a, NATIVE_CHAR32),
+                                                        __builtin_astype(b, NATIVE_CHAR32)),
+                            uint8);
+}
+
+// In each half of a lane the sum of two products of an unsigned byte of a and a signed one of b.
+INLINE uint16 byte_products(uint16 a, uint16 b) {
+    return make_uint16(byte_products_half(a.lo, b.lo), byte_products_half(a.hi, b.hi));
+}
+
+INLINE uint8 add_pairs_half(uint8 a, uint8 b) {
+    return __builtin_astype(__builtin_astype(a, NATIVE_SHORT16) +
+                                __builtin_astype(b, NATIVE_SHORT16),
+                            uint8);
+}
+
+INLINE uint16 add_pairs(uint16 a, uint16 b) {
+    return make_uint16(add_pairs_half(a.lo, b.lo), add_pairs_half(a.hi, b.hi));
+}
 #elif defined(__SSSE3__)
 INLINE int4 pair_products(uint4 a, uint4 b) {
     return __builtin_astype(__builtin_ia32_pmaddwd128(__builtin_astype(a, NATIVE_SHORT8),
@@ -90,6 +131,28 @@ INLINE int4 pair_products(uint4 a, uint4 b) {
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
     return acc + make_int16(pair_products(a.lo.lo, b.lo.lo), pair_products(a.lo.hi, b.lo.hi),
                             pair_products(a.hi.lo, b.hi.lo), pair_products(a.hi.hi, b.hi.hi));
+}
+
+INLINE uint4 byte_products_quarter(uint4 a, uint4 b) {
+    return __builtin_astype(__builtin_ia32_pmaddubsw128(__builtin_astype(a, NATIVE_CHAR16),
+                                                        __builtin_astype(b, NATIVE_CHAR16)),
+                            uint4);
+}
+
+INLINE uint16 byte_products(uint16 a, uint16 b) {
+    return make_uint16(
+        byte_products_quarter(a.lo.lo, b.lo.lo), byte_products_quarter(a.lo.hi, b.lo.hi),
+        byte_products_quarter(a.hi.lo, b.hi.lo), byte_products_quarter(a.hi.hi, b.hi.hi));
+}
+
+INLINE uint4 add_pairs_quarter(uint4 a, uint4 b) {
+    return __builtin_astype(__builtin_astype(a, NATIVE_SHORT8) + __builtin_astype(b, NATIVE_SHORT8),
+                            uint4);
+}
+
+INLINE uint16 add_pairs(uint16 a, uint16 b) {
+    return make_uint16(add_pairs_quarter(a.lo.lo, b.lo.lo), add_pairs_quarter(a.lo.hi, b.lo.hi),
+                       add_pairs_quarter(a.hi.lo, b.hi.lo), add_pairs_quarter(a.hi.hi, b.hi.hi));
 }
 #else
 INLINE int16 dot_pairs(int16 acc, uint16 a, uint16 b) {
