@@ -38,6 +38,7 @@ HEADERS = (
     "matmul_experts.h",
     "matmul_lanes.h",
     "attention_rows.h",
+    "transpose.h",
     "attention_tile.h",
     "attention_codes.h",
     "attention.h",

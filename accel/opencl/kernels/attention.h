@@ -191,7 +191,6 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
         tile->key_scale[page] = tile->exponent[page] = tile->value_scale[page] = (float16)(0.0f);
         return;
     }
-    float scale[PAGE_TOKENS], exponent[PAGE_TOKENS], weight[PAGE_TOKENS];
 #define CALL(dtype, whole)                                                          \
     {                                                                               \
         load_keys(head, dtype, whole, position, begin, end, next, tile, key);       \
@@ -211,14 +210,10 @@ OUTLINED void load_page(const KV_HEAD *head, uint position, uint begin, uint end
         FOR_KV_TYPE(head, CALL)
     }
 #undef CALL
-    for (uint i = 0; i < PAGE_TOKENS; i++) {
-        scale[i] = key_scale(key[i]);
-        exponent[i] = tile_exponent(key[i], value[i]);
-        weight[i] = value_scale(value[i]);
-    }
-    tile->key_scale[page] = vload16(0, scale);
-    tile->exponent[page] = vload16(0, exponent);
-    tile->value_scale[page] = vload16(0, weight);
+    const int16 keys = vload16(0, key), values_of = vload16(0, value);
+    tile->key_scale[page] = key_scales(keys);
+    tile->exponent[page] = tile_exponents(keys, values_of);
+    tile->value_scale[page] = value_scales(values_of);
 }
 
 // Adds the spans' sums so far to y and begins another span.

@@ -128,18 +128,22 @@ INLINE float row_factor(int most, int bits) {
     return e == BROKEN_ROW || most < (127 + MIN_EXPONENT) << 23 ? 0.0f : two_to(bits - e);
 }
 
-// 2^ek, and 0 for a broken row: its value's exponent makes the tile's maximum infinite.
-INLINE float key_scale(int exponent) {
-    return exponent == BROKEN_ROW ? 0.0f : two_to(exponent);
+INLINE float16 two_to_16(int16 n) { return as_float16((n + 127) << (int16)(23)); }
+
+// 2^ek of sixteen positions, and 0 for broken rows: their values' exponents make the tile's maximum
+// infinite.
+INLINE float16 key_scales(int16 exponent) {
+    return select(two_to_16(exponent), (float16)(0.0f), exponent == (int16)(BROKEN_ROW));
 }
 
-INLINE float tile_exponent(int key, int value) {
-    return key == BROKEN_ROW || value == BROKEN_ROW ? INFINITY : (float)value;
+INLINE float16 tile_exponents(int16 key, int16 value) {
+    const int16 broken = (key == (int16)(BROKEN_ROW)) | (value == (int16)(BROKEN_ROW));
+    return select(convert_float16(value), (float16)(INFINITY), broken);
 }
 
-// What turns a position's weight into an integer.
-INLINE float value_scale(int exponent) {
-    return exponent == BROKEN_ROW ? 0.0f : two_to(exponent + 13);
+// What turns the positions' weights into integers.
+INLINE float16 value_scales(int16 exponent) {
+    return select(two_to_16(exponent + 13), (float16)(0.0f), exponent == (int16)(BROKEN_ROW));
 }
 
 // U and l of some positions.

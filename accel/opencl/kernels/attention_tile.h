@@ -206,25 +206,6 @@ INLINE void load_values(const KV_HEAD *head, uint dtype, bool whole, uint positi
     }
 }
 
-// The lanes of vector i and of vector i + half in turn. Rows become columns by repeating it.
-#define INTERLEAVE(to, from, half)                                                               \
-    UNROLL for (int i = 0; i < half; i++) {                                                      \
-        uint16 a = from[i], b = from[i + half];                                                  \
-        to[2 * i] = make_uint16(a.s0, b.s0, a.s1, b.s1, a.s2, b.s2, a.s3, b.s3, a.s4, b.s4,      \
-                                a.s5, b.s5, a.s6, b.s6, a.s7, b.s7);                             \
-        to[2 * i + 1] = make_uint16(a.s8, b.s8, a.s9, b.s9, a.sa, b.sa, a.sb, b.sb, a.sc, b.sc,  \
-                                    a.sd, b.sd, a.se, b.se, a.sf, b.sf);                         \
-    }
-
-// Rows become columns.
-INLINE void transpose16(uint16 *v) {
-    uint16 t[16];
-    INTERLEAVE(t, v, 8)
-    INTERLEAVE(v, t, 8)
-    INTERLEAVE(t, v, 8)
-    INTERLEAVE(v, t, 8)
-}
-
 // Sixteen integers of I12, of which the low halves are in bits `shift` to shift + 3.
 INLINE short16 i12_integers(const GLOBAL uchar *high, const GLOBAL uchar *low, short shift) {
     const short16 above = convert_short16(vload16(0, (const GLOBAL char *)high));
@@ -260,18 +241,6 @@ INLINE void load_keys_i12(const KV_HEAD *head, bool whole, uint position, uint b
             ((short *)row)[d + half_dim] = i12_integer(high + d + half_dim, low + d, 4);
         }
     }
-}
-
-// Sixteen channels, of sixteen positions each, become eight pairs of positions.
-INLINE void channels_to_lanes(const short16 *channel, uint16 *values, uint stride) {
-    uint16 v[8], t[8];
-    UNROLL for (int i = 0; i < 8; i++)
-        v[i] = make_uint16(as_uint8(channel[2 * i]), as_uint8(channel[2 * i + 1]));
-    INTERLEAVE(t, v, 4)
-    INTERLEAVE(v, t, 4)
-    INTERLEAVE(t, v, 4)
-    INTERLEAVE(v, t, 4)
-    UNROLL for (int i = 0; i < 8; i++) values[i * stride] = v[i];
 }
 
 // load_values for I12. Positions that are not written yet hold any integers.
