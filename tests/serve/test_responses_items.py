@@ -124,6 +124,13 @@ def test_items_of_other_servers_are_read(hermes):
 CONTINUED = [{"role": "user", "content": "Go on."}]
 
 
+def test_an_answer_in_the_background_is_refused(hermes):
+    refused = Http(hermes.url).post(RESPONSES, {"input": "hello", "background": True})
+    assert (refused.status, refused.error["code"]) == (400, "unsupported")
+    assert refused.error["param"] == "background"
+    assert "stream it" in refused.error["message"]
+
+
 def test_what_is_too_long_is_refused_under_any_truncation(hermes):
     """A client's wish that something be dropped is ignored, and named."""
     http = Http(hermes.url)

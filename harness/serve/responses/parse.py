@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from harness.serve.answers import Json
-from harness.serve.errors import invalid_value
+from harness.serve.errors import invalid_value, unsupported
 from harness.serve.responses.namespaces import NAMESPACE, joined_name, out_of_namespaces
 from harness.serve.responses.wire import (
     LOGPROBS,
@@ -47,7 +47,11 @@ CALLS_BY_SERVER = (*HOSTED, "local_shell_call", "shell_call", "apply_patch_call"
 
 def readable_items(value: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """A body with only the tools and items that this server knows; others are named in
-    ``ignored``."""
+    ``ignored``. Raises ApiError for an answer in the background."""
+    if value.get("background") is True:
+        raise unsupported(
+            "background", "background: no answer is made while its client is away; stream it"
+        )
     value = without_hosted_tools(value, ignored, LEFT_OUT)
     value = allowed_tools(out_of_namespaces(value, ignored))
     if value.get("truncation") == "auto":
