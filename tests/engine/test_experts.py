@@ -25,6 +25,7 @@ from tests.bench.steps import step_of
 from tests.conftest import SyntheticModel
 from tests.engine.scored_prompts import PROMPT, run
 from tests.families_table import FAMILIES
+from tests.long_cases import long_except
 from tests.named_tiers import named, quick_tier, runner_on
 
 LIMITS = Limits(
@@ -88,7 +89,16 @@ def cpu(synthetic_model) -> Iterator[ModelRunner]:
         yield opened
 
 
-@pytest.mark.parametrize("name", ALL_MIXTURES)
+EACH_CHOICE = (
+    *("qwen3moe", "qwen35moe", "qwen35moe-nextn", "gemma4-experts", "gpt-oss-experts"),
+    *("glm4moe-experts", "deepseek2-experts-groups", "granitehybrid-experts", "lfm2moe"),
+    *("llama4-experts-two", "nemotron_h_moe", "smallthinker-experts", "kimi-linear-experts"),
+    *("mistral4-experts", "minimax-m2-experts", "bailingmoe2-experts", "afmoe-experts"),
+)
+"""A mixture of each way to choose experts and of each sort of layers beside them."""
+
+
+@pytest.mark.parametrize("name", long_except(ALL_MIXTURES, *EACH_CHOICE))
 def test_they_are_those_that_the_layers_use(synthetic_model, name):
     """In one step the ids that the products of each layer read, and those that were asked for."""
     opened = open_model(model_file(synthetic_model, name))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.golden_specs import SYNTHETIC_SPECS
 from tests.families_table import DEEP, FAMILIES
 from tests.long_cases import long_except
 from tests.peer.float64_latent import Float64Latent
@@ -46,7 +47,25 @@ def truth_of(path: Path) -> Any:
     return float64_model(path).logits(TOKENS)
 
 
-@pytest.mark.parametrize("name", long_except(NAMES, *FAMILIES))
+PLAIN = (
+    *("arcee", "baichuan", "chatglm", "command-r", "exaone", "exaone4", "gemma", "glm4", "granite"),
+    *("ernie4_5", "hunyuan-dense", "internlm2", "minicpm", "nemotron", "olmo2", "qwen2", "qwen2vl"),
+    *("qwen3vl", "seed_oss", "smollm3", "starcoder", "starcoder2", "stablelm"),
+    *("bailingmoe-experts", "bailingmoe2-experts", "deepseek-experts", "dots1-experts"),
+    *("ernie4_5-moe-experts", "exaone-moe-experts", "granitemoe-experts", "hunyuan-moe-experts"),
+    *("hy_v3-experts", "mellum-experts", "olmoe-experts", "qwen2moe-experts"),
+    *("qwen3vlmoe-experts",),
+)
+"""Layers made of what layers of others are made of. Every run compares their bits with goldens."""
+
+
+def test_goldens_have_the_plain_families():
+    """Of each the architecture, and experts where it has some."""
+    known = {(spec.architecture, spec.experts is not None) for spec in SYNTHETIC_SPECS}
+    assert {(FAMILIES[name]["architecture"], "experts" in name) for name in PLAIN} <= known
+
+
+@pytest.mark.parametrize("name", long_except(NAMES, *(FAMILIES.keys() - {*PLAIN})))
 def test_logits_agree_with_float64(path_of, name):
     """To the last of the formulas without the rounding of attention, and closely with it."""
     path = path_of(name)

@@ -9,7 +9,7 @@ import pytest
 from harness.named_adapters import NamedAdapter
 from reference.model.gguf.file import open_gguf
 from tests.adapters import write_adapter
-from tests.families_table import DEEP, FAMILIES, without_variants
+from tests.families_table import DEEP, EACH_KIND, FAMILIES
 from tests.long_cases import long_except
 from tests.model.older_latent import older_and_newer
 from tests.model.test_adapters import is_linear
@@ -91,9 +91,7 @@ def test_logits_agree_with_llama_cpp(model, peer, name):
 
 @pytest.mark.parametrize(
     "name",
-    long_except(
-        (name for name in ENTRIES if name not in NOT_IN_PEER + NOT_IN_FLOAT64), *without_variants()
-    ),
+    long_except((name for name in ENTRIES if name not in NOT_IN_PEER + NOT_IN_FLOAT64), *EACH_KIND),
 )
 def test_llama_cpp_agrees_with_float64(model, peer, name):
     """The files and the oracle are right whatever our engine computes."""
