@@ -121,9 +121,6 @@ def test_items_of_other_servers_are_read(hermes):
     assert fewer["usage"]["input_tokens"] <= used["input_tokens"]
 
 
-CONTINUED = [{"role": "user", "content": "Go on."}]
-
-
 def test_an_answer_in_the_background_is_refused(hermes):
     refused = Http(hermes.url).post(RESPONSES, {"input": "hello", "background": True})
     assert (refused.status, refused.error["code"]) == (400, "unsupported")
@@ -141,6 +138,9 @@ def test_what_is_too_long_is_refused_under_any_truncation(hermes):
     assert http.post(RESPONSES, {**asked, "truncation": "none"}).error["param"] == "truncation"
     long = http.post(RESPONSES, {**asked, "input": "hello " * 2000})
     assert long.error["code"] == "context_length_exceeded"
+
+
+CONTINUED = [{"role": "user", "content": "Go on."}]
 
 
 def test_a_refusal_is_what_the_model_said(hermes):

@@ -9,7 +9,7 @@
 #define PREFETCH_BYTES 8192
 
 // Loads that are met again for every block are fetched ahead by the processor itself, those of an
-// unrolled super-block hardly: that doubles what a core of AVX2 reads from memory. VNNI gains nothing.
+// unrolled super-block hardly: a core of AVX2 reads twice as much from memory. VNNI gains nothing.
 #if BYTE_PRODUCTS
 #define BLOCK_LOOP _Pragma("nounroll")
 #else
@@ -79,6 +79,7 @@ INLINE int16 byte_dot(uint dtype, const GLOBAL uchar *block, const uint *fours, 
 }
 #endif
 
+// One of these, whichever is faster for the format.
 INLINE int16 scaled_dot(uint dtype, const GLOBAL uchar *block, const uint *fours, int16 start,
                         int16 number, int begin, int end) {
 #if BYTE_PRODUCTS

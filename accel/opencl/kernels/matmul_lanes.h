@@ -73,6 +73,7 @@ INLINE int16 dot_bytes(int16 acc, uint16 a, uint16 b) {
                             int16);
 }
 #elif defined(__AVX512BW__)
+// In each half of a lane the sum of two products of an unsigned byte of a and a signed one of b.
 INLINE uint16 byte_products(uint16 a, uint16 b) {
     return __builtin_astype(__builtin_ia32_pmaddubsw512(__builtin_astype(a, NATIVE_CHAR64),
                                                         __builtin_astype(b, NATIVE_CHAR64)),
@@ -107,7 +108,6 @@ INLINE uint8 byte_products_half(uint8 a, uint8 b) {
                             uint8);
 }
 
-// In each half of a lane the sum of two products of an unsigned byte of a and a signed one of b.
 INLINE uint16 byte_products(uint16 a, uint16 b) {
     return make_uint16(byte_products_half(a.lo, b.lo), byte_products_half(a.hi, b.hi));
 }
