@@ -111,19 +111,32 @@ def test_files_of_others_are_found(folder, written, tmp_path):
     assert problem(folder) == ""
 
 
-def test_a_file_is_written_though_its_folder_is_removed_meanwhile(folder, tmp_path, monkeypatch):
-    """Of two processes one removes a scope, whose folder the other has just made."""
-    partial_name = cached_files.partial_name
+@pytest.mark.parametrize("removed", [("folder",), ("file", "folder"), ("file", "folder") * 2])
+def test_a_file_is_written_though_its_scope_is_removed_meanwhile(
+    folder, tmp_path, monkeypatch, removed
+):
+    """Others remove a scope, whose folder or file has just been made, and remove it again."""
+    partial_name, replace = cached_files.partial_name, os.replace
+    left = list(removed)
 
-    def removing(target: Path) -> Path:
-        monkeypatch.undo()
-        CacheFolder(tmp_path, PLENTY).remove_scope(entry_of(folder, 1).scope)
-        assert not target.parent.exists()
+    def remove(what: str) -> None:
+        if left[:1] == [what]:
+            left.pop(0)
+            CacheFolder(tmp_path, PLENTY).remove_scope(entry_of(folder, 1).scope)
+
+    def named(target: Path) -> Path:
+        remove("folder")
         return partial_name(target)
 
-    monkeypatch.setattr(cached_files, "partial_name", removing)
+    def renamed(partial: Path, target: Path) -> None:
+        remove("file")
+        replace(partial, target)
+
+    monkeypatch.setattr(cached_files, "partial_name", named)
+    monkeypatch.setattr(os, "replace", renamed)
     assert folder.write(entry_of(folder, 1), payload_of(1))
     assert problem(folder) == ""
+    assert not left
 
 
 def test_a_file_of_another_version_is_found(folder, written, monkeypatch):

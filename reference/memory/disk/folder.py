@@ -27,6 +27,8 @@ _FILE = re.compile(r"[0-9a-f]{64}\.(page|state)(\.[0-9a-f]{16}\.partial)?")
 SPARE = 16
 """One part in this many of the limit is freed when the folder is full, because finding the least
 recently used files takes time in proportion to all files."""
+REMOVALS = 16
+"""A file is written again as often as this if its scope is removed meanwhile."""
 
 
 class CacheFolder:
@@ -66,10 +68,12 @@ class CacheFolder:
             return False
         self._make_room(size)
         parts = encode_entry(entry, payload, self.secret)
-        try:
-            _write_file(target, parts)
-        except FileNotFoundError:
-            # Somebody who removes the scope took its empty folder before the file was in it.
+        for _ in range(REMOVALS):
+            # Somebody who removes the scope may take its folder, or the file before it has its name.
+            with contextlib.suppress(FileNotFoundError):
+                _write_file(target, parts)
+                break
+        else:
             _write_file(target, parts)
         self.nbytes = (self.nbytes or 0) + size
         self._written += size
