@@ -86,8 +86,8 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
     reasoning = dialect.reasoning
     thinking = reasoning is not None and reasoning.opened_by(rendered.text)
-    many = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
     forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
+    many = _several_calls(body, described=generic)
     grammar, enforced = _grammar_of(body, tools, functions, dialect, many, generic)
     if grammar is not None and continued is not None:
         raise unsupported(CONTINUE, "an answer that a grammar holds continues no message")
@@ -114,6 +114,16 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         FORMAT if body.grammar is None else GRAMMAR,
         generic and bool(tools),
     )
+
+
+def _several_calls(body: ChatRequest, *, described: bool) -> bool:
+    """Whether the answer may make several calls. Where tools are ``described`` to a model whose
+    template knows none, it may repeat a required call without end, so it makes one by default."""
+    if isinstance(body.tool_choice, NamedTool):
+        return False
+    if body.parallel_tool_calls is None:
+        return not (described and body.tool_choice == "required")
+    return body.parallel_tool_calls
 
 
 def _spoken(body: ChatRequest) -> tuple[tuple[int, ...], ...]:

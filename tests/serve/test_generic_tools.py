@@ -108,6 +108,21 @@ def test_a_required_call_obeys_its_schema(client):
     check_call(call.function.name, call.function.arguments)
 
 
+def test_a_required_call_is_one_unless_several_are_asked_for(client):
+    """Random weights go on calling, as weak models do. Where the model decides, it may."""
+    asked = {**CALLING, "max_tokens": 120, "tools": [{"type": "function", "function": TIME}]}
+    del asked["parallel_tool_calls"]
+    for seed in range(8):
+        several = client.chat.completions.create(**asked, parallel_tool_calls=True, seed=seed)
+        calls = several.choices[0].message.tool_calls
+        if len(calls) > 1:
+            break
+    assert len(calls) > 1
+    choice = client.chat.completions.create(**asked, seed=seed).choices[0]
+    assert choice.message.tool_calls == calls[:1]
+    assert choice.finish_reason == "tool_calls"
+
+
 def test_a_call_the_model_decides_on_is_held_by_the_grammar(server, client):
     """Though nothing is strict: a bias makes it begin calls, and the grammar makes them whole."""
     bias = {token_of(server, "<tool_call>"): 7}

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
+from harness.host.structured.closed_objects import with_closed_objects
 from harness.host.structured.json_schema import compile_options, enforceable
 from harness.host.structured.schema_tree import SchemaRefused
 
@@ -179,8 +180,9 @@ def in_regex(text: str) -> str:
 
 
 def json_rule(schema: Mapping[str, Any] | bool) -> str:
-    """The Lark expression for a JSON value that matches ``schema``. Raises SchemaRefused."""
-    enforced = enforceable(schema)
+    """The Lark expression for a JSON value that matches ``schema``, without keys that an object
+    does not declare unless the schema asks for them. Raises SchemaRefused."""
+    enforced = with_closed_objects(enforceable(schema))
     if enforced is False:
         raise SchemaRefused("", "false", "allows nothing")
     options = {"x-guidance": compile_options(enforced)}

@@ -29,8 +29,9 @@ LARGEST_NUMBER = 2**53
 MAX_DECIMALS = 22
 """The grammar's reader computes a decimal from an integer and a power of ten. The result is
 correctly rounded if binary64 has both: an integer up to LARGEST_NUMBER, and 10^22."""
-BLANKS = r"\n[ \t]{0,40}|[ \t]{1,40}"
-"""White space between the parts of a JSON value: indentation of limited length."""
+BLANKS = r"\n[ \t]{0,40}| "
+"""White space between the parts of a JSON value: indentation of limited length, or one space. A
+weak model that may write more does so for many tokens."""
 
 VALUES = frozenset(
     (

@@ -69,7 +69,7 @@ class CacheFolder:
         self._make_room(size)
         parts = encode_entry(entry, payload, self.secret)
         for _ in range(REMOVALS):
-            # Somebody who removes the scope may take its folder, or the file before it has its name.
+            # Somebody who removes the scope may take its folder, or the file before it has a name.
             with contextlib.suppress(FileNotFoundError):
                 _write_file(target, parts)
                 break
