@@ -153,10 +153,13 @@ class DiskWrites(TreeObserver):
         self._touch()
 
     def finish(self, read: int) -> None:
-        """``save_all``, waiting for room as long as the time for closing allows."""
+        """``save_all``, waiting for room as long as the time for closing allows. What is left is
+        dropped."""
         before = -1
         while before != (before := len(self._waiting)) and self.cache.wait_for_room():
             self.save_all(read)
+        self.cache.count(dropped=len(self._waiting))
+        self._waiting.clear()
 
     def clear(self) -> None:
         """Forget what is to be written, after a fault: what was computed is unknown."""

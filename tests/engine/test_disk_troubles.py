@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from contract.arithmetic import PAGE_TOKENS
 from reference.memory.disk import cache as cache_module
 from reference.memory.disk import entry as entry_module
 from reference.memory.disk import folder as folder_module
@@ -249,7 +250,24 @@ def test_the_end_waits_no_longer_than_it_may(dense, folder, gate, monkeypatch):
     monkeypatch.setattr(folder_module.CacheFolder, "write", lambda *parts: gate.wait())
     with life(dense, folder, flush_seconds=0.0) as first:
         first.ask()
-    assert first.counts.dropped
+    pages = first.counts.dropped
+    assert pages
+    assert [line.partition(" lacks ")[2].split()[0] for line in first.lines] == [f"{pages}"]
+
+
+@pytest.mark.parametrize("queue_bytes", [1, 1 << 30])
+def test_the_end_says_what_it_had_no_time_for(dense, folder, gate, monkeypatch, queue_bytes):
+    """Also of pages for which the queue had no room; and nothing where all was written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_module.CacheFolder, "write", lambda *parts: gate.wait())
+        with life(dense, folder, flush_seconds=0.0, queue_bytes=queue_bytes) as first:
+            first.ask()
+        (line,) = first.lines
+        assert f"lacks {WHOLE // PAGE_TOKENS} pages" in line
+        gate.set()
+    with life(dense, folder) as second:
+        second.ask()
+    assert second.lines == []
 
 
 def test_what_waits_at_the_end_is_written(dense, folder, gate, monkeypatch):

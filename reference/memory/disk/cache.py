@@ -71,6 +71,7 @@ class DiskCache:
         self._reported: set[str] = set()
         self._work: deque[Work] = deque()
         self._reserved = 0
+        self._unwritten = 0
         self._writing = False
         self._failures = 0
         self._skipped = 0
@@ -140,8 +141,12 @@ class DiskCache:
                 self._failures = min(self._failures + 1, 10)
                 self._failed(UNUSABLE if self._folder is None else UNWRITABLE, error)
             finally:
+                with self._changed:
+                    self._unwritten -= 1
                 self.release(payload.nbytes)
 
+        with self._changed:
+            self._unwritten += 1
         self._post(write)
 
     def touch(self, entries: Sequence[Entry]) -> None:
@@ -239,16 +244,20 @@ class DiskCache:
             )
 
     def close(self) -> None:
-        """Write what is queued as long as the time allows, and stop."""
+        """Write what is queued as long as the time allows, and stop. What could not be written is
+        reported: the next process computes it again."""
         if self._closing:
             return
+        before = self.statistics.dropped
         self.before_close()
         self.flush()
         with self._changed:
             self._closing = True
-            self.count(dropped=len(self._work))
+            self.count(dropped=self._unwritten)
             self._work.clear()
             self._changed.notify_all()
+        if lost := self.statistics.dropped - before:
+            self.report(f"lacks {lost:,} pages, for which there was no time at the end", "lacks")
 
     def _seconds_left(self) -> float:
         """Seconds left for closing, counted from the first call."""
