@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -234,10 +233,11 @@ def _tiers(args: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _model_file(args: argparse.Namespace, settings: Settings, named: str | None) -> Path:
-    """The file of a model, fetched only where the tiers to measure are there."""
+    """The file of a model. Raises TierUnavailable for a tier that is not there, before a missing
+    file is fetched and before another tier is measured."""
     names = [name.partition(":")[0] for name in _tiers(args)]
-    check = partial(check_tiers, names, TierOptions(device=settings["device"] or ""))
-    return resolve_model(named, settings["cache_dir"], progress_on(), before_pull=check)
+    check_tiers(names, TierOptions(device=settings["device"] or ""))
+    return resolve_model(named, settings["cache_dir"], progress_on())
 
 
 def _plan(args: argparse.Namespace, kind: type[P]) -> P:

@@ -46,7 +46,7 @@ class DraftsPlan(BenchmarkPlan):
         workers = fixed_workers(engine)
         return SessionOptions(
             tier=engine.partition(":")[0],
-            tier_options=TierOptions(threads=self.threads, workers=workers),
+            tier_options=TierOptions(self.threads, self.device, workers),
             context=self.prompt_tokens + self.decode_tokens + 1,
             kv_dtype=self.kv_dtype,
             slots=sequences,
@@ -73,6 +73,11 @@ class TimedAnswers:
 def run_drafts(plan: DraftsPlan, progress: Progress = SILENT) -> dict[str, Any]:
     """Measure every engine of the plan; the report as JSON values."""
     results = []
+    # What cannot be opened shall be said before minutes of measuring.
+    for engine in plan.engines:
+        if engine != PEER:
+            with ExitStack() as owned:
+                _open_pair(plan, engine, max(SEQUENCES), owned, progress)
     for engine in plan.engines:
         if engine == PEER:
             results.append(_measure_peer(plan, progress))
@@ -87,16 +92,23 @@ def run_drafts(plan: DraftsPlan, progress: Progress = SILENT) -> dict[str, Any]:
     }
 
 
+def _open_pair(
+    plan: DraftsPlan, engine: str, sequences: int, owned: ExitStack, progress: Progress
+) -> list[Session]:
+    """Sessions without and with drafts, whose answers take turns; ``owned`` closes them."""
+    return [
+        owned.enter_context(
+            Session.open(plan.model, plan.options(engine, sequences, draft), progress)
+        )
+        for draft in (0, plan.draft)
+    ]
+
+
 def _measure(plan: DraftsPlan, engine: str, sequences: int, progress: Progress) -> dict[str, Any]:
     """Answer the same prompts without and with drafts, ``repeat`` + 1 times. The first round is not
     timed."""
     with ExitStack() as owned:
-        plain, drafted = (
-            owned.enter_context(
-                Session.open(plan.model, plan.options(engine, sequences, draft), progress)
-            )
-            for draft in (0, plan.draft)
-        )
+        plain, drafted = _open_pair(plan, engine, sequences, owned, progress)
         plan.begin(engine, sequences, progress)
         owned.callback(progress.close)
         ratios, rates, equal, answers = [], [], 0, 0

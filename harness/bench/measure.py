@@ -125,11 +125,22 @@ def run_benchmark(plan: BenchmarkPlan, say: Say = lambda text: None) -> dict[str
     with busy_processes(plan.beside):
         setups = dict.fromkeys(plan.engines, plan.setup)
         peer = None
-        if PEER in setups:
-            say(f"trying {PEER} with and without flash attention")
-            setups[PEER], peer = _best_of_peer(plan, prompt.tolist())
-        _measure_start(plan, setups, samples, say)
-        bandwidth = _measure_rates(plan, setups, prompt.tolist(), samples, say)
+        with tempfile.TemporaryDirectory() as caches:
+            for name in plan.engines:
+                # The last one. A tier that cannot be opened was said by then.
+                if name == PEER:
+                    say(f"trying {PEER} with and without flash attention")
+                    setups[PEER], peer = _best_of_peer(plan, prompt.tolist())
+                say(f"first-ever start of {name}")
+                taken = _start_seconds(name, setups, caches)
+                samples[name].add("cold_start_seconds", taken)
+            # Before the other starts, because all engines may have no room together.
+            bandwidth = _measure_rates(plan, setups, prompt.tolist(), samples, say)
+            for repetition in range(plan.repeat):
+                say(f"start to first token, {repetition + 1} of {plan.repeat}")
+                for name in in_turn(plan.engines, repetition):
+                    taken = _start_seconds(name, setups, caches)
+                    samples[name].add("first_token_seconds", taken)
     say("opening a large vocabulary")
     report = {
         "machine": machine_facts(),
@@ -225,21 +236,13 @@ def flash_name(flash_attention: bool) -> str:
     return "with flash attention" if flash_attention else "without flash attention"
 
 
-def _measure_start(
-    plan: BenchmarkPlan, setups: Mapping[str, Setup], samples: Mapping[str, Samples], say: Say
-) -> None:
-    with ExitStack() as stack:
-        caches = {}
-        for name in plan.engines:
-            say(f"first-ever start of {name}")
-            caches[name] = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-            with Worker(name, setups[name], FIRST_PROMPT, caches[name]) as worker:
-                samples[name].add("cold_start_seconds", worker.first_token_seconds)
-        for repetition in range(plan.repeat):
-            say(f"start to first token, {repetition + 1} of {plan.repeat}")
-            for name in in_turn(plan.engines, repetition):
-                with Worker(name, setups[name], FIRST_PROMPT, caches[name]) as worker:
-                    samples[name].add("first_token_seconds", worker.first_token_seconds)
+def _start_seconds(name: str, setups: Mapping[str, Setup], caches: str) -> float:
+    """Seconds from the start of an engine's process to its first token. Its caches are in a folder
+    of ``caches``, which its first start finds empty."""
+    folder = Path(caches) / name.replace(":", "-")
+    folder.mkdir(exist_ok=True)
+    with Worker(name, setups[name], FIRST_PROMPT, folder) as worker:
+        return worker.first_token_seconds
 
 
 def _measure_rates(
@@ -249,8 +252,8 @@ def _measure_rates(
     samples: Mapping[str, Samples],
     say: Say,
 ) -> list[float]:
-    """Measure the rates and the memory of all engines, which are open at the same time. Returns the
-    memory bandwidth measured before each repetition."""
+    """Measure the rates and the memory of all engines, which take turns and so are open at the same
+    time. Returns the memory bandwidth measured before each repetition."""
     bandwidth: list[float] = []
     with ExitStack() as stack:
         workers = {

@@ -2,8 +2,9 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -19,6 +20,8 @@ from harness.tiers import TierOptions
 
 TOGETHER_PROMPT = 16
 """Prompt tokens of each of many sequences."""
+_Work = tuple[Callable[[], AbstractContextManager[Session]], Callable[[Session], None]]
+"""Opens a session, and measures with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,7 @@ class _Rates:
 
     @contextmanager
     def opened(self, slots: int, prompt: int) -> Iterator[Session]:
+        """A session. How long its first opening took is among the results."""
         plan, workers = self.plan, fixed_workers(self.name)
         options = SessionOptions(
             tier=self.name.partition(":")[0],
@@ -54,7 +58,8 @@ class _Rates:
         self.say(f"{self.name}: opening the model")
         started = time.perf_counter()
         with Session.open(plan.model, options) as session:
-            self.samples.add(f"seconds to open {slots} slots", time.perf_counter() - started)
+            taken = [time.perf_counter() - started]
+            self.samples.values.setdefault(f"seconds to open {slots} slots", taken)
             self.device = session.tier.info.device
             yield session
 
@@ -105,22 +110,32 @@ class _Rates:
 
 def run_rates(plan: RatesPlan, say: Callable[[str], None]) -> dict[str, Any]:
     """Everything the command reports, as plain JSON types. ``say`` receives lines about progress.
-    Raises what opening a session raises."""
-    engines = {}
-    for name in plan.engines:
-        rates = _Rates(plan, name, say)
+    Raises what opening a session raises, before anything is measured."""
+    engines = [_Rates(plan, name, say) for name in plan.engines]
+    work: list[_Work] = []
+    for engine in engines:
         if plan.lengths:
-            with rates.opened(1, max(plan.lengths)) as session:
-                rates.measure_single(session)
+            opening = partial(engine.opened, 1, max(plan.lengths))
+            work.append((opening, engine.measure_single))
         if plan.sequences:
-            with rates.opened(max(plan.sequences), TOGETHER_PROMPT) as session:
-                rates.measure_batches(session)
-        engines[name] = {
-            "device": rates.device,
-            "tokens": rates.tokens.hexdigest()[:16],
-            "rates": rates.samples.summaries(),
+            opening = partial(engine.opened, max(plan.sequences), TOGETHER_PROMPT)
+            work.append((opening, engine.measure_batches))
+    # What cannot be opened shall be said before minutes of measuring.
+    for opened, _ in work if len(work) > 1 else ():
+        with opened():
+            pass
+    for opened, measure in work:
+        with opened() as session:
+            measure(session)
+    found = {
+        engine.name: {
+            "device": engine.device,
+            "tokens": engine.tokens.hexdigest()[:16],
+            "rates": engine.samples.summaries(),
         }
-    return {"machine": machine_facts(), "model": {"file": plan.model.name}, "engines": engines}
+        for engine in engines
+    }
+    return {"machine": machine_facts(), "model": {"file": plan.model.name}, "engines": found}
 
 
 def render_rates(report: dict[str, Any]) -> str:

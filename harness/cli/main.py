@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import os
-import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -62,6 +61,9 @@ COMMANDS: Mapping[str, str] = {
 FAILED = 1
 REFUSALS = (*DISK_ERRORS, errno.EBADF)
 """Error numbers of system calls that never indicate a fault of the program."""
+UNKNOWN_CALLS = (errno.EIO, errno.EBADF)
+"""Those of them that reads have, too."""
+OUTPUT = "standard output"
 NO_THREAD = "can't start new thread"
 """Python's words."""
 THREADS_REMEDY = "raise the limit of threads (ulimit -u, or the container's pids.max)"
@@ -106,6 +108,7 @@ def entry() -> int:
 
     Text that the terminal cannot show is escaped instead of failing."""
     open_closed_streams()
+    name_output()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
@@ -141,9 +144,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         missing = missing_module(error) if isinstance(error, ModuleNotFoundError) else None
         if missing is not None:
             return _report(missing, ConfigError.exit_code, debug)
-        problem = machine_problem(error, words[:1] == ["serve"])
+        hint = "" if debug else "; run again with --debug for a traceback"
+        problem = machine_problem(error, words[:1] == ["serve"], hint)
         if problem is None:
-            hint = "" if debug else "; run again with --debug for a traceback"
             problem = f"unexpected {type(error).__name__}: {error}{hint}"
         return _report(problem, FAILED, debug)
 
@@ -246,9 +249,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     return args
 
 
-def machine_problem(error: Exception, serves: bool) -> str | None:
+def machine_problem(error: Exception, serves: bool, hint: str) -> str | None:
     """A one-line message for memory, a thread, a file or a folder that the system refuses and for
-    an output that cannot be written. None for any other error, which is a fault of the program."""
+    an output that cannot be written; it ends with ``hint`` where the system does not say what it
+    refused. None for any other error, which is a fault of the program."""
     name = getattr(error, "filename", None)
     if isinstance(name, int):
         name = None  # The number of an open file, which says nothing to a user.
@@ -266,8 +270,10 @@ def machine_problem(error: Exception, serves: bool) -> str | None:
         return f"{name}: {error.strerror}; change its permissions, or name another one"
     if not isinstance(error, OSError) or error.errno not in REFUSALS:
         return None
-    where = "standard output" if error.filename is None and _may_refuse() else name
-    return f"{'' if where is None else f'{where}: '}cannot write: {error.strerror}"
+    if name is None:
+        return f"{error.strerror}{hint}"
+    wrote = name == OUTPUT or error.errno not in UNKNOWN_CALLS
+    return f"{name}: {'cannot write: ' if wrote else ''}{error.strerror}"
 
 
 def _nowhere() -> bool:
@@ -279,13 +285,23 @@ def _nowhere() -> bool:
     return False
 
 
-def _may_refuse() -> bool:
-    """Whether standard output is a file, a device or closed, rather than a terminal or a pipe."""
-    try:
-        mode = os.fstat(sys.stdout.fileno()).st_mode
-        return (stat.S_ISREG(mode) or stat.S_ISCHR(mode)) and not sys.stdout.isatty()
-    except (AttributeError, OSError, ValueError):
-        return False
+def name_output() -> None:
+    """From now on an error of standard output names it, as one of a file names the file, and all is
+    written or it is an error: without a buffer (``python -u``) Python takes no notice of a rest."""
+    raw: Any = getattr(sys.stdout.buffer, "raw", sys.stdout.buffer)
+    write = raw.write
+
+    def write_all(data: Any) -> int | None:
+        left = memoryview(data).cast("B")
+        try:
+            while left and (count := write(left)) is not None:
+                left = left[count:]
+        except OSError as error:
+            error.filename = OUTPUT
+            raise
+        return memoryview(data).nbytes - len(left) or (None if left else 0)
+
+    raw.write = write_all
 
 
 def open_closed_streams() -> None:

@@ -129,11 +129,14 @@ class App:
         incoming.route, incoming.methods = plain.get(method), set(plain)
         for pattern, route in () if incoming.route is not None else PATTERNS:
             found = pattern.fullmatch(path)
-            if found is not None:
-                incoming.methods.add(route.method)
-            if found is not None and route.method == method:
+            if found is None:
+                continue
+            if route.method == method:
                 incoming.route, incoming.arguments = route, found.groupdict()
                 return
+            incoming.methods.add(route.method)
+            if route.method == "GET" and route.path.endswith(">"):
+                incoming.thing = route, found.groupdict()
 
     def _admit(self, incoming: HttpRequest) -> HttpAnswer | None:
         """Check the host and the key of a request. Returns the answer of one that only asks what
@@ -212,7 +215,7 @@ def _page_route(path: str, file: PageFile) -> Route:
 
 def _no_route(incoming: HttpRequest) -> ApiError:
     """The refusal of a path that is no route, or of a method that the path does not have."""
-    methods = incoming.methods
+    methods = incoming.methods if _is_there(incoming) else set(PLAIN.get(incoming.path, ()))
     asked = f"{incoming.method} {incoming.path[:256]}"
     if not methods:
         problem = f"{asked}: Not Found; {_advice(incoming.path)}"
@@ -220,6 +223,19 @@ def _no_route(incoming: HttpRequest) -> ApiError:
     problem = f"{asked}: Method Not Allowed; it takes {' and '.join(sorted(methods))}"
     allow = tuple(sorted({*methods, *(["HEAD"] if "GET" in methods else [])}))
     return ApiError(HTTPStatus.METHOD_NOT_ALLOWED, problem, code="method_not_allowed", allow=allow)
+
+
+def _is_there(incoming: HttpRequest) -> bool:
+    """False if the last part of the path was taken for the name of a thing, and there is none of
+    that name: it may be an action that other servers have."""
+    if incoming.thing is None:
+        return True
+    route, arguments = incoming.thing
+    try:
+        route.function(incoming, **arguments)
+    except ApiError as error:
+        return error.status != HTTPStatus.NOT_FOUND
+    return True
 
 
 def _advice(path: str) -> str:

@@ -37,12 +37,14 @@ class HttpRequest:
     """A request of a client to a server. ``environ`` is WSGI's, ``path`` has no slash at its end.
 
     The application sets: ``route``, None for what is no route, and ``arguments``, the parts of the
-    path that the route names; ``methods`` of the path; ``account``, who asks, unless no key is
-    needed; ``lease``, which keeps the model that answers in memory; ``generates``, whether a
+    path that the route names; ``methods`` of the path; ``thing``, for a path that names one of
+    several things, the route that gets it and its arguments; ``account``, who asks, unless no key
+    is needed; ``lease``, which keeps the model that answers in memory; ``generates``, whether a
     refusal is counted. ``ignored``: names of ignored fields; None if they are refused."""
 
     route: Route | None = None
     methods: set[str]
+    thing: tuple[Route, dict[str, str]] | None = None
     account: Account
     lease: Lease | None = None
     generates = False

@@ -190,7 +190,8 @@ def _card(name: str, created: int) -> Json:
     """The fields of a model that OpenAI's clients read, and Anthropic's in addition to them."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created))
     openai = {"id": name, "object": "model", "created": created, "owned_by": "zinc-rt"}
-    return openai | {"type": "model", "display_name": name, "created_at": at}
+    anthropic = {"type": "model", "display_name": name, "created_at": at, "lifecycle": "active"}
+    return openai | anthropic
 
 
 def _described(model: ServedModel) -> Json:

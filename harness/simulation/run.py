@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from contract.errors import ConfigError
 from harness.progress import NullProgress, Progress
 from harness.simulation.clock import VirtualClock
 from harness.simulation.contests import play_flood
@@ -222,7 +223,8 @@ def run_schedules(
 ) -> SimulationReport:
     """Play ``count`` schedules from seed ``first`` on with ``jobs`` processes.
 
-    Ends with the first that fails, which does not depend on ``jobs``."""
+    Ends with the first that fails, which does not depend on ``jobs``. Raises ConfigError where
+    several processes cannot share locks."""
     progress = progress or NullProgress()
     progress.start("simulating", count, "schedule")
     report = SimulationReport()
@@ -245,9 +247,7 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Simu
         for start, size in batches:
             yield run_batch(profile, start, size)
         return
-    # A forked child would inherit locks held by threads that it does not have.
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with _processes(jobs) as pool:
         queue: list[Future[SimulationReport]] = []
         try:
             while True:
@@ -258,6 +258,21 @@ def _parts(profile: Profile, first: int, count: int, jobs: int) -> Iterator[Simu
                 yield queue.pop(0).result()
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _processes(jobs: int) -> ProcessPoolExecutor:
+    """A pool of processes. Raises ConfigError where there is no room for the locks they share."""
+    # A forked child would inherit locks held by threads that it does not have.
+    context = multiprocessing.get_context("spawn")
+    try:
+        return ProcessPoolExecutor(jobs, mp_context=context)
+    except OSError as error:
+        # The C library writes a lock to a file and names neither; a part of one is no error to it.
+        why = f" ({error.strerror})" if error.errno else ""
+        raise ConfigError(
+            f"no room for locks of several processes{why}; on Linux they are in /dev/shm: free "
+            "some of it (df -h /dev/shm), give a container more (--shm-size), or take --jobs 1"
+        ) from error
 
 
 def smallest(

@@ -1,6 +1,7 @@
 """What a newcomer meets: piped text, outputs that fail, missing libraries, own settings."""
 
 import argparse
+import errno
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from harness.settings import resolve
 from harness.settings_table import SETTINGS
 from tests.cli.conftest import command, environment, zinc_process
 from tests.cli.terminal import terminal
+from tests.full_disk import largest_file
 from tests.patience import PROCESS_SECONDS
 
 
@@ -55,10 +58,11 @@ class TestPiped:
 class TestOutputs:
     """An output that fails ends the command with one line."""
 
-    @pytest.fixture(params=["run", "help"])
+    @pytest.fixture(params=["run", "help", "more than a buffer"])
     def words(self, request, tiny_model) -> list[str]:
         running = ["run", "hi", "--model", str(tiny_model), "-n", "4"]
-        return running if request.param == "run" else ["--help"]
+        others = {"help": ["--help"], "more than a buffer": ["serve", "--help-all"]}
+        return others.get(request.param, running)
 
     def test_a_full_device(self, words):
         with open("/dev/full", "wb") as full:
@@ -83,6 +87,46 @@ class TestOutputs:
         line = f"{shlex.join(command(*words))} 2>&-"
         done = subprocess.run(line, shell=True, stdout=subprocess.PIPE, env=environment())
         assert (done.stdout.decode(), done.returncode) == (zinc(*words).out, 0)
+
+    @pytest.mark.parametrize("unbuffered", ["", "1"])
+    def test_a_file_that_cannot_grow(self, tmp_path, words, unbuffered):
+        """An output that is closed while it is written to is no error."""
+        variables = {**environment(), "PYTHONUNBUFFERED": unbuffered}
+        with open(tmp_path / "out", "wb") as out, largest_file(4):
+            done = subprocess.run(
+                command(*words), stdout=out, stderr=subprocess.PIPE, env=variables
+            )
+        assert done.returncode == 1
+        assert b"error: standard output: cannot write: File too large\n" in done.stderr
+
+    @pytest.mark.parametrize(
+        ("number", "name", "says"),
+        [
+            (errno.ENOSPC, None, "No space left on device; "),
+            (errno.ENOSPC, 5, "No space left on device; "),
+            (errno.EIO, None, "Input/output error; "),
+            (errno.EBADF, None, "Bad file descriptor; "),
+            (errno.ENOSPC, "a.json", "a.json: cannot write: No space left on device\n"),
+            (errno.EROFS, "a.json", "a.json: cannot write: Read-only file system\n"),
+            (errno.EIO, "a.gguf", "a.gguf: Input/output error\n"),
+            (errno.EBADF, "a.gguf", "a.gguf: Bad file descriptor\n"),
+        ],
+    )
+    def test_what_is_not_known_is_not_blamed(self, zinc, tmp_path, monkeypatch, number, name, says):
+        """An output that takes all is not what refused, whatever it is."""
+
+        def refuse(words: list[str]) -> int:
+            raise OSError(number, os.strerror(number), name)
+
+        monkeypatch.setattr("harness.cli.main._run", refuse)
+        for place in (tmp_path / "out", Path(os.devnull), None):
+            with monkeypatch.context() as patch, ExitStack() as opened:
+                if place is not None:
+                    patch.setattr("sys.stdout", opened.enter_context(place.open("w")))
+                result = zinc("check")
+            debugged = "run again with --debug for a traceback\n"
+            expected = f"error: {says}" + (debugged if says.endswith("; ") else "")
+            assert (result.code, result.err) == (1, expected)
 
     def test_a_full_disk_names_the_file(self, zinc, tiny_model):
         result = zinc("graph", "--model", tiny_model, "--out", "/dev/full")

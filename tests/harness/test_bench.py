@@ -340,7 +340,7 @@ def test_small_helpers():
 
 def test_a_tier_that_there_is_not_is_refused(tiny_model_path, capsys):
     assert main(["--model", str(tiny_model_path), *SIZES, "--tiers", "abacus"]) == 2
-    assert "error: abacus: tier abacus is not available" in capsys.readouterr().err
+    assert "error: tier abacus is not available" in capsys.readouterr().err
 
 
 def test_a_missing_peer_is_named_with_its_remedy(tiny_model_path, capsys, monkeypatch):

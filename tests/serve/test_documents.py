@@ -5,6 +5,7 @@ import os
 from contextlib import closing
 from typing import Any
 
+import jsonschema
 import pytest
 
 from contract.arithmetic import PAGE_TOKENS
@@ -54,6 +55,17 @@ def test_every_reference_of_the_document_leads_somewhere(http):
     assert len(targets) > 4
     for target in targets:
         assert target.rpartition("/")[2] in document["components"]["schemas"]
+
+
+@pytest.mark.parametrize("fields", [None, [], ["content", "timings/prompt_n"], ["made_up"]])
+def test_an_answer_of_named_fields_is_as_documented(http, fields):
+    """It may lack any field that was not named."""
+    document = http.get("/openapi.json").json
+    described = document["paths"]["/completion"]["post"]["responses"]["200"]["content"]
+    schema = described["application/json"]["schema"]
+    body = {"prompt": "a", "n_predict": 1, "response_fields": fields}
+    answer = http.post("/completion", body).json
+    jsonschema.validate(answer, {**schema, "components": document["components"]})
 
 
 def test_tokens_and_back(http):

@@ -7,7 +7,9 @@ import pytest
 
 from harness.serve import streams
 from harness.serve.keys import key_digest, new_key
+from harness.serve.routes import ROUTES
 from tests.serve.http import JSON, Http
+from tests.serve.tenants import write_tenants
 from tests.serve.test_connections import COMPLETIONS
 from tests.serve.test_hostile_connections import HEAD, status_of
 
@@ -136,6 +138,50 @@ def test_a_path_that_is_no_route_is_told_what_to_ask(http):
         assert (reply.status, reply.error["code"]) == (404, "not_found")
         assert reply.error["message"].endswith(says)
         assert len(reply.body) < 500
+
+
+THINGS = [
+    route.path for route in ROUTES if route.method == "GET" and re.search("/<[^/]*>$", route.path)
+]
+"""The paths whose last part names one of several things."""
+
+
+@pytest.mark.parametrize("item", THINGS)
+def test_an_action_that_is_no_route_is_no_thing(http, item):
+    """Its name is not taken for that of a thing, which could not be sent to."""
+    action = re.sub("<[^/]*>$", "compact", item)
+    for path in (action, f"{action}/", f"{action}?stream=true"):
+        for method in ("POST", "PUT", "PATCH", "OPTIONS"):
+            reply = http.send(method, path, b"{}", JSON)
+            assert (reply.status, reply.error["code"]) == (404, "not_found"), (method, path)
+            assert reply.error["message"].endswith("; GET /openapi.json lists the routes")
+            assert "Allow" not in reply.headers
+    misspelt = http.post("/responses/input_token", {})
+    assert misspelt.error["message"].endswith("did you mean /v1/responses/input_tokens?")
+
+
+def test_a_thing_names_its_methods(serve, tmp_path):
+    """And a route is no thing, though it is at the place of one."""
+    path = write_tenants(tmp_path, {"alice": KEY, "bob": new_key()})
+    with serve(tenants=path, receipts=tmp_path / "receipts") as server:
+        http = Http(server.url)
+        key = {"Authorization": f"Bearer {KEY}"}
+        asked = {"input": "a", "max_output_tokens": 1}
+        stored = http.post("/v1/responses", asked, **key).answer["id"]
+        for thing, allowed in (
+            (f"/v1/responses/{stored}", "DELETE, GET, HEAD"),
+            (f"/responses/{stored}", "DELETE, GET, HEAD"),
+            (f"/v1/receipts/{stored}", "GET, HEAD"),
+            ("/v1/models/tiny", "DELETE, GET, HEAD"),
+            ("/v1/tenants/alice", "DELETE, GET, HEAD"),
+            ("/v1/tenants/alice/usage", "GET, HEAD"),
+            ("/v1/models/pull", "POST"),
+            ("/slots/0", "POST"),
+        ):
+            reply = http.send("PUT", thing, b"{}", {**JSON, **key})
+            assert (reply.status, reply.headers["Allow"]) == (405, allowed), thing
+        assert http.send("PUT", "/v1/tenants/bob", b"{}", {**JSON, **key}).status == 404
+        assert http.send("PUT", "/v1/tenants/alice", b"{}", JSON).status == 401
 
 
 def test_an_answer_has_an_id(http):

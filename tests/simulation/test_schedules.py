@@ -8,7 +8,7 @@ import pytest
 
 from contract.errors import ConfigError
 from contract.types import Request
-from harness import mem_test
+from harness import adversary_test, mem_test, sched_test
 from harness.sched_test import main
 from harness.simulation import run
 from harness.simulation.generate import MEMORY, SCHEDULER, Profile, generate
@@ -22,6 +22,8 @@ from harness.simulation.schedule import (
     keep,
     parse_actions,
 )
+from tests.full_disk import largest_file
+from tests.needs import machine_lacks
 from tests.simulation.controls import a_waiting_request_is_lost
 
 JOBS = 1 if "PYTEST_XDIST_WORKER" in os.environ else min(2, os.cpu_count() or 1)
@@ -134,6 +136,24 @@ def test_help_teaches(capsys):
     printed = capsys.readouterr().out
     assert all(invariant.name in printed for invariant in Invariant)
     assert "--seed 1" in printed
+
+
+@pytest.mark.parametrize("room", [0, 16])
+@pytest.mark.parametrize(
+    "tool", [sched_test, mem_test, adversary_test], ids=lambda tool: tool.__name__
+)
+def test_locks_without_room_are_said_where_they_are(capsys, tool, room):
+    """A lock of several processes is a file of 32 bytes. One process needs none."""
+    if sys.platform != "linux":
+        machine_lacks("Linux, on which locks are files")
+    words = ["--schedules", "1", "--seed", "1", "--jobs"]
+    with largest_file(room):
+        assert tool.main([*words, "2"]) == 2
+        (said,) = capsys.readouterr().err.splitlines()
+        assert said.startswith("error: no room for locks of several processes")
+        assert all(part in said for part in ("df -h /dev/shm", "--shm-size", "--jobs 1"))
+        assert "Error" not in said
+        assert tool.main([*words, "1"]) == 0
 
 
 def test_what_is_kept_can_be_written_and_read():

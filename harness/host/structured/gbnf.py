@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NoReturn
 
-from harness.host.structured.grammars import GrammarRefused
+from harness.host.structured.grammars import GrammarRefused, check_run
 
 ROOT = "root"
 MAX_CHARACTERS = 256 << 10
@@ -98,6 +98,7 @@ def gbnf_rules(text: str) -> str:
     if order is not None:
         regex = _whole_regex(rules, order)
         if regex is not None:
+            check_run(regex)
             return f"body: /{regex}/" if regex else 'body: ""'
     ids = {name: f"rule{number}" for number, name in enumerate(rules)}
     lines = [f"{ids[name]}: {_lark(rule, ids)}" for name, rule in rules.items()]

@@ -3,7 +3,8 @@
 ``grammars`` runs this file as a script, which imports only the standard library and llguidance.
 Standard input has one JSON object in each line: first tokens and limits, then one grammar each,
 behind its number and a space. The answer to a grammar is the line of the number, a space and
-``{"error"}``, null if it compiled and has a first mask."""
+``{"error", "forced_bytes"}``: null if it compiled and has a first mask, and the length of the text
+that every answer begins with."""
 
 from __future__ import annotations
 
@@ -62,9 +63,11 @@ def main() -> None:
         if not matcher.is_error():
             matcher.compute_bitmask()
         error = matcher.get_error() if matcher.is_error() else None
+        forced = 0 if matcher.is_error() else len(matcher.compute_ff_bytes())
         del matcher
         _arm(0)
-        replies.write(b"%b %b\n" % (number, json.dumps({"error": error}).encode()))
+        answer = {"error": error, "forced_bytes": forced}
+        replies.write(b"%b %b\n" % (number, json.dumps(answer).encode()))
         replies.flush()
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from contract.errors import ZincError
+from harness.host.structured.regex_runs import MOST_FORCED, longest_run
 from reference.limits import mask_words
 from reference.model.tokenizer import Tokenizer, TokenKind
 from reference.sched.constraints import Mask
@@ -44,6 +45,8 @@ PARSER_LIMITS: dict[str, Any] = {
 }
 """Limits of a grammar and of each mask: about 15 ms for a mask, 100 MB for the states of the lexer.
 Errors must not contain a user's text."""
+BECAME_COMPLEX = "the grammar became too complex"
+TOO_COMPLEX = f"cannot be held to any longer: {BECAME_COMPLEX}"
 LONGEST_ERROR = 300
 FORCED_CHARACTERS = 2048
 """Most characters of a forced text that are tokenized."""
@@ -163,7 +166,7 @@ class TokenMasks:
         if self._mask is None:
             packed = self._matcher.compute_bitmask()
             if self._matcher.is_error():
-                raise self._broken("the grammar became too complex")
+                raise self._broken(BECAME_COMPLEX)
             # llguidance's mask may have bits for more tokens than there are.
             self._mask = np.frombuffer(packed, "<u4")[: self._words]
             if not self._mask.any():
@@ -175,8 +178,15 @@ class TokenMasks:
         return GrammarBroke(problem)
 
 
+def check_run(regex: str) -> None:
+    """Raise GrammarRefused for a regular expression that repeats literals too often."""
+    if longest_run(regex) > MOST_FORCED:
+        raise GrammarRefused(TOO_COMPLEX)
+
+
 def regex_rule(regex: str) -> str:
     """A regular expression in Lark. Raises GrammarRefused."""
+    check_run(regex)
     written, escaped = [], False
     for character in regex:
         bare = not escaped and character == "/"
@@ -254,6 +264,8 @@ class Grammars:
         except WorkerEnded:
             raise GrammarRefused("takes too much time or memory to compile") from None
         error = answer["error"]
+        if answer["forced_bytes"] > MOST_FORCED:
+            raise GrammarRefused(TOO_COMPLEX)
         if error is None:
             matcher = self._matcher_of(grammar)
             error = matcher.get_error() if matcher.is_error() else _dead_end(matcher)

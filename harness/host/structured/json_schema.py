@@ -12,6 +12,7 @@ from decimal import Decimal
 from math import gcd
 from typing import Any
 
+from harness.host.structured.regex_runs import LONGEST_COUNTED, MOST_FORCED, longest_run
 from harness.host.structured.schema_tree import (
     LIST_OF_SCHEMAS,
     SCHEMA,
@@ -90,6 +91,7 @@ def check_schema(schema: object) -> None:
     for pointer, part in parts.items():
         for keyword, value in part.items() if isinstance(part, Mapping) else ():
             _check_keyword(pointer, keyword, value, parts)
+    _check_patterns(parts)
     _check_texts(schema)
 
 
@@ -206,6 +208,24 @@ def _check_keyword(pointer: str, keyword: str, value: object, parts: Mapping[str
         type(value) is type(one) and value == one for one in ASKS_NOTHING.get(keyword, ())
     ):
         raise refuse("cannot be enforced here")
+
+
+def _check_patterns(parts: Mapping[str, Any]) -> None:
+    """Raise SchemaRefused for a pattern that repeats literals too often. Patterns that would take
+    long to read are left to the compiler."""
+    patterns: list[tuple[str, str, str]] = []
+    for pointer, part in parts.items():
+        if isinstance(part, Mapping):
+            named = _keys(part.get("patternProperties"))
+            patterns += [(pointer, "patternProperties", pattern) for pattern in named]
+            if "pattern" in part:
+                patterns.append((pointer, "pattern", part["pattern"]))
+    if sum(len(pattern) for *_, pattern in patterns) > LONGEST_COUNTED:
+        return
+    for pointer, keyword, pattern in patterns:
+        if longest_run(pattern) > MOST_FORCED:
+            problem = f"forces a text of more than {MOST_FORCED:,} characters"
+            raise SchemaRefused(pointer, keyword, problem)
 
 
 def _has_inexact_number(value: object) -> bool:

@@ -37,10 +37,14 @@ ERROR_TYPES = {
 
 
 def error_body(error: ApiError) -> bytes:
-    """The body of an error response, as Anthropic's clients read it. ``code`` is an extension."""
+    """The body of an error response. Anthropic's clients read the code of one that has a code from
+    ``details``; ``param`` and ``code`` are extensions."""
     default = "invalid_request_error" if error.status < 500 else "api_error"
     kind = ERROR_TYPES.get(error.status, default)
-    fields = {"type": kind, "message": error.message, "param": error.param, "code": error.code}
+    fields: Json = {"type": kind, "message": error.message}
+    fields |= {"param": error.param, "code": error.code}
+    if error.code is not None:
+        fields["details"] = {"error_code": error.code}
     return msgspec.json.encode({"type": "error", "error": fields})
 
 

@@ -46,9 +46,10 @@ def count_response(incoming: HttpRequest, body: ResponsesRequest) -> Json:
 
 def response(incoming: HttpRequest, id: str) -> Json:
     """A stored answer. Raises ApiError and StorageProblem, as do the functions below."""
+    stored = _stored(incoming, id)
     if incoming.query.get("stream", "false") != "false":
         raise unsupported("stream", "a stored answer is given whole")
-    return _stored(incoming, id).response
+    return stored.response
 
 
 def remove_response(incoming: HttpRequest, id: str) -> Json:
