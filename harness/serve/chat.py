@@ -86,8 +86,11 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
         dialect = generic_dialect(dialect, any(tool.function.strict for tool in tools))
     reasoning = dialect.reasoning
     thinking = reasoning is not None and reasoning.opened_by(rendered.text)
-    forced = body.tool_choice == "required" or isinstance(body.tool_choice, NamedTool)
-    many = _several_calls(body, described=generic)
+    required, named = body.tool_choice == "required", isinstance(body.tool_choice, NamedTool)
+    forced = required or named
+    many = not named and several_calls(
+        body.parallel_tool_calls, required=required, described=generic
+    )
     grammar, enforced = _grammar_of(body, tools, functions, dialect, many, generic)
     if grammar is not None and continued is not None:
         raise unsupported(CONTINUE, "an answer that a grammar holds continues no message")
@@ -116,14 +119,11 @@ def plan_chat(body: ChatRequest, template: ChatTemplate, dialect: Dialect, name:
     )
 
 
-def _several_calls(body: ChatRequest, *, described: bool) -> bool:
-    """Whether the answer may make several calls. Where tools are ``described`` to a model whose
-    template knows none, it may repeat a required call without end, so it makes one by default."""
-    if isinstance(body.tool_choice, NamedTool):
-        return False
-    if body.parallel_tool_calls is None:
-        return not (described and body.tool_choice == "required")
-    return body.parallel_tool_calls
+def several_calls(asked: bool | None, *, required: bool, described: bool) -> bool:
+    """Whether an answer may make several calls, as ``asked`` or else by default. Where tools are
+    ``described`` to a model whose template knows none, it may repeat a ``required`` call without
+    end, so it makes one by default."""
+    return not (required and described) if asked is None else asked
 
 
 def _spoken(body: ChatRequest) -> tuple[tuple[int, ...], ...]:

@@ -123,6 +123,21 @@ def test_a_required_call_is_one_unless_several_are_asked_for(client):
     assert choice.finish_reason == "tool_calls"
 
 
+def test_a_response_says_whether_several_calls_were_allowed(client):
+    tools = [{"type": "function", "name": TIME["name"], "parameters": TIME["parameters"]}]
+    asked = {"model": "tiny", "input": "a", "max_output_tokens": 40, "tools": tools}
+    for choice, given, allowed in (
+        ("required", None, False), ("required", True, True), ("auto", None, True),
+        ("auto", False, False),
+    ):  # fmt: skip
+        more = {} if given is None else {"parallel_tool_calls": given}
+        response = client.responses.create(**asked, tool_choice=choice, **more)
+        assert response.parallel_tool_calls is allowed
+        with client.responses.stream(**asked, tool_choice=choice, **more) as events:
+            first = next(iter(events))
+        assert first.response.parallel_tool_calls is allowed
+
+
 def test_a_call_the_model_decides_on_is_held_by_the_grammar(server, client):
     """Though nothing is strict: a bias makes it begin calls, and the grammar makes them whole."""
     bias = {token_of(server, "<tool_call>"): 7}

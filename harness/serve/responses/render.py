@@ -13,6 +13,7 @@ import msgspec
 
 from harness.host.answer_text import Piece
 from harness.serve.answers import CHAT_CHUNK, Answer, ChatShape, Json
+from harness.serve.chat import several_calls
 from harness.serve.data_lines import PING
 from harness.serve.errors import ApiError
 from harness.serve.responses.namespaces import NAMESPACE
@@ -266,7 +267,13 @@ def _call_item(body: ResponsesRequest, call: Json) -> _Item:
 def _head(body: ResponsesRequest, chat: Json) -> Json:
     """The fields of a response that are known at its beginning."""
     text = body.text.format if body.text is not None else None
-    defaults = chat.get("x_zinc", {}).get("sampling_defaults", {})
+    origin = chat.get("x_zinc", {})
+    defaults = origin.get("sampling_defaults", {})
+    several = several_calls(
+        body.parallel_tool_calls,
+        required=body.tool_choice == "required",
+        described=origin.get("tools") == "described",
+    )
     return {
         "id": chat["id"],
         "object": "response",
@@ -279,7 +286,7 @@ def _head(body: ResponsesRequest, chat: Json) -> Json:
         "max_output_tokens": body.max_output_tokens,
         "metadata": body.metadata or {},
         "model": chat["model"],
-        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "parallel_tool_calls": several,
         "previous_response_id": body.previous_response_id,
         "reasoning": {
             "effort": None if body.reasoning is None else body.reasoning.effort,
