@@ -30,6 +30,7 @@ PRE_TOKENIZER = {
     "mistral4": "tekken",
     **dict.fromkeys(("starcoder", "mellum"), "starcoder"),
     "smallthinker": "qwen2",
+    "qwen": "qwen2",
     "nemotron": "dbrx",
     "chatglm": "chatglm-bpe",
     "deepseek": "deepseek-llm",

@@ -65,6 +65,7 @@ def ropes(**fields: Any) -> dict[str, Any]:
 
 
 READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+    ("qwen", {"feed_forward_length": 160}, {"feed_forward": (80,) * LAYERS}),
     # Layers, and which of them attend.
     ("qwen35", {**DRAFT_BLOCK, "feed_forward_length": [FEED_FORWARD] * LAYERS + [8]},
      {"layers": LAYERS, "blocks": LAYERS + 1, "feed_forward": (FEED_FORWARD,) * LAYERS}),

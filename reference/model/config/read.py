@@ -150,6 +150,7 @@ READERS: Mapping[str, Reader] = {
     "phi3": dense.read_phi3,
     "olmo2": dense.read_olmo2,
     "seed_oss": dense.read_dense,
+    "qwen": dense.read_qwen,
     "qwen2": dense.read_dense,
     "qwen3": dense.read_dense,
     "qwen3moe": _mixture(read_experts),
