@@ -14,7 +14,7 @@ DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
     "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl", "apertus",
-    "arcee", "baichuan", "chatglm", "exaone", "olmo", *LAYER_NORMED, "qwen",
+    "arcee", "baichuan", "chatglm", "exaone", "olmo", *LAYER_NORMED, "qwen", "xverse",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",

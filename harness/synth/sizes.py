@@ -235,6 +235,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"fused_qkv": True},
     **{name: {"tied": False} for name in ("stablelm", "phi2", "gptneox", "nemotron", "baichuan")},
     "falcon": {"fused_qkv": True},
+    "xverse": {"tied": False},
     "qwen": {"kv_heads": 4, "fused_qkv": True, "tied": False},
     "chatglm": {"fused_qkv": True, "qkv_bias": True},
     "deepseek": {"experts": {"shared_width": 64}, "leading_dense": 1},

@@ -54,7 +54,7 @@ PLAIN = (
     *("bailingmoe-experts", "bailingmoe2-experts", "deepseek-experts", "dots1-experts"),
     *("ernie4_5-moe-experts", "exaone-moe-experts", "granitemoe-experts", "hunyuan-moe-experts"),
     *("hy_v3-experts", "mellum-experts", "olmoe-experts", "qwen2moe-experts"),
-    *("qwen3vlmoe-experts", "qwen"),
+    *("qwen3vlmoe-experts", "qwen", "xverse"),
 )
 """Layers made of what layers of others are made of. Every run compares their bits with goldens."""
 
@@ -336,6 +336,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
         "qwen3vlmoe-experts", spoil_key("expert_used_count", lambda n: n - 1),
     ),
     "no biases of Qwen 1": ("qwen", without("blk.1.attn_qkv.bias")),
+    "pairs of XVERSE taken for halves": ("xverse", spoil_pairs_of_latent),
     "no divisors of EXAONE 3": ("exaone", without("rope_freqs.weight")),
     "whole heads of ChatGLM rotate": ("chatglm", spoil_rotation),
     "pairs of Baichuan taken for halves": (

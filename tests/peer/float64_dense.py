@@ -9,7 +9,7 @@ from tests.peer.float64_llama import Float64, Float64Llama, attention, sigmoid, 
 
 INTERLEAVED = (
     *("smollm3", "internlm2", "minicpm", "granite", "granitemoe", "glm4", "chatglm", "arcee"),
-    *("baichuan", "deepseek", "bailingmoe", "olmo"),
+    *("baichuan", "deepseek", "bailingmoe", "olmo", "xverse"),
 )
 POST_NORMS = ("glm4", "olmo2", "exaone4", "afmoe")
 NO_PRE_NORMS = ("olmo2", "exaone4")

@@ -34,7 +34,7 @@ ORACLES = {
     **dict.fromkeys(("smollm3", "granite", "glm4", "phi3", "olmo2"), Float64Dense),
     **dict.fromkeys(("exaone4", "granitemoe", "internlm2", "minicpm"), Float64Dense),
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
-    **dict.fromkeys(("arcee", "baichuan", "chatglm", "exaone"), Float64Dense),
+    **dict.fromkeys(("arcee", "baichuan", "chatglm", "exaone", "xverse"), Float64Dense),
     **dict.fromkeys(("deepseek", "bailingmoe"), Float64Dense),
     "qwen": Float64Llama,
     "llama4": Float64Llama4,

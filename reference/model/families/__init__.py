@@ -30,7 +30,7 @@ FAMILIES: Mapping[str, Family] = {
     "llama4": Decoder().build,
     "apertus": Decoder(query_key_norm=True).build,
     "mistral3": Decoder().build,
-    **dict.fromkeys(("baichuan", "bailingmoe", "deepseek", "exaone"), Decoder().build),
+    **dict.fromkeys(("baichuan", "bailingmoe", "deepseek", "exaone", "xverse"), Decoder().build),
     "arcee": Decoder(activation=RELU, gates=False).build,
     "smollm3": Decoder().build,
     "granite": Decoder().build,
