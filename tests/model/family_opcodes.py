@@ -34,6 +34,7 @@ TABLE = """
  1  4  4  4  0  8  0  0  8  0  0  0  0  0  4  4  0  0  0  0  0  0  internlm2 ernie4_5 phi3 qwen3
  1  4  4  4  0  8  0  0  8  0  0  0  0  0  4  4  0  0  0  0  0  0  qwen3vl exaone baichuan xverse
  5  0  4  4  0 12  0  4  8  0  0  0  0  0  4  4  0  0  0  0  0  0  chatglm qwen
+ 5  0  4  4  0 20  0 16  8  0  0  0  0  0  4  4  0  0  0  0  0  0  pangu-embedded
  5  4  0  4  0 12  0  0  8  0  0  0  0  0  4  4  0  0  0  0  0  0  arcee
  1  4  2  4  2  8  0  2  4  2  0  0  0  0  4  4  0  2  2  0  0  0  llama4
  5  4  0  4  0 12  0  0  8  0  0  0  0  0  4  0  4  0  0  0  0  0  apertus

@@ -151,7 +151,7 @@ READERS: Mapping[str, Reader] = {
     "olmo2": dense.read_olmo2,
     "seed_oss": dense.read_dense,
     "qwen": dense.read_qwen,
-    "qwen2": dense.read_dense,
+    **dict.fromkeys(("qwen2", "pangu-embedded"), dense.read_dense),
     "qwen3": dense.read_dense,
     "qwen3moe": _mixture(read_experts),
     "qwen2vl": read_qwen_vl,

@@ -52,7 +52,7 @@ FAMILIES: Mapping[str, Family] = {
     "minimax-m2": Decoder(whole_norms=True).build,
     "olmo2": Decoder(whole_norms=True, pre_norms=False, post_norms=True).build,
     "seed_oss": Decoder(feed_forward_norm="post_attention_norm").build,
-    **dict.fromkeys(("qwen", "qwen2"), Decoder().build),
+    **dict.fromkeys(("qwen", "qwen2", "pangu-embedded"), Decoder().build),
     "qwen3": Decoder(query_key_norm=True).build,
     "qwen3moe": Decoder(query_key_norm=True).build,
     "qwen2vl": Decoder().build,
