@@ -8,7 +8,7 @@ POSITIONED = ("gpt2", "starcoder")
 """Architectures with embeddings of positions."""
 HALF_ROTATES = ("glm4", "glm4moe", "minimax-m2", "bailingmoe2", "chatglm", "nemotron")
 QUARTER_ROTATES = ("stablelm", "phi2", "gptneox")
-LAYER_NORMED = (*BIASED, "stablelm", "falcon", "nemotron")
+LAYER_NORMED = (*BIASED, "stablelm", "falcon", "nemotron", "orion")
 """Architectures whose norms subtract the mean and have biases."""
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",

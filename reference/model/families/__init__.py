@@ -84,7 +84,7 @@ FAMILIES: Mapping[str, Family] = {
     **dict.fromkeys(("starcoder2", "phi2", "gptneox", "falcon"), _later("layer_norms", "UNGATED")),
     **dict.fromkeys(("gpt2", "starcoder"), _later("layer_norms", "UNGATED")),
     "nemotron": _later("layer_norms", "SQUARED"),
-    **dict.fromkeys(("stablelm", "olmo"), _later("layer_norms", "GATED")),
+    **dict.fromkeys(("stablelm", "olmo", "orion"), _later("layer_norms", "GATED")),
 }
 
 
