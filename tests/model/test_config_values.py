@@ -54,6 +54,7 @@ SECTIONS = "rope.dimension_sections"
 PAIRS = HEAD_DIM // 2
 ROTATED_PART = {"nemotron": 2}
 ROTATED_PART |= dict.fromkeys(("starcoder2", "falcon", "olmo", "gpt2", "starcoder", "orion"), 1)
+ROTATED_PART["codeshell"] = 1
 DRAFT_BLOCK = {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
 NO_WINDOW = {"attention.sliding_window": 0}
 TEXT_OF_IMAGES = {"neox": True, "dims": HEAD_DIM, "rotates": True, "factors": ""}

@@ -54,7 +54,7 @@ PLAIN = (
     *("bailingmoe-experts", "bailingmoe2-experts", "deepseek-experts", "dots1-experts"),
     *("ernie4_5-moe-experts", "exaone-moe-experts", "granitemoe-experts", "hunyuan-moe-experts"),
     *("hy_v3-experts", "mellum-experts", "olmoe-experts", "qwen2moe-experts"),
-    *("qwen3vlmoe-experts", "qwen", "xverse", "pangu-embedded", "orion"),
+    *("qwen3vlmoe-experts", "qwen", "xverse", "pangu-embedded", "orion", "codeshell"),
 )
 """Layers made of what layers of others are made of. Every run compares their bits with goldens."""
 
@@ -339,6 +339,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], object]]] = {
     "pairs of XVERSE taken for halves": ("xverse", spoil_pairs_of_latent),
     "no bias behind the heads of Pangu": ("pangu-embedded", without("blk.1.attn_output.bias")),
     "norms of Orion that keep the mean": ("orion", lambda o: setattr(o, "_mean", lambda x: 0 * x)),
+    "no biases of CodeShell": ("codeshell", without("blk.1.attn_qkv.bias")),
     "no divisors of EXAONE 3": ("exaone", without("rope_freqs.weight")),
     "whole heads of ChatGLM rotate": ("chatglm", spoil_rotation),
     "pairs of Baichuan taken for halves": (
