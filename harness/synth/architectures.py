@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-BIASED = ("starcoder2", "phi2", "gptneox", "gpt2", "starcoder", "codeshell")
+BIASED = ("starcoder2", "phi2", "gptneox", "gpt2", "starcoder", "codeshell", "jais2")
 """Architectures in which every matrix of a layer has a bias."""
 POSITIONED = ("gpt2", "starcoder")
 """Architectures with embeddings of positions."""

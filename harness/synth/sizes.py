@@ -235,6 +235,7 @@ _NEEDED: Mapping[str, Mapping[str, Any]] = {
     "phi3": {"fused_qkv": True},
     **{name: {"tied": False} for name in ("stablelm", "phi2", "gptneox", "nemotron", "baichuan")},
     "falcon": {"fused_qkv": True},
+    "jais2": {"tied": False},
     "codeshell": {"fused_qkv": True, "tied": False},
     "orion": {"tied": False},
     "pangu-embedded": {"tied": False, "attention_output_bias": True},

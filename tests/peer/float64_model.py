@@ -43,7 +43,7 @@ ORACLES = {
     "mistral3": Float64Mistral, **dict.fromkeys(("command-r", "cohere2"), Float64Cohere),
     **dict.fromkeys(("glm4moe", "dots1", "minimax-m2"), Float64Mixture),
     **dict.fromkeys(("deepseek2", "mistral4"), Float64Latent),
-    **dict.fromkeys(("gpt2", "starcoder", "codeshell"), Float64LayerNorms),
+    **dict.fromkeys(("gpt2", "starcoder", "codeshell", "jais2"), Float64LayerNorms),
     "hy_v3": Float64Grouped,
     **dict.fromkeys(("mellum", "smallthinker"), Float64Windowed),
     **dict.fromkeys(("starcoder2", "stablelm", "phi2", "gptneox"), Float64LayerNorms),

@@ -181,7 +181,7 @@ READERS: Mapping[str, Reader] = {
     "command-r": layer_norms.read_command_r,
     "cohere2": layer_norms.read_cohere2,
     **dict.fromkeys(("starcoder2", "phi2", "falcon", "nemotron"), layer_norms.read_layer_normed),
-    **dict.fromkeys(("orion", "codeshell"), layer_norms.read_layer_normed),
+    **dict.fromkeys(("orion", "codeshell", "jais2"), layer_norms.read_layer_normed),
     **dict.fromkeys(("gpt2", "starcoder"), layer_norms.read_gpt2),
     "olmo": layer_norms.read_olmo,
     "stablelm": layer_norms.read_stablelm,

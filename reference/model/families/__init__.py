@@ -83,7 +83,7 @@ FAMILIES: Mapping[str, Family] = {
     "cohere2": _later("layer_norms", "COHERE"),
     **dict.fromkeys(("starcoder2", "phi2", "gptneox", "falcon"), _later("layer_norms", "UNGATED")),
     **dict.fromkeys(("gpt2", "starcoder", "codeshell"), _later("layer_norms", "UNGATED")),
-    "nemotron": _later("layer_norms", "SQUARED"),
+    **dict.fromkeys(("nemotron", "jais2"), _later("layer_norms", "SQUARED")),
     **dict.fromkeys(("stablelm", "olmo", "orion"), _later("layer_norms", "GATED")),
 }
 
