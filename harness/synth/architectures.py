@@ -15,7 +15,7 @@ DENSE = (
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
     "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl", "apertus",
     "arcee", "baichuan", "chatglm", "exaone", "olmo", *LAYER_NORMED, "qwen", "xverse",
-    "pangu-embedded",
+    "pangu-embedded", "maincoder",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",

@@ -30,6 +30,7 @@ PRE_TOKENIZER = {
     "mistral4": "tekken",
     **dict.fromkeys(("starcoder", "mellum"), "starcoder"),
     "smallthinker": "qwen2",
+    "maincoder": "llama-bpe",
     "jais2": "llama-bpe",
     "codeshell": "starcoder",
     "orion": "llama-bpe",

@@ -59,6 +59,7 @@ MODELS = {
     "gptneox-parallel": ("f32", F32), "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
     "qwen": ("q8_0", F16), "xverse": ("q8_0", F16), "pangu-embedded": ("q8_0", F16),
     "orion": ("q8_0", F16), "codeshell": ("q8_0", F16), "jais2": ("q8_0", F16),
+    "maincoder": ("q8_0", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32), "gemma4-shared-kv": ("f32", F32),
@@ -99,7 +100,7 @@ ALIKE = (
     *("glm4moe-experts", "ernie4_5-moe-experts", "bailingmoe2-experts", "dots1-experts"),
     *("qwen3vlmoe-experts", "hunyuan-moe-experts", "exaone-moe-experts", "starcoder"),
     *("mistral4-experts", "hy_v3-experts", "mellum-experts", "qwen", "xverse", "pangu-embedded"),
-    *("orion", "codeshell", "jais2"),
+    *("orion", "codeshell", "jais2", "maincoder"),
 )
 """What tells them apart has no state from token to token but pages, windows and experts, which
 others have as well."""

@@ -36,7 +36,7 @@ ORACLES = {
     **dict.fromkeys(("qwen35", "qwen35moe", "qwen3next"), Float64Hybrid),
     **dict.fromkeys(("arcee", "baichuan", "chatglm", "exaone", "xverse"), Float64Dense),
     **dict.fromkeys(("deepseek", "bailingmoe"), Float64Dense),
-    **dict.fromkeys(("qwen", "pangu-embedded"), Float64Llama),
+    **dict.fromkeys(("qwen", "pangu-embedded"), Float64Llama), "maincoder": Float64Dense,
     "llama4": Float64Llama4,
     "kimi-linear": Float64Kimi,
     "apertus": Float64Apertus,

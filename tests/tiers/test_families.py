@@ -51,6 +51,7 @@ MODELS = {
     "dots1-experts": ("q4_k_m", F16), "internlm2": ("q4_k_m", F16), "minicpm": ("q4_k_m", F16),
     "qwen": ("q4_k_m", F16), "xverse": ("q4_k_m", F16), "pangu-embedded": ("q4_k_m", F16),
     "orion": ("q4_k_m", F16), "codeshell": ("q4_k_m", F16), "jais2": ("q4_k_m", F16),
+    "maincoder": ("q4_k_m", F16),
     "gemma": ("q4_k_m", F16), "gemma2": ("q4_k_m", F16),
     "gemma3-untied-softcap-linear": ("q4_0", Q8_0), "gemma4-per-layer-embeddings": ("q8_0", F16),
     "gemma4-shared-kv": ("f16", F32), "gemma4-experts-fused-values-from-keys": ("q4_k_m", F16),

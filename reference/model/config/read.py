@@ -126,7 +126,7 @@ READERS: Mapping[str, Reader] = {
     "granite": dense.read_granite,
     "granitemoe": dense.read_granite,
     "internlm2": _llama,
-    **dict.fromkeys(("arcee", "xverse"), dense.read_llama_dense),
+    **dict.fromkeys(("arcee", "xverse", "maincoder"), dense.read_llama_dense),
     "baichuan": dense.read_baichuan,
     "exaone": dense.read_exaone,
     "chatglm": dense.read_glm4,
