@@ -96,7 +96,8 @@ models (GGUF, also split files):
                    ernie4_5-moe, starcoder2, stablelm, phi2, gptneox, exaone,
                    chatglm, arcee, baichuan, falcon, nemotron, olmo, mamba2,
                    deepseek, bailingmoe, gemma3n, gpt2, starcoder, mistral4,
-                   hy_v3, mellum, smallthinker, kimi-linear
+                   hy_v3, mellum, smallthinker, kimi-linear, qwen, xverse,
+                   pangu-embedded, orion, codeshell, jais2, maincoder
   weights          f32, f16, bf16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k,
                    q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4
   keys and values  f16, f32, i12, i3r, i4r, q8_0 (--kv-dtype)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-BIASED = ("starcoder2", "phi2", "gptneox", "gpt2", "starcoder")
+BIASED = ("starcoder2", "phi2", "gptneox", "gpt2", "starcoder", "codeshell", "jais2")
 """Architectures in which every matrix of a layer has a bias."""
 POSITIONED = ("gpt2", "starcoder")
 """Architectures with embeddings of positions."""
 HALF_ROTATES = ("glm4", "glm4moe", "minimax-m2", "bailingmoe2", "chatglm", "nemotron")
 QUARTER_ROTATES = ("stablelm", "phi2", "gptneox")
-LAYER_NORMED = (*BIASED, "stablelm", "falcon", "nemotron")
+LAYER_NORMED = (*BIASED, "stablelm", "falcon", "nemotron", "orion")
 """Architectures whose norms subtract the mean and have biases."""
 DENSE = (
     "llama", "mistral3", "smollm3", "granite", "glm4", "phi3", "olmo2", "qwen2", "qwen3",
     "command-r", "cohere2", "seed_oss", "exaone4", "ernie4_5",
     "hunyuan-dense", "internlm2", "minicpm", "qwen2vl", "qwen3vl", "apertus",
-    "arcee", "baichuan", "chatglm", "exaone", "olmo", *LAYER_NORMED,
+    "arcee", "baichuan", "chatglm", "exaone", "olmo", *LAYER_NORMED, "qwen", "xverse",
+    "pangu-embedded", "maincoder",
 )  # fmt: skip
 WITH_EXPERTS = (
     "qwen3moe", "qwen35moe", "qwen3next", "gpt-oss", "lfm2moe", "glm4moe", "granitemoe",

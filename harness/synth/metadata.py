@@ -62,6 +62,8 @@ def architecture_keys(spec: SynthSpec) -> dict[str, Any]:
         "rope.dimension_count": spec.rope_dims,
         "rope.freq_base": spec.rope_base,
     }
+    if spec.architecture == "qwen":  # the width of gates and ups together
+        keys["feed_forward_length"] = [2 * width for width in spec.feed_forward_widths]
     if spec.architecture in NEMOTRONS:
         feeding = [spec.is_feed_forward_only(block) for block in range(spec.blocks)]
         width = spec.experts.width if spec.experts else spec.feed_forward

@@ -153,7 +153,10 @@ class SynthSpec:
     @property
     def has_qkv_bias(self) -> bool:
         """Whether queries, keys and values have a bias."""
-        biased = ("qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss", *BIASED)
+        biased = (
+            *("qwen", "qwen2", "qwen2moe", "qwen2vl", "gpt-oss", "glm4moe", "seed_oss"),
+            *("pangu-embedded", *BIASED),
+        )
         return self.architecture in biased if self.qkv_bias is None else self.qkv_bias
 
     @property

@@ -57,6 +57,9 @@ MODELS = {
     "mellum-experts": ("q8_0", F16), "smallthinker-experts-windows": ("q4_k_m", F16),
     "starcoder2": ("q8_0", F16), "stablelm": ("q8_0", F16), "phi2": ("q8_0", F16),
     "gptneox-parallel": ("f32", F32), "gemma": ("f32", F32), "gemma2": ("q4_k_m", F16),
+    "qwen": ("q8_0", F16), "xverse": ("q8_0", F16), "pangu-embedded": ("q8_0", F16),
+    "orion": ("q8_0", F16), "codeshell": ("q8_0", F16), "jais2": ("q8_0", F16),
+    "maincoder": ("q8_0", F16),
     "granitehybrid-groups": ("q8_0", F16), "gemma3": ("q4_k_m", F32),
     "gemma4-values-from-keys": ("q8_0", F16),
     "gemma4-experts-fused-values-from-keys": ("q4_k_m", F32), "gemma4-shared-kv": ("f32", F32),
@@ -96,7 +99,8 @@ ALIKE = (
     *("qwen2moe-experts", "olmoe-experts", "granitemoe-experts-shared", "minimax-m2-experts"),
     *("glm4moe-experts", "ernie4_5-moe-experts", "bailingmoe2-experts", "dots1-experts"),
     *("qwen3vlmoe-experts", "hunyuan-moe-experts", "exaone-moe-experts", "starcoder"),
-    *("mistral4-experts", "hy_v3-experts", "mellum-experts"),
+    *("mistral4-experts", "hy_v3-experts", "mellum-experts", "qwen", "xverse", "pangu-embedded"),
+    *("orion", "codeshell", "jais2", "maincoder"),
 )
 """What tells them apart has no state from token to token but pages, windows and experts, which
 others have as well."""

@@ -36,7 +36,7 @@ LATER = re.compile(r"blk\.[2-9]\.")
 LAYER_NORM = "attention.layer_norm_epsilon"
 LAYER_NORMED = (
     *("starcoder2", "stablelm", "phi2", "gptneox", "falcon", "nemotron", "olmo", "gpt2"),
-    "starcoder",
+    *("starcoder", "orion", "codeshell", "jais2"),
 )
 
 SIZES: dict[str, Any] = {

@@ -54,6 +54,7 @@ BROKEN: list[tuple[str, str, Any, str]] = [
     ("llama", "rope.dimension_count", 8, "is 8, must be the head size 16"),
     ("llama", "attention.causal", False, "is false; only causal models are supported"),
     ("llama", "nextn_predict_layers", 4, "is 4, must be below the 4 blocks"),
+    ("qwen", "feed_forward_length", 111, "is 111, must be even (layer 0)"),
     ("llama", "feed_forward_length", 0, "is 0 or missing (layer 0), must be 1 to"),
     ("llama", "rope.scaling.type", "su", "supported are none, linear, yarn, longrope"),
     ("llama", "context_length", 0, "is 0, must be"),

@@ -53,7 +53,8 @@ SIZE = UNROTATED + ROTATED
 SECTIONS = "rope.dimension_sections"
 PAIRS = HEAD_DIM // 2
 ROTATED_PART = {"nemotron": 2}
-ROTATED_PART |= dict.fromkeys(("starcoder2", "falcon", "olmo", "gpt2", "starcoder"), 1)
+ROTATED_PART |= dict.fromkeys(("starcoder2", "falcon", "olmo", "gpt2", "starcoder", "orion"), 1)
+ROTATED_PART |= dict.fromkeys(("codeshell", "jais2"), 1)
 DRAFT_BLOCK = {"block_count": LAYERS + 1, "nextn_predict_layers": 1}
 NO_WINDOW = {"attention.sliding_window": 0}
 TEXT_OF_IMAGES = {"neox": True, "dims": HEAD_DIM, "rotates": True, "factors": ""}
@@ -65,6 +66,7 @@ def ropes(**fields: Any) -> dict[str, Any]:
 
 
 READ: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
+    ("qwen", {"feed_forward_length": 160}, {"feed_forward": (80,) * LAYERS}),
     # Layers, and which of them attend.
     ("qwen35", {**DRAFT_BLOCK, "feed_forward_length": [FEED_FORWARD] * LAYERS + [8]},
      {"layers": LAYERS, "blocks": LAYERS + 1, "feed_forward": (FEED_FORWARD,) * LAYERS}),

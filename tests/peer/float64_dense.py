@@ -9,7 +9,7 @@ from tests.peer.float64_llama import Float64, Float64Llama, attention, sigmoid, 
 
 INTERLEAVED = (
     *("smollm3", "internlm2", "minicpm", "granite", "granitemoe", "glm4", "chatglm", "arcee"),
-    *("baichuan", "deepseek", "bailingmoe", "olmo"),
+    *("baichuan", "deepseek", "bailingmoe", "olmo", "xverse", "maincoder"),
 )
 POST_NORMS = ("glm4", "olmo2", "exaone4", "afmoe")
 NO_PRE_NORMS = ("olmo2", "exaone4")
@@ -65,11 +65,14 @@ class Float64Dense(Float64Llama):
     def _attention(self, h: Float64, layer: int, positions: NDArray[np.int64]) -> Float64:
         prefix, count, size = f"blk.{layer}.attn_", len(h), self.head_dim
         q, k, v = self._qkv(h, prefix, self.heads)
-        if f"{prefix}q_norm.weight" in self._tensors:
+        normed = f"{prefix}q_norm.weight" in self._tensors
+        if normed and not self.late_norms:
             q, k = self._norm_heads(q, f"{prefix}q_norm"), self._norm_heads(k, f"{prefix}k_norm")
         q, k = (
             self._turn_layer(part.reshape(count, -1, size), layer, positions) for part in (q, k)
         )
+        if normed and self.late_norms:
+            q, k = self._norm_heads(q, f"{prefix}q_norm"), self._norm_heads(k, f"{prefix}k_norm")
         v = v.reshape(count, self.kv_heads, size)
         scale = self._key("attention.scale", size**-0.5)
         mixed = attention(q, k, v, positions, scale, self._window(layer))

@@ -61,7 +61,7 @@ class Float64LayerNorms(CentredNorms):
         if f"{prefix}gate.weight" in self._tensors:
             return super()._gated(h, prefix, suffix)
         up = self._linear(h, f"{prefix}up")
-        if self.architecture == "nemotron":
+        if self.architecture in ("nemotron", "jais2"):
             return self._linear(self.positive(up) ** 2, f"{prefix}down")
         return self._linear(Float64Gemma.activation(up), f"{prefix}down")
 

@@ -57,7 +57,7 @@ class Float64Llama:
         self.eps = self._key(self.epsilon)
         self.normalized = self.architecture not in ("qwen2moe", "olmoe", "deepseek")
         """Whether the weights of the chosen experts add to 1."""
-        self.late_norms = self.architecture in ("hunyuan-dense", "hunyuan-moe")
+        self.late_norms = self.architecture in ("hunyuan-dense", "hunyuan-moe", "maincoder")
         """Whether heads are normed after they are rotated."""
         self.rope_base = self._key("rope.freq_base", 10000.0)
         self.rope_dims = self._key("rope.dimension_count", self.head_dim)

@@ -59,6 +59,8 @@ MODELS = {
     "mamba2-groups": Limit(), "gemma3n": Limit(), "mistral4-experts": LATENT,
     **dict.fromkeys(("gpt2", "starcoder", "hy_v3-experts", "mellum-experts"), Limit()),
     "smallthinker-experts": Limit(),
+    **dict.fromkeys(("qwen", "xverse", "pangu-embedded", "orion", "codeshell", "jais2"), Limit()),
+    **dict.fromkeys(("maincoder",), Limit()),
     "gemma3": Limit(), "gemma4-experts": Limit(), "gemma4-per-layer-embeddings": Limit(),
     "gpt-oss-experts": Limit(),
 }  # fmt: skip
@@ -72,7 +74,7 @@ AS_WIDE = (
         "stablelm", "phi2", "gptneox", "exaone", "chatglm", "falcon", "olmo", "deepseek",
         "nemotron", "gpt2",
     ),
-    "starcoder",
+    "starcoder", "qwen", "xverse", "pangu-embedded", "orion", "codeshell", "jais2", "maincoder",
 )  # fmt: skip
 """Architectures whose heads must together be as wide as the residual stream for llama.cpp."""
 

@@ -34,7 +34,7 @@ NOT_IN_PEER = (
 """llama.cpp takes the first layer's width for all layers of a llama, leaves out Phi's window, and
 EXAONE's but for 64 layers, and has chunks of 8,192 positions for all of Llama 4. It ends for a
 Baichuan of other layers than published sizes have, and shares keys of Gemma 3n from layer 20 on."""
-GELUS = ("gemma", "starcoder", "phi2", "gptneox", "falcon", "gpt2")
+GELUS = ("gemma", "starcoder", "phi2", "gptneox", "falcon", "gpt2", "codeshell")
 """Beginnings of the names of models with GELU."""
 ENTRIES = {**FAMILIES, **DEEP}
 EPSILON_UNREAD = ("qwen2vl",)

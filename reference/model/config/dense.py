@@ -48,6 +48,15 @@ def read_dense(keys: Keys) -> ModelConfig:
     return require_feed_forward(keys, read_common(keys))
 
 
+def read_qwen(keys: Keys) -> ModelConfig:
+    """Qwen 1, whose files give the width of gates and ups together."""
+    config = read_dense(keys)
+    for layer, width in enumerate(config.feed_forward):
+        if width % 2:
+            raise keys.error("feed_forward_length", f"is {width}, must be even (layer {layer})")
+    return replace(config, feed_forward=tuple(width // 2 for width in config.feed_forward))
+
+
 def read_llama_dense(keys: Keys) -> ModelConfig:
     """Llama without experts."""
     return require_feed_forward(keys, read_common(keys, read_llama_rope))
