@@ -61,6 +61,16 @@ def test_an_object_without_keys_is_empty(grammars):
     assert ord('"') not in allowed(masks, list(b"{"))
 
 
+def test_blanks_are_one_space_or_the_indentation_of_a_line(grammars):
+    """A model that may write more blanks writes them until its tokens run out."""
+    (masks,) = grammars.masks(f"start: {json_rule({**A, 'type': 'object', 'required': ['a']})}", 1)
+    for text, goes_on in (
+        ("{", True), ("{ ", False), ("{\n", True), ("{\n ", True), ('{"a": ', False),
+        ("{\n" + " " * 39, True), ("{\n" + " " * 40, False),
+    ):  # fmt: skip
+        assert (ord(" ") in allowed(masks, list(text.encode()))) == goes_on, text
+
+
 @pytest.mark.parametrize("schema", [
     {"type": "object"},
     {**A, "additionalProperties": True},

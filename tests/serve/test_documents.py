@@ -57,8 +57,15 @@ def test_every_reference_of_the_document_leads_somewhere(http):
         assert target.rpartition("/")[2] in document["components"]["schemas"]
 
 
-@pytest.mark.parametrize("fields", [None, [], ["content", "timings/prompt_n"], ["made_up"]])
-def test_an_answer_of_named_fields_is_as_documented(http, fields):
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        *((fields, {"content", "timings", "x_zinc"}) for fields in (None, [])),
+        (["content", "timings/prompt_n"], {"content", "timings/prompt_n"}),
+        (["made_up"], set()),
+    ],
+)
+def test_an_answer_of_named_fields_is_as_documented(http, fields, found):
     """It may lack any field that was not named."""
     document = http.get("/openapi.json").json
     described = document["paths"]["/completion"]["post"]["responses"]["200"]["content"]
@@ -66,6 +73,11 @@ def test_an_answer_of_named_fields_is_as_documented(http, fields):
     body = {"prompt": "a", "n_predict": 1, "response_fields": fields}
     answer = http.post("/completion", body).json
     jsonschema.validate(answer, {**schema, "components": document["components"]})
+    assert answer.keys() >= found if not fields else answer.keys() == found
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(
+            {**answer, "content": 1}, {**schema, "components": document["components"]}
+        )
 
 
 def test_tokens_and_back(http):

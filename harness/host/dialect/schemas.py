@@ -6,10 +6,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from harness.host.structured.json_schema import ENFORCED
-from harness.host.structured.schema_tree import SchemaRefused, referenced
+from harness.host.structured.schema_tree import LONGEST_CHAIN, SchemaRefused, referenced
 
-LONGEST_CHAIN = 32
-"""Most references in a chain."""
 ROOT_KEYWORDS = frozenset(("$schema", "$id", "$defs", "definitions"))
 OBJECT_KEYWORDS = frozenset(("type", "properties", "required", "additionalProperties"))
 

@@ -11,19 +11,16 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from harness.host.structured.schema_tree import (
-    LIST_OF_SCHEMAS,
-    SCHEMA,
-    SCHEMA_BY_NAME,
+    LONGEST_CHAIN,
     children,
     names_of_reference,
     pointer_of,
     subschemas,
+    with_children,
 )
 
 KEYS = ("properties", "required", "patternProperties", "additionalProperties")
 """Keywords about the keys of an object."""
-LONGEST_CHAIN = 32
-"""Most references in a chain that is followed to compare alternatives."""
 
 
 def with_closed_objects(schema: Any) -> Any:
@@ -43,16 +40,9 @@ def _closed(part: Any, pointer: str, left: set[str]) -> Any:
         return part
     copy = dict(part)
     for keyword, value in part.items():
-        copies = [
-            (names, _closed(one, pointer_of(pointer, keyword, *names), left))
-            for names, one in children(keyword, value)
-        ]
-        if keyword in SCHEMA:
-            copy[keyword] = copies[0][1]
-        elif keyword in LIST_OF_SCHEMAS:
-            copy[keyword] = [one for _, one in copies]
-        elif keyword in SCHEMA_BY_NAME:
-            copy[keyword] = {names[0]: one for names, one in copies}
+        copy[keyword] = with_children(
+            pointer, keyword, value, lambda at, one: _closed(one, at, left)
+        )
     if pointer not in left and _is_silent(part):
         copy["additionalProperties"] = False
     return copy

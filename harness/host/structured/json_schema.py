@@ -18,10 +18,10 @@ from harness.host.structured.schema_tree import (
     SCHEMA,
     SCHEMA_BY_NAME,
     SchemaRefused,
-    children,
     names_of_reference,
     pointer_of,
     subschemas,
+    with_children,
 )
 
 MAX_SUBSCHEMAS = 10_000
@@ -155,22 +155,14 @@ def _without_annotations(
                 reference = pointer_of("", *(names_of_reference(value) or []))
                 name = targets.get(reference)
                 value = value if name is None else f"#/$defs/{name}"
-            copies = [
-                (
-                    names,
-                    _without_annotations(one, pointer_of(pointer, keyword, *names), targets, moved),
-                )
-                for names, one in children(keyword, value)
-            ]
             if keyword in VALUES:
                 value = _with_integers(value)
-            elif keyword in SCHEMA:
-                value = copies[0][1]
-            elif keyword in LIST_OF_SCHEMAS:
-                value = [one for _, one in copies]
-            elif keyword in SCHEMA_BY_NAME:
-                value = {names[0]: one for names, one in copies}
-            copy[keyword] = value
+            copy[keyword] = with_children(
+                pointer,
+                keyword,
+                value,
+                lambda at, one: _without_annotations(one, at, targets, moved),
+            )
         copy = _with_short_spellings(copy)
     if pointer and pointer in targets:
         moved[targets[pointer]] = copy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -10,6 +10,8 @@ from urllib.parse import unquote
 SCHEMA = frozenset(("items", "additionalProperties"))
 LIST_OF_SCHEMAS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
 SCHEMA_BY_NAME = frozenset(("properties", "patternProperties", "$defs", "definitions"))
+LONGEST_CHAIN = 32
+"""Most references in a chain that is followed."""
 
 
 @dataclass(eq=False)
@@ -49,6 +51,24 @@ def children(keyword: str, value: object) -> list[tuple[tuple[str, ...], Any]]:
     if keyword in SCHEMA_BY_NAME and isinstance(value, Mapping):
         return [((name,), one) for name, one in value.items()]
     return []
+
+
+def with_children(
+    pointer: str, keyword: str, value: Any, changed: Callable[[str, Any], Any]
+) -> Any:
+    """The value of a keyword of the schema at ``pointer``, in which ``changed`` takes the place of
+    each schema; it is called with the schema's own pointer and the schema."""
+    copies = [
+        (names, changed(pointer_of(pointer, keyword, *names), one))
+        for names, one in children(keyword, value)
+    ]
+    if keyword in SCHEMA:
+        return copies[0][1]
+    if keyword in LIST_OF_SCHEMAS:
+        return [one for _, one in copies]
+    if keyword in SCHEMA_BY_NAME:
+        return {names[0]: one for names, one in copies}
+    return value
 
 
 def pointer_of(pointer: str, *names: str) -> str:
